@@ -1,0 +1,46 @@
+# `make run` and `make test` need python3 (3.11 or newer) and no root. Another interpreter: make run PYTHON=python3.12
+PYTHON ?= python3
+SHELL := /bin/bash
+BIN := .venv/bin
+PACKAGING := setup.py pyproject.toml
+
+# Debian keeps some servers that the tests talk to in sbin, which is not on everyone's PATH.
+export PATH := $(PATH):/usr/sbin:/sbin
+
+.PHONY: run test test-long lint format bench
+
+run: .venv/.stamp-run
+	$(BIN)/metaq serve --data data --listen 127.0.0.1:8123
+
+test: .venv/.stamp-dev
+	$(BIN)/python -m pytest
+
+test-long: .venv/.stamp-dev
+	$(BIN)/python -m tests.crash.long
+
+lint: .venv/.stamp-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/.stamp-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.stamp-dev
+	$(BIN)/python -m benchmarks
+
+.venv/.stamp-venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "metaq needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.stamp-run: .venv/.stamp-venv $(PACKAGING)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+.venv/.stamp-dev: .venv/.stamp-venv $(PACKAGING)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@

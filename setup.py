@@ -1,0 +1,50 @@
+"""Packaging of the distribution `metaq-broker`, whose import name is `metaq`."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+README = HERE / "README.md"
+
+# Read, not imported: the build environment has none of the dependencies.
+VERSION = re.findall(r'^__version__ = "(.+)"$', (HERE / "metaq" / "__init__.py").read_text("utf-8"), re.MULTILINE)[0]
+
+# The linters change their rules between releases, so these two are held to one series; `make lint` stays reproducible.
+LINTERS = ["mypy~=2.4.0", "ruff~=0.17.0"]
+
+setup(
+    name="metaq-broker",
+    version=VERSION,
+    description="A message broker in one process, with a protocol that a person can type",
+    long_description=README.read_text("utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["metaq", "metaq.*"]),
+    package_data={"metaq": ["py.typed"]},
+    zip_safe=False,
+    install_requires=[
+        "click>=8.1",
+        "crcmod>=1.7",
+        "gevent>=24.2",
+        "orjson>=3.9",
+        "pydantic>=2.6",
+        "pyyaml>=6.0",
+        "rich>=13.0",
+    ],
+    extras_require={
+        "dev": [
+            *LINTERS,
+            "hypothesis>=6.100",
+            "import-linter>=2.9",
+            "pytest>=8.2",
+            "pytest-randomly>=3.15",
+            "pytest-timeout>=2.3",
+            "types-PyYAML>=6.0",
+            "types-gevent>=24.2",
+        ],
+    },
+    entry_points={"console_scripts": ["metaq = metaq.cli:main"]},
+)
