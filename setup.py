@@ -38,8 +38,8 @@ setup(
         "dev": [
             *LINTERS,
             "hypothesis>=6.100",
-            "import-linter>=2.9",
-            "pytest>=8.2",
+            "import-linter>=2.16",
+            "pytest>=9.0",
             "pytest-randomly>=3.15",
             "pytest-timeout>=2.3",
             "types-PyYAML>=6.0",

@@ -1,0 +1,93 @@
+"""What every test shares: the programs tests talk to (`partner`), and how Hypothesis draws its cases.
+
+A test says what it needs: `@pytest.mark.partner("java", "mvn")`, or `pytestmark = pytest.mark.partner("telnet")` for a
+whole file. The names are the first column of `.ci/packages`. A test whose partner is missing is skipped, and the end of
+the run says how to get it. With METAQ_REQUIRE_PARTNERS=1, as in CI, every skip of any kind is a failure.
+"""
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+PACKAGES: Final = Path(__file__).parents[1] / ".ci" / "packages"
+SKIPS_FAIL: Final = os.environ.get("METAQ_REQUIRE_PARTNERS") == "1"
+
+# A slow machine is not a defect, so no test is judged by its time; a failing case prints the blob that replays it.
+settings.register_profile("metaq", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("metaq")
+
+
+class Partner(NamedTuple):
+    """A program that tests talk to: its name, what shows that it is installed (on PATH, or a file), its package."""
+
+    name: str
+    probe: str
+    package: str
+
+    def installed(self) -> bool:
+        return shutil.which(self.probe) is not None or Path(self.probe).is_file()
+
+
+def read_partners() -> dict[str, Partner]:
+    lines = PACKAGES.read_text("utf-8").splitlines()
+    rows = [Partner(*line.split()) for line in lines if line and not line.startswith("#")]
+    return {partner.name: partner for partner in rows}
+
+
+PARTNERS: Final = read_partners()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in item.iter_markers("partner"):
+            if not mark.args or not PARTNERS.keys() >= set(mark.args):
+                known = ", ".join(PARTNERS)
+                raise pytest.UsageError(f"{item.nodeid}: partner{mark.args} is not in {PACKAGES}; known: {known}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    needed = [PARTNERS[name] for mark in item.iter_markers("partner") for name in mark.args]
+    for partner in needed:
+        if not partner.installed():
+            pytest.skip(f"needs {partner.name}: apt-get install {partner.package}")
+
+
+def forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skip into a failure where skips are not allowed; an expected failure stays one."""
+    if SKIPS_FAIL and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but METAQ_REQUIRE_PARTNERS=1 allows no skip: {skip_reason(report)}"
+
+
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    return report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else str(report.longrepr)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    forbid_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    forbid_skip(report)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reasons = Counter(skip_reason(report) for report in terminalreporter.getreports("skipped"))
+    if not reasons:
+        return
+    terminalreporter.section("skipped, and how to get it")
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.line(f"{count:5} skipped: {reason}")
