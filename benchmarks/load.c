@@ -1,0 +1,442 @@
+/* Load generator for message brokers on loopback: one thread, epoll, the same loop for every protocol, so that the
+ * cost of the client is the same whatever is measured.
+ *
+ * Closed loop (the default): every connection keeps --in-flight requests outstanding; a latency runs from handing the
+ * request to the kernel's queue to the reply. Open loop (--rate): request k is due at start + k / rate, whatever the
+ * replies do, and its latency runs from that moment, so a stall of the server is charged to every request that was due
+ * in it (no coordinated omission).
+ *
+ * Puts repeat one request, sent straight out of a prepared buffer that holds it many times. Gets walk the log in blocks
+ * from position 0 and start over at its end. The walk needs the next position before the reply is there, so it assumes
+ * that all messages have --body bytes and checks each reply for it.
+ *
+ * Prints one JSON object; exit 0 = measured, 1 = some replies were errors, 2 = wrong options, 3 = the run broke off. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "histogram.h"
+#include "protocols.h"
+
+enum {
+    RECORD_HEADER = 20, /* text protocol: length 4, checksum 4, id 8, flag 4 */
+    GET_LINE_MAX = 256,
+    PATTERN_MIN = 1 << 20,
+    STALL_MS = 15000,
+    MAX_LAG = 1 << 16, /* open loop: requests one connection may be behind its schedule */
+    EXIT_BROKE_OFF = 3
+};
+
+struct connection {
+    int fd, wants_write;
+    char *in;
+    size_t have;       /* unparsed bytes in `in` */
+    char *lines;       /* puts: the request, repeated; gets: the lines not sent yet */
+    size_t phase;      /* puts: bytes of the current request that are sent; gets: sent bytes of `lines` */
+    size_t unsent;     /* admitted, not yet taken by the kernel */
+    struct asked *asked;
+    uint64_t head, tail; /* requests admitted and answered */
+    uint64_t cursor;     /* gets: the next position */
+};
+
+struct asked {
+    uint64_t since, position;
+};
+
+static struct {
+    const struct protocol *protocol;
+    const char *topic;
+    int port;
+    long connections, in_flight, body, block, count, rate;
+    double seconds, warmup;
+} opt = {.topic = "bench", .connections = 1, .in_flight = 1, .body = 128, .block = 65536, .seconds = 2};
+
+static int poller;
+static struct connection *connections;
+static size_t request_size, pattern_size, in_size, asked_mask;
+static uint64_t admitted, answered; /* all requests, to know when to stop */
+static struct {
+    uint64_t since, requests, messages, bytes, errors, wraps;
+    char first_error[160];
+} measured;
+static struct histogram latency;
+
+static void broke_off(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "load: ");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, " (after %llu of %llu requests)\n", (unsigned long long)answered, (unsigned long long)admitted);
+    va_end(arguments);
+    exit(EXIT_BROKE_OFF);
+}
+
+static void *allocate(size_t size)
+{
+    void *memory = calloc(1, size);
+    if (!memory)
+        broke_off("out of memory for %zu bytes", size);
+    return memory;
+}
+
+static void watch(struct connection *c, int operation)
+{
+    struct epoll_event event = {EPOLLIN | (c->wants_write ? EPOLLOUT : 0), {.ptr = c}};
+    if (epoll_ctl(poller, operation, c->fd, &event))
+        broke_off("epoll_ctl: %s", strerror(errno));
+}
+
+/* Puts one more request into the connection's send queue. */
+static void admit(struct connection *c, uint64_t since)
+{
+    struct asked *asked = &c->asked[c->head & asked_mask];
+    if (c->head - c->tail > asked_mask)
+        broke_off("a connection is %zu requests behind the schedule", asked_mask + 1);
+    *asked = (struct asked){since, c->cursor};
+    c->head++, admitted++;
+    if (!opt.protocol->reads) {
+        c->unsent += request_size;
+        return;
+    }
+    memmove(c->lines, c->lines + c->phase, c->unsent);
+    c->phase = 0;
+    c->unsent += (size_t)snprintf(c->lines + c->unsent, GET_LINE_MAX, "get %s bench 0 %llu %ld 7\r\n", opt.topic,
+                                  (unsigned long long)c->cursor, opt.block);
+    c->cursor += (uint64_t)(opt.block / (RECORD_HEADER + opt.body) * (RECORD_HEADER + opt.body));
+}
+
+static void flush(struct connection *c)
+{
+    int blocked = 0;
+    while (c->unsent && !blocked) {
+        size_t size = c->unsent;
+        if (!opt.protocol->reads && size > pattern_size - c->phase)
+            size = pattern_size - c->phase;
+        ssize_t sent = send(c->fd, c->lines + c->phase, size, MSG_NOSIGNAL);
+        if (sent < 0 && errno != EAGAIN)
+            broke_off("send: %s", strerror(errno));
+        blocked = sent < (ssize_t)size;
+        if (sent > 0) {
+            c->unsent -= (size_t)sent;
+            c->phase += (size_t)sent;
+            if (!opt.protocol->reads)
+                c->phase %= request_size;
+        }
+    }
+    if (blocked != c->wants_write) {
+        c->wants_write = blocked;
+        watch(c, EPOLL_CTL_MOD);
+    }
+}
+
+static void note_error(const char *text, size_t size)
+{
+    int shown = size < sizeof measured.first_error ? (int)size : (int)sizeof measured.first_error - 1;
+    if (measured.errors++ == 0)
+        snprintf(measured.first_error, sizeof measured.first_error, "%.*s", shown, text);
+}
+
+/* Counts the whole records of a get's reply and moves the cursor where the log did not answer as assumed. */
+static void take_records(struct connection *c, const struct reply *reply, uint64_t position)
+{
+    size_t at = 0, messages = 0;
+    while (at + RECORD_HEADER <= reply->text_size) {
+        uint32_t length;
+        memcpy(&length, reply->text + at, sizeof length);
+        length = ntohl(length);
+        if (length != (uint32_t)opt.body) {
+            note_error("a record of another size than --body", SIZE_MAX);
+            return;
+        }
+        if (at + RECORD_HEADER + length > reply->text_size)
+            break;
+        at += RECORD_HEADER + length;
+        messages++;
+    }
+    if (messages == 0)
+        note_error("a reply without a whole record", SIZE_MAX);
+    measured.messages += messages;
+    measured.bytes += at;
+    if (c->head == c->tail) /* nothing else in flight: go on exactly where this reply ended */
+        c->cursor = position + at;
+}
+
+static void take(struct connection *c, const struct reply *reply, uint64_t now)
+{
+    if (reply->verdict == UNRELATED)
+        return;
+    if (c->head == c->tail)
+        broke_off("a reply that nothing asked for: %.*s", (int)reply->text_size, reply->text);
+    struct asked asked = c->asked[c->tail++ & asked_mask];
+    answered++;
+    if (opt.protocol->reads && reply->verdict == END_OF_LOG) {
+        if (asked.position == 0)
+            broke_off("topic %s has no message", opt.topic);
+        measured.wraps += c->cursor > asked.position;
+        if (c->cursor > asked.position) /* the first of several answers beyond the end */
+            c->cursor = 0;
+        return;
+    }
+    histogram_record(&latency, now - asked.since);
+    measured.requests++;
+    if (opt.protocol->reads && reply->verdict == RECORDS) {
+        take_records(c, reply, asked.position);
+    } else if (opt.protocol->reads && reply->verdict == MOVED) {
+        const char *text = reply->text;
+        c->cursor = (uint64_t)parse_number(&text, reply->text + reply->text_size);
+    } else if (!opt.protocol->reads && reply->verdict == STORED) {
+        measured.messages++;
+        measured.bytes += (uint64_t)opt.body;
+    } else {
+        note_error(reply->text, reply->text_size);
+    }
+}
+
+static void receive(struct connection *c)
+{
+    ssize_t got = recv(c->fd, c->in + c->have, in_size - c->have, 0);
+    if (got == 0)
+        broke_off("the server closed a connection");
+    if (got < 0 && errno != EAGAIN)
+        broke_off("recv: %s", strerror(errno));
+    if (got <= 0)
+        return;
+    c->have += (size_t)got;
+    uint64_t now = now_ns();
+    size_t at = 0;
+    while (at < c->have) {
+        struct reply reply = opt.protocol->parse(c->in + at, c->have - at);
+        if (reply.size == 0)
+            break;
+        take(c, &reply, now);
+        at += reply.size;
+    }
+    if (at == 0 && c->have == in_size)
+        broke_off("a reply of more than %zu bytes", in_size);
+    memmove(c->in, c->in + at, c->have - at);
+    c->have -= at;
+}
+
+static void start_measuring(uint64_t now)
+{
+    memset(&latency, 0, sizeof latency);
+    memset(&measured, 0, sizeof measured);
+    measured.since = now;
+}
+
+/* Waits for the sockets, at most until `until` (0: until STALL_MS), and takes what arrived. */
+static int turn(struct epoll_event *events, int room, uint64_t until)
+{
+    uint64_t now = now_ns(), wait = STALL_MS * 1000000ull;
+    if (until)
+        wait = until > now ? until - now : 0;
+    struct timespec timeout = {(time_t)(wait / 1000000000u), (long)(wait % 1000000000u)};
+    int ready = epoll_pwait2(poller, events, room, &timeout, NULL);
+    if (ready < 0 && errno != EINTR)
+        broke_off("epoll_pwait2: %s", strerror(errno));
+    if (ready == 0 && !until)
+        broke_off("no reply for %d ms", STALL_MS);
+    for (int i = 0; i < ready; i++) {
+        struct connection *c = events[i].data.ptr;
+        if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR))
+            receive(c);
+    }
+    return ready;
+}
+
+/* Has the run sent all it should? Puts stop at --count admitted, gets at --count messages read. */
+static int all_asked(void)
+{
+    uint64_t reached = opt.protocol->reads ? measured.messages : admitted;
+    return opt.count && reached >= (uint64_t)opt.count;
+}
+
+static void closed_loop(uint64_t start)
+{
+    struct epoll_event events[256];
+    uint64_t warm_at = start + (uint64_t)(opt.warmup * 1e9), end = warm_at + (uint64_t)(opt.seconds * 1e9), now = start;
+    int warm = opt.warmup == 0, ready = 0;
+    for (long i = 0; i < opt.connections; i++) {
+        for (long k = 0; k < opt.in_flight && !all_asked(); k++)
+            admit(&connections[i], now);
+        flush(&connections[i]);
+    }
+    while (answered < admitted) {
+        ready = turn(events, 256, 0);
+        now = now_ns();
+        if (!warm && now >= warm_at) {
+            start_measuring(now);
+            warm = 1;
+        }
+        for (int i = 0; i < ready; i++) {
+            struct connection *c = events[i].data.ptr;
+            while (now < end && c->head - c->tail < (uint64_t)opt.in_flight && !all_asked())
+                admit(c, now);
+            flush(c);
+        }
+    }
+}
+
+static void open_loop(uint64_t start)
+{
+    struct epoll_event events[256];
+    double period = 1e9 / (double)opt.rate;
+    uint64_t warm_at = start + (uint64_t)(opt.warmup * 1e9), due = start;
+    uint64_t last = (uint64_t)((opt.warmup + opt.seconds) * (double)opt.rate), now = start;
+    int warm = opt.warmup == 0;
+    while (admitted < last || answered < admitted) {
+        for (; admitted < last && due <= now; due = start + (uint64_t)((double)admitted * period)) {
+            struct connection *c = &connections[admitted % (uint64_t)opt.connections];
+            admit(c, due);
+            flush(c);
+        }
+        int ready = turn(events, 256, admitted < last ? due : 0);
+        for (int i = 0; i < ready; i++)
+            flush(events[i].data.ptr);
+        now = now_ns();
+        if (!warm && now >= warm_at) {
+            start_measuring(now);
+            warm = 1;
+        }
+    }
+}
+
+static void connect_one(struct connection *c, int index)
+{
+    struct sockaddr_in address = {AF_INET, htons((uint16_t)opt.port), {htonl(INADDR_LOOPBACK)}, {0}};
+    int one = 1;
+    size_t asked_room = asked_mask + 1;
+    c->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (c->fd < 0 || connect(c->fd, (struct sockaddr *)&address, sizeof address))
+        broke_off("connection %d to port %d: %s", index, opt.port, strerror(errno));
+    setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (opt.protocol->greet) {
+        char greeting[256];
+        size_t size = opt.protocol->greet(greeting, sizeof greeting, index);
+        if (send(c->fd, greeting, size, MSG_NOSIGNAL) != (ssize_t)size)
+            broke_off("greeting: %s", strerror(errno));
+    }
+    fcntl(c->fd, F_SETFL, O_NONBLOCK);
+    c->in = allocate(in_size);
+    c->asked = allocate(asked_room * sizeof *c->asked);
+    if (opt.protocol->reads) {
+        c->lines = allocate(asked_room * GET_LINE_MAX);
+        return;
+    }
+    size_t room = (size_t)opt.body + 512;
+    char *pattern = allocate(room + PATTERN_MIN + room);
+    request_size = opt.protocol->put(pattern, room, index, opt.topic, (size_t)opt.body);
+    pattern_size = request_size;
+    while (pattern_size < PATTERN_MIN) {
+        memcpy(pattern + pattern_size, pattern, request_size);
+        pattern_size += request_size;
+    }
+    c->lines = pattern;
+}
+
+static long number_option(const char *name, const char *text, long low, long high)
+{
+    char *end;
+    long value = strtol(text, &end, 10);
+    if (*end || end == text || value < low || value > high) {
+        fprintf(stderr, "load: --%s must be a number from %ld to %ld, not %s\n", name, low, high, text);
+        exit(2);
+    }
+    return value;
+}
+
+static void read_options(int argc, char **argv)
+{
+    static const struct option known[] = {{"protocol", 1, 0, 'p'}, {"port", 1, 0, 'o'},      {"topic", 1, 0, 't'},
+                                          {"body", 1, 0, 'b'},     {"block", 1, 0, 'k'},     {"connections", 1, 0, 'c'},
+                                          {"in-flight", 1, 0, 'd'}, {"count", 1, 0, 'n'},    {"rate", 1, 0, 'r'},
+                                          {"duration-ms", 1, 0, 's'}, {"warmup-ms", 1, 0, 'w'}, {0, 0, 0, 0}};
+    for (int letter, at = 0; (letter = getopt_long(argc, argv, "", known, &at)) != -1;) {
+        const char *name = letter == '?' ? "" : known[at].name;
+        switch (letter) {
+        case 'p':
+            for (size_t i = 0; i < sizeof PROTOCOLS / sizeof *PROTOCOLS; i++)
+                if (!strcmp(PROTOCOLS[i].name, optarg))
+                    opt.protocol = &PROTOCOLS[i];
+            break;
+        case 'o': opt.port = (int)number_option(name, optarg, 1, 65535); break;
+        case 't': opt.topic = optarg; break;
+        case 'b': opt.body = number_option(name, optarg, 0, 16 << 20); break;
+        case 'k': opt.block = number_option(name, optarg, RECORD_HEADER, 64 << 20); break;
+        case 'c': opt.connections = number_option(name, optarg, 1, 10000); break;
+        case 'd': opt.in_flight = number_option(name, optarg, 1, MAX_LAG); break;
+        case 'n': opt.count = number_option(name, optarg, 1, 1000000000); break;
+        case 'r': opt.rate = number_option(name, optarg, 1, 10000000); break;
+        case 's': opt.seconds = (double)number_option(name, optarg, 1, 3600000) / 1000.0; break;
+        case 'w': opt.warmup = (double)number_option(name, optarg, 0, 60000) / 1000.0; break;
+        default: exit(2);
+        }
+    }
+    if (!opt.protocol || !opt.port || optind < argc || strlen(opt.topic) > 100) {
+        fprintf(stderr, "load: --protocol (metaq-put, metaq-get, redis-xadd, beanstalkd-put, nats-publish) and --port "
+                        "are needed; --topic has at most 100 characters\n");
+        exit(2);
+    }
+    if (opt.protocol->reads && opt.rate) {
+        fprintf(stderr, "load: --rate is for puts\n");
+        exit(2);
+    }
+    if (opt.protocol->reads && opt.block < RECORD_HEADER + opt.body) {
+        fprintf(stderr, "load: --block must hold one record: at least %ld bytes\n", RECORD_HEADER + opt.body);
+        exit(2);
+    }
+}
+
+static void print_result(double seconds)
+{
+    printf("{\"protocol\": \"%s\", \"connections\": %ld, \"in_flight\": %ld, \"body_bytes\": %ld, \"block_bytes\": %ld, "
+           "\"rate_wanted\": %ld, \"seconds\": %.3f, \"requests\": %llu, \"messages\": %llu, \"bytes\": %llu, ",
+           opt.protocol->name, opt.connections, opt.in_flight, opt.body, opt.protocol->reads ? opt.block : 0, opt.rate,
+           seconds, (unsigned long long)measured.requests, (unsigned long long)measured.messages,
+           (unsigned long long)measured.bytes);
+    printf("\"messages_per_second\": %.1f, \"mb_per_second\": %.3f, ", (double)measured.messages / seconds,
+           (double)measured.bytes / seconds / 1e6);
+    histogram_print(&latency, stdout);
+    printf(", \"wraps\": %llu, \"errors\": %llu, \"first_error\": \"", (unsigned long long)measured.wraps,
+           (unsigned long long)measured.errors);
+    for (const char *c = measured.first_error; *c; c++)
+        putchar(*c < ' ' || *c == '"' || *c == '\\' || *c > '~' ? '?' : *c);
+    printf("\"}\n");
+}
+
+int main(int argc, char **argv)
+{
+    read_options(argc, argv);
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* never outlives the run that asked for it */
+    prctl(PR_SET_TIMERSLACK, 1);      /* the open loop's wake-ups: 50 us late by default */
+    poller = epoll_create1(EPOLL_CLOEXEC);
+    connections = allocate((size_t)opt.connections * sizeof *connections);
+    asked_mask = 1;
+    while (asked_mask < (size_t)(opt.rate ? MAX_LAG : opt.in_flight))
+        asked_mask *= 2;
+    asked_mask--;
+    in_size = opt.protocol->reads ? (size_t)opt.block * 2 + (1 << 18) : 1 << 18;
+    for (long i = 0; i < opt.connections; i++) {
+        connect_one(&connections[i], (int)i);
+        watch(&connections[i], EPOLL_CTL_ADD);
+    }
+    uint64_t start = now_ns();
+    start_measuring(start);
+    if (opt.rate)
+        open_loop(start);
+    else
+        closed_loop(start);
+    print_result((double)(now_ns() - measured.since) / 1e9);
+    return measured.errors ? 1 : 0;
+}

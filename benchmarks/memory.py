@@ -1,0 +1,48 @@
+"""Reads what memory a process uses, once or all the time, from /proc/PID/status."""
+
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+KIBIBYTE = 1024
+MEBIBYTE = 1 << 20
+
+
+def status_bytes(pid: int, name: str) -> int:
+    """A memory figure of the process: `VmRSS` is all that is resident, `RssAnon` its private part (no file pages)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) * KIBIBYTE  # /proc says kB and means KiB
+    raise ValueError(f"/proc/{pid}/status has no {name}")
+
+
+class Sampler:
+    """Samples one figure in a thread of its own, every `period_seconds`, from entering to leaving the block."""
+
+    def __init__(self, pid: int, name: str, period_seconds: float = 0.1) -> None:
+        self.samples: list[int] = []
+        self._pid, self._name, self._period = pid, name, period_seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._period):
+            try:
+                self.samples.append(status_bytes(self._pid, self._name))
+            except (FileNotFoundError, ProcessLookupError, ValueError):
+                return  # the process ended: whoever waits for its replies reports that
+
+
+def drift_bytes(samples: list[int], start: int) -> int:
+    """How far the samples went from the start value, up or down."""
+    return max((abs(sample - start) for sample in samples), default=0)

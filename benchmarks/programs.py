@@ -1,0 +1,113 @@
+"""Builds the C programs of the benchmarks and runs those that measure."""
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from benchmarks.figures import Load, MeasurementError, SyncLoop
+
+HERE = Path(__file__).parent
+BUILD = HERE / ".build"
+
+Line = TypeVar("Line", bound=BaseModel)
+
+
+def build(source: Path, libraries: Sequence[str] = ()) -> Path:
+    """Compile one C file with `gcc -O2` into the ignored build folder, unless it is there already."""
+    parts = [source, *sorted(source.parent.glob("*.h"))]
+    digest = hashlib.sha256(b"\0".join(part.read_bytes() for part in parts)).hexdigest()[:12]
+    program = BUILD / f"{source.stem}-{digest}"
+    if program.exists():
+        return program
+    if shutil.which("gcc") is None:
+        raise MeasurementError("the benchmarks need gcc: apt-get install gcc libc6-dev")
+    BUILD.mkdir(exist_ok=True)
+    fresh = program.with_suffix(".new")
+    made = subprocess.run(
+        ["gcc", "-O2", "-o", str(fresh), str(source), *(f"-l{name}" for name in libraries)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if made.returncode:
+        raise MeasurementError(f"gcc refused {source.name}:\n{made.stderr}")
+    fresh.rename(program)
+    return program
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """What one run of the load generator does. `count` bounds the messages, `rate` (1/s) makes it an open loop."""
+
+    connections: int
+    in_flight: int
+    body_bytes: int
+    seconds: float
+    warmup_seconds: float = 0.3
+    count: int | None = None
+    rate: int | None = None
+    block_bytes: int = 65536
+
+    def command(self, protocol: str, port: int) -> list[str]:
+        options = {
+            "protocol": protocol,
+            "port": port,
+            "connections": self.connections,
+            "in-flight": self.in_flight,
+            "body": self.body_bytes,
+            "block": self.block_bytes,
+            "duration-ms": round(self.seconds * 1000),
+            "warmup-ms": round(self.warmup_seconds * 1000),
+            "count": self.count,
+            "rate": self.rate,
+        }
+        given = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        return [str(build(HERE / "load.c")), *given]
+
+    @property
+    def deadline_seconds(self) -> float:
+        """Loading stops after seconds + warm-up and gives up 15 s after the last reply; this is never reached."""
+        return self.seconds + self.warmup_seconds + 60
+
+
+def run_load(protocol: str, port: int, plan: LoadPlan) -> Load:
+    """Load the server on a loopback port. A figure in which any reply was an error is no figure: it raises."""
+    done = subprocess.run(
+        plan.command(protocol, port), capture_output=True, text=True, timeout=plan.deadline_seconds, check=False
+    )
+    if done.returncode not in {0, 1}:
+        raise MeasurementError(done.stderr.strip() or f"load ended with {done.returncode}")
+    load = parse(Load, done.stdout)
+    if load.errors:
+        raise MeasurementError(f"{load.errors} of {load.requests} replies were errors, the first: {load.first_error}")
+    if load.messages == 0:
+        raise MeasurementError("no message passed in the measured time")
+    return load
+
+
+def run_sync_loop(folder: Path, record_bytes: int, seconds: float, rate: int) -> SyncLoop:
+    """Run the bare pwrite + fdatasync loop on a file of its own in the folder; rate 0 is back to back."""
+    file = folder / "sync-loop"
+    command = [str(build(HERE / "limits.c")), "fdatasync", str(file), str(record_bytes), str(round(seconds * 1000))]
+    try:
+        done = subprocess.run([*command, str(rate)], capture_output=True, text=True, timeout=seconds + 60, check=False)
+    finally:
+        file.unlink(missing_ok=True)
+    if done.returncode:
+        raise MeasurementError(done.stderr.strip())
+    return parse(SyncLoop, done.stdout)
+
+
+def parse(kind: type[Line], text: str) -> Line:
+    """Read the one JSON line that a measuring program prints."""
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise MeasurementError(f"not a line of {kind.__name__}: {text[:200]!r}") from error

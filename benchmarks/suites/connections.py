@@ -1,0 +1,92 @@
+"""Resident memory of an idle server, and what each idle connection adds to it."""
+
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+
+from benchmarks.bench import Bench
+from benchmarks.figures import Check, MeasurementError
+from benchmarks.memory import KIBIBYTE, MEBIBYTE, status_bytes
+from benchmarks.peers import REPLY_SECONDS, Server, System
+from benchmarks.report import Report, Table, number
+
+CONNECTIONS = 5000
+IDLE_MUST_MIB, IDLE_AIM_MIB = 60, 45
+EACH_MUST_KIB, EACH_AIM_KIB = 4, 2
+# A process is at rest when its resident memory stays the same for this long.
+REST_SECONDS, REST_DEADLINE_SECONDS = 1.0, 30.0
+
+
+def run(bench: Bench) -> Report:
+    many = 1000 if bench.quick else CONNECTIONS
+    cells: list[Mapping[str, object]] = []
+    rows = []
+    for system in bench.systems:
+        if not bench.usable(system):
+            continue
+        figures = bench.attempt(f"{system.name}, connections", partial(measure, bench, system, many))
+        if figures:
+            cells.append({"system": system.name, **figures})
+            rows.append([system.name, *(number(figures[key], 2) for key in COLUMNS)])
+    ours = next((cell for cell in cells if cell["system"] == "metaq disk"), None)
+    checks = [
+        Check("idle, resident", _of(ours, "idle_mib"), "at most", IDLE_MUST_MIB, IDLE_AIM_MIB, "MiB"),
+        Check("each idle connection", _of(ours, "spoken_kib"), "at most", EACH_MUST_KIB, EACH_AIM_KIB, "KiB"),
+    ]
+    settings = {
+        "connections": f"{many:,}, opened one after the other; `spoken` after one request and reply on each",
+        "memory": "VmRSS at rest; what the kernel keeps for sockets is not in it",
+    }
+    table = Table("Idle memory", ["", *COLUMNS.values()], rows)
+    return Report("connections", settings, [table], checks, cells, bench.notes, bench.failures)
+
+
+COLUMNS = {"idle_mib": "idle MiB", "silent_kib": "KiB a silent connection", "spoken_kib": "KiB a spoken connection"}
+
+
+def _of(cell: Mapping[str, object] | None, key: str) -> float | None:
+    return float(str(cell[key])) if cell else None
+
+
+def measure(bench: Bench, system: System, many: int) -> dict[str, float]:
+    """Idle memory in MiB, and in KiB what each connection adds before and after it was used."""
+    with bench.fresh_folder() as folder, system.running(folder / "server") as server, ExitStack() as opened:
+        idle = resting_bytes(server)
+        connections = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.port), REPLY_SECONDS))
+            for _ in range(many)
+        ]
+        exchange(connections[-1], system)  # connections are accepted in order: all the others are there too
+        silent = resting_bytes(server)
+        for connection in connections[:-1]:
+            exchange(connection, system)
+        spoken = resting_bytes(server)
+    each = [(bytes_ - idle) / many / KIBIBYTE for bytes_ in (silent, spoken)]
+    bench.console.print(f"{system.name}: {idle / MEBIBYTE:.1f} MiB, {each[0]:.2f} and {each[1]:.2f} KiB a connection")
+    return {"idle_mib": idle / MEBIBYTE, "silent_kib": each[0], "spoken_kib": each[1]}
+
+
+def exchange(connection: socket.socket, system: System) -> None:
+    connection.sendall(system.ping)
+    received = b""
+    while system.pong not in received:
+        part = connection.recv(65536)
+        if not part:
+            raise MeasurementError(f"the server closed a connection after {received[:200]!r}")
+        received += part
+
+
+def resting_bytes(server: Server) -> int:
+    """Resident memory once it has not changed for REST_SECONDS."""
+    deadline = time.monotonic() + REST_DEADLINE_SECONDS
+    value, since = status_bytes(server.pid, "VmRSS"), time.monotonic()
+    while time.monotonic() - since < REST_SECONDS:
+        time.sleep(0.05)
+        now = status_bytes(server.pid, "VmRSS")
+        if now != value:
+            value, since = now, time.monotonic()
+        if time.monotonic() > deadline:
+            raise MeasurementError(f"resident memory did not come to rest in {REST_DEADLINE_SECONDS} s")
+    return value
