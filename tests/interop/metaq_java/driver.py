@@ -1,0 +1,180 @@
+"""The unmodified Java MetaQ client in a process of its own, called step by step (see Driver.java)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+PROJECT = Path(__file__).parent
+BUILD = PROJECT / ".build"
+BUILD_SECONDS = 600
+LIFETIME_SECONDS = 180
+GROUP = "readers"
+
+
+def build() -> str:
+    """Compile the driver, fetch the client's jars unless Maven has them, and return the class path."""
+    maven = ["mvn", "-q", "-B", "compile", "dependency:copy-dependencies"]
+    done = subprocess.run(maven, cwd=PROJECT, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(maven)} failed in {PROJECT}:\n{done.stdout}{done.stderr}")
+    return f"{BUILD / 'classes'}:{BUILD / 'dependency'}/*"
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What a producer sends. An empty attribute is not the same as none."""
+
+    topic: str
+    payload: bytes
+    attribute: str | None = None
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The client's SendResult, and the id that it gave to the message."""
+
+    success: bool
+    id: int
+    partition: int | None
+    offset: int
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message as the client decoded it."""
+
+    id: int
+    attribute: str | None
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """The whole messages of one answer, and how many bytes of the partition they took."""
+
+    messages: list[Received]
+    bytes: int
+
+
+class JavaError(Exception):
+    """The client raised. ``chain``: (class, message) of the exception and its causes; ``code``: an XAException's."""
+
+    def __init__(self, chain: list[tuple[str, str]], code: int | None) -> None:
+        super().__init__(" <- ".join(f"{name}: {message}" for name, message in chain))
+        self.chain = chain
+        self.code = code
+
+
+class JavaClient:
+    """One session factory of the Java client in direct mode, with ``home`` for what it keeps locally.
+
+    Every call either returns or raises :class:`JavaError`. The process ends itself after ``LIFETIME_SECONDS``, so no
+    call lasts longer.
+    """
+
+    def __init__(self, class_path: str, host: str, port: int, home: Path) -> None:
+        home.mkdir()
+        self._log_path = home / "stderr.log"
+        self._log = self._log_path.open("wb")
+        program = ["java", f"-Duser.home={home}", "-cp", class_path, "metaq.interop.Driver"]
+        self._process = subprocess.Popen(
+            [*program, f"meta://{host}:{port}", str(home), str(LIFETIME_SECONDS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            encoding="utf-8",
+        )
+
+    def __enter__(self) -> JavaClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(LIFETIME_SECONDS)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdout.close()
+            self._log.close()
+
+    def put(self, message: Outgoing) -> Sent:
+        """Publish the topic and send one message."""
+        return Sent(**self._call("put", **_message(message)))
+
+    def put_pipelined(self, messages: Sequence[Outgoing]) -> list[Sent]:
+        """Send all with a callback each before any answer is awaited."""
+        results = self._call("put_pipelined", messages=[_message(message) for message in messages])
+        return [Sent(**result) for result in results]
+
+    def get(self, topic: str, offset: int, max_size: int, *, partition: int = 0) -> Fetched | None:
+        """Read from a text position; None where the client says that there is nothing."""
+        fetched = self._call("get", topic=topic, group=GROUP, partition=partition, offset=offset, max_size=max_size)
+        return fetched and Fetched([_received(message) for message in fetched["messages"]], fetched["bytes"])
+
+    def read_all(self, topic: str, max_size: int) -> list[Received]:
+        """Read partition 0 from its start to its end, by the bytes that each answer's messages took."""
+        messages: list[Received] = []
+        offset = 0
+        while fetched := self.get(topic, offset, max_size):
+            assert fetched.messages, f"no whole message at {offset} of {topic} with max_size {max_size}"
+            messages += fetched.messages
+            offset += fetched.bytes
+        return messages
+
+    def offset(self, topic: str, offset: int) -> int:
+        """Ask for the valid offset next to ``offset`` in partition 0."""
+        answer: int = self._call("offset", topic=topic, group=GROUP, partition=0, offset=offset)
+        return answer
+
+    def subscribe(self, topic: str, offset: int, max_size: int) -> None:
+        """Start a listener on partition 0, at the end if ``offset`` is the largest int64."""
+        self._call("subscribe", topic=topic, group=GROUP, offset=offset, max_size=max_size)
+
+    def take(self, topic: str) -> Received | None:
+        """Return the listener's next message; None if none comes within 20 s."""
+        message = self._call("take", topic=topic)
+        return message and _received(message)
+
+    def stats(self, item: str | None = None) -> dict[str, str]:
+        """Return the broker's statistics as the client parsed them."""
+        values: dict[str, str] = self._call("stats", item=item)
+        return values
+
+    def step(self, name: str) -> object:
+        """Run a step without arguments: await_connected, begin, commit, rollback, or an ``xa_`` step."""
+        result: object = self._call(name)
+        return result
+
+    def _call(self, step: str, **arguments: object) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"step": step, **arguments}) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            log = self._log_path.read_text(encoding="utf-8", errors="replace")
+            raise RuntimeError(f"the Java client ended in step {step} with status {self._process.wait()}:\n{log}")
+        answer = json.loads(line)
+        if "raised" in answer:
+            raise JavaError([(cause["class"], cause["message"]) for cause in answer["raised"]], answer.get("code"))
+        return answer["returned"]
+
+
+def _message(message: Outgoing) -> dict[str, str | None]:
+    payload = base64.b64encode(message.payload).decode("ascii")
+    return {"topic": message.topic, "payload": payload, "attribute": message.attribute}
+
+
+def _received(view: dict[str, Any]) -> Received:
+    return Received(view["id"], view["attribute"], base64.b64decode(view["payload"]))
