@@ -1,0 +1,156 @@
+"""One tree of errors.
+
+::
+
+    MetaqError
+    ├── ConfigError              a setting is unknown, out of range or contradicts another
+    ├── ProtocolError            bytes that are not a valid command or frame
+    │   ├── BadRequest           the frame is known, a field of it is wrong; the stream stays in step
+    │   └── StreamLost           the frame boundary is unknown or beyond a limit; the connection closes
+    ├── BrokerError              a valid command that the broker refuses
+    │   ├── AccessDenied         the principal may not do this to the resource
+    │   ├── UnknownTopic         no such topic, and topics are not created on first put
+    │   ├── WrongPartition       the topic has fewer partitions
+    │   ├── ChecksumMismatch     the body does not have the announced checksum
+    │   ├── NotWritable          the broker takes no writes now (disk full, disk failed, stopping)
+    │   └── Overloaded           a limit on work in flight is reached; try again later
+    ├── StoreError               the data folder
+    │   ├── CorruptRecord        bytes on disk fail their checksum or do not belong where they stand
+    │   ├── DiskFull             no room for the next write; nothing of it was kept
+    │   ├── DiskFailed           a write or a sync failed; what it covered must be taken as lost
+    │   ├── DirectoryLocked      another process uses the folder
+    │   └── UnknownVersion       the folder was written by a version this one cannot read
+    └── ClientError              the Python client library
+        ├── ConnectionFailed     cannot connect, or the connection broke
+        ├── RequestTimeout       no answer within the deadline; the outcome is unknown
+        └── Refused              the broker answered with an error status
+
+Each class says ``status`` (the text protocol's HTTP-like code), ``retriable`` (the same call may succeed later) and
+``closes_connection``.
+"""
+
+from typing import ClassVar
+
+
+class MetaqError(Exception):
+    """Root of everything metaq raises on purpose."""
+
+    status: ClassVar[int] = 500
+    retriable: ClassVar[bool] = False
+    closes_connection: ClassVar[bool] = False
+
+
+class ConfigError(MetaqError):
+    """A setting is unknown, out of range or contradicts another."""
+
+
+class ProtocolError(MetaqError):
+    """Bytes that are not a valid command or frame."""
+
+    status = 400
+
+
+class BadRequest(ProtocolError):
+    """A field of a complete frame is wrong; the next frame begins where expected."""
+
+
+class StreamLost(ProtocolError):
+    """The end of the frame cannot be known, or lies beyond a limit."""
+
+    closes_connection = True
+
+
+class BrokerError(MetaqError):
+    """A valid command that the broker refuses."""
+
+
+class AccessDenied(BrokerError):
+    """The principal may not do this to the resource."""
+
+    status = 403
+
+
+class UnknownTopic(BrokerError):
+    """No such topic, and topics are not created on first put."""
+
+
+class WrongPartition(BrokerError):
+    """The topic has fewer partitions than the number asked for."""
+
+
+class ChecksumMismatch(BrokerError):
+    """The body does not have the checksum that the command announced."""
+
+    retriable = True
+
+
+class NotWritable(BrokerError):
+    """The broker takes no writes now."""
+
+    status = 503
+    retriable = True
+
+
+class Overloaded(BrokerError):
+    """A limit on work in flight is reached; ``retry_after_ms`` is the broker's own estimate."""
+
+    status = 503
+    retriable = True
+
+    def __init__(self, reason: str, *, retry_after_ms: int) -> None:
+        super().__init__(f"{reason}; retry after {retry_after_ms} ms")
+        self.retry_after_ms = retry_after_ms
+
+
+class StoreError(MetaqError):
+    """Something about the data folder."""
+
+
+class CorruptRecord(StoreError):
+    """Bytes on disk fail their checksum or do not belong where they stand."""
+
+
+class DiskFull(StoreError):
+    """No room for the next write; nothing of it was kept."""
+
+    status = 503
+    retriable = True
+
+
+class DiskFailed(StoreError):
+    """A write or a sync failed; what it covered must be taken as lost."""
+
+    status = 503
+
+
+class DirectoryLocked(StoreError):
+    """Another process uses the folder."""
+
+
+class UnknownVersion(StoreError):
+    """The folder was written by a version that this one cannot read."""
+
+
+class ClientError(MetaqError):
+    """Root of the client library's errors."""
+
+
+class ConnectionFailed(ClientError):
+    """Cannot connect, or the connection broke; a put in flight may or may not be stored."""
+
+    retriable = True
+
+
+class RequestTimeout(ClientError):
+    """No answer within the deadline; a put in flight may or may not be stored."""
+
+    retriable = True
+
+
+class Refused(ClientError):
+    """The broker answered with an error status."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"the broker answered {code}: {text}")
+        self.code = code
+        self.text = text

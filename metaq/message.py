@@ -1,0 +1,57 @@
+"""The words that every layer shares: the three offsets, partitions, messages and what a send returns."""
+
+import enum
+from typing import NamedTuple, NewType
+
+LogOffset = NewType("LogOffset", int)
+"""Byte offset in the commit log of one broker."""
+
+QueueOffset = NewType("QueueOffset", int)
+"""Ordinal of a message in its partition: 0, 1, 2, …"""
+
+TextPosition = NewType("TextPosition", int)
+"""Byte position of a message in its partition as text readers count: the encoded sizes of all messages before it."""
+
+
+class Durability(enum.StrEnum):
+    """What an acknowledged message survives."""
+
+    MEMORY = "memory"
+    """In the page cache: survives a killed process, not a power cut."""
+
+    DISK = "disk"
+    """Synced by group commit: survives a power cut."""
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic on one broker."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class Message(NamedTuple):
+    """A message as a text reader gets it (specs: text protocol, section 2.1)."""
+
+    id: int
+    """Signed 64 bit; unique on its broker."""
+    flag: int
+    """32 bits as stored; bit 0 says that an attribute is present."""
+    attribute: str | None
+    """``None`` when there is none, which is not the same as an empty one."""
+    body: bytes
+    position: TextPosition
+    """Where the message begins in its partition."""
+    next_position: TextPosition
+    """Where the message after it begins: what to ask for next."""
+
+
+class SendResult(NamedTuple):
+    """Where an acknowledged message is."""
+
+    id: int
+    partition: int
+    position: TextPosition

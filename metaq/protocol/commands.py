@@ -1,0 +1,121 @@
+"""What a client can say, independent of how it is written.
+
+``opaque`` is always the client's own token, kept as text and echoed unchanged.
+"""
+
+from typing import Final, NamedTuple
+
+from metaq.errors import ProtocolError
+
+NO_OPAQUE: Final = "2147483647"
+"""Stands for an opaque that was left out or could not be read (specs: text protocol, section 1.3)."""
+
+BROKER_CHOOSES: Final = -1
+"""The partition number of a put that leaves the choice to the broker."""
+
+NO_CHECKSUM: Final = -1
+"""The checksum of a put whose body is not to be verified."""
+
+END_OF_LOG: Final = (1 << 63) - 1
+"""The position of a get that asks where the partition ends."""
+
+
+class Put(NamedTuple):
+    """Store one message. ``transaction`` is the key of the branch it belongs to, or ``None``."""
+
+    topic: str
+    partition: int
+    flag: int
+    checksum: int
+    transaction: str | None
+    opaque: str
+    body: bytes
+
+
+class Get(NamedTuple):
+    """Read messages of a partition from a text position on; ``wait_ms`` > 0 asks to be held while there are none."""
+
+    topic: str
+    group: str
+    partition: int
+    position: int
+    max_size: int
+    opaque: str
+    wait_ms: int
+
+
+class Offset(NamedTuple):
+    """Ask for the valid position nearest to ``position``."""
+
+    topic: str
+    group: str
+    partition: int
+    position: int
+    opaque: str
+
+
+class Stats(NamedTuple):
+    """Ask for statistics. ``item_only`` says that the line had no opaque, so a number may be meant as one."""
+
+    item: str
+    opaque: str
+    item_only: bool
+
+
+class Version(NamedTuple):
+    """Ask for the version; also the heartbeat of Java clients."""
+
+    opaque: str
+
+
+class Help(NamedTuple):
+    """Ask for the list of commands."""
+
+    opaque: str
+
+
+class Quit(NamedTuple):
+    """Close the connection after the replies that are due."""
+
+
+class Create(NamedTuple):
+    """Create a topic, or give an existing one more partitions."""
+
+    topic: str
+    partitions: int
+    opaque: str
+
+
+class Auth(NamedTuple):
+    """Log in; reserved."""
+
+    user: str
+    password: str
+    opaque: str
+
+
+class Transaction(NamedTuple):
+    """One step in the life of a transaction branch."""
+
+    key: str
+    session: str
+    type: str
+    timeout_s: int
+    qualifier: str
+    opaque: str
+
+
+class Sync(NamedTuple):
+    """A synchronous master's put to its slave."""
+
+    opaque: str
+
+
+class Invalid(NamedTuple):
+    """A frame that is no command; ``error`` says what is wrong with it and whether the stream is still in step."""
+
+    error: ProtocolError
+    opaque: str
+
+
+Command = Put | Get | Offset | Stats | Version | Help | Quit | Create | Auth | Transaction | Sync | Invalid

@@ -1,0 +1,166 @@
+"""The commit-log record (specs: store format, section 1), which is also what a binary pull returns.
+
+All integers big-endian and signed. Version 1 with IPv4 hosts, which is what this broker writes::
+
+    at  size  field                      at   size  field
+     0     4  total size                 56      8  store timestamp, ms
+     4     4  magic DAA320A7             64      8  store host: 4 address bytes, port as int32
+     8     4  CRC-32 of the body         72      4  reconsume times
+    12     4  partition                  76      8  text position (RocketMQ: prepared transaction offset)
+    16     4  flag                       84      4  body length n
+    20     8  queue offset               88      n  body
+    28     8  log offset               88+n      1  topic length t
+    36     4  sys flag                   89+n    t  topic
+    40     8  born timestamp, ms       89+n+t    2  properties length p
+    48     8  born host                91+n+t    p  properties: name 01 value 02, repeated
+
+The last property is always ``__CRC32#``, 20 bytes: the name, 01, ten decimal digits with the *least* significant digit
+first, 02. It is the CRC-32 (top bit cleared) of all bytes before those 20. The top bit may go: a single flipped bit always
+changes one of the other 31 in any record below 512 MiB.
+
+A blank record ends a segment: 4 bytes size (all that remains of the file), 4 bytes magic CBD43194.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+MAGIC: Final = struct.unpack(">i", b"\xda\xa3\x20\xa7")[0]
+MAGIC_BYTES: Final = b"\xda\xa3\x20\xa7"
+BLANK_MAGIC: Final = struct.unpack(">i", b"\xcb\xd4\x31\x94")[0]
+
+HEADER: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
+HEADER_SIZE: Final = 88
+BLANK: Final = struct.Struct(">ii")
+BLANK_SIZE: Final = 8
+FIXED_SIZE: Final = 91
+"""Bytes of a record beside body, topic and properties."""
+CHECKSUM_SIZE: Final = 20
+CHECKSUM_NAME: Final = b"__CRC32#\x01"
+MAX_TOPIC_LENGTH: Final = 127
+MAX_PROPERTIES_LENGTH: Final = 32767
+TAGS: Final = "TAGS"
+
+# What differs from record to record of one connection in one turn of the loop, with the constant middle as one field:
+# total magic crc partition flag queue-offset log-offset | sysflag … reconsume, 40 bytes | text-position body-length
+PATCHED_HEADER: Final = struct.Struct(">iiiiiqq40sqi")
+CONSTANT_MIDDLE: Final = struct.Struct(">iq8sq8si")
+
+assert HEADER.size == PATCHED_HEADER.size == HEADER_SIZE
+assert CONSTANT_MIDDLE.size == 40
+assert len(CHECKSUM_NAME) + 10 + 1 == CHECKSUM_SIZE
+
+
+class Record(NamedTuple):
+    """One decoded record; ``body`` and ``properties`` are slices of the buffer that was decoded."""
+
+    size: int
+    body_crc: int
+    partition: int
+    flag: int
+    queue_offset: int
+    log_offset: int
+    sys_flag: int
+    born_ms: int
+    born_host: bytes
+    store_ms: int
+    store_host: bytes
+    reconsume_times: int
+    text_position: int
+    body: memoryview
+    topic: str
+    properties: bytes
+    """Without the checksum property."""
+
+
+def checksum_property(data: bytes | memoryview) -> bytes:
+    """The 20 bytes that close a record whose other bytes are ``data``."""
+    return b"%b%b\x02" % (CHECKSUM_NAME, (b"%010d" % (zlib.crc32(data) & 0x7FFFFFFF))[::-1])
+
+
+def host_bytes(address: str, port: int) -> bytes:
+    """An IPv4 address as hosts stand in a record; anything else (a name, IPv6, a unix path) becomes 0.0.0.0."""
+    parts = address.split(".")
+    numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and int(part) < 256]
+    if len(parts) != 4 or len(numbers) != 4:
+        numbers = [0, 0, 0, 0]
+    return struct.pack(">4Bi", *numbers, port)
+
+
+def constant_middle(sys_flag: int, born_ms: int, born_host: bytes, store_ms: int, store_host: bytes) -> bytes:
+    """The 40 header bytes that all records of one sender in one turn of the loop share."""
+    return CONSTANT_MIDDLE.pack(sys_flag, born_ms, born_host, store_ms, store_host, 0)
+
+
+def record_tail(topic: str, properties: bytes) -> bytes:
+    """What follows the body, up to the checksum's digits: topic, properties, and the checksum's name."""
+    name = topic.encode("ascii")
+    return b"%b%b%b%b" % (
+        bytes((len(name),)),
+        name,
+        struct.pack(">h", len(properties) + CHECKSUM_SIZE),
+        properties,
+    )
+
+
+def encode_properties(properties: Iterable[tuple[str, str]]) -> bytes:
+    """Name-value pairs in the record's form; each pair ends in 02."""
+    return "".join(f"{name}\x01{value}\x02" for name, value in properties).encode()
+
+
+def decode_properties(data: bytes) -> dict[str, str]:
+    """The reverse. Pieces without 01 or with an empty name are skipped; of equal names the last wins."""
+    pairs: dict[str, str] = {}
+    for piece in data.decode(errors="replace").split("\x02"):
+        name, separator, value = piece.partition("\x01")
+        if name and separator:
+            pairs[name] = value
+    return pairs
+
+
+def java_hash(text: str) -> int:
+    """Java's ``String.hashCode``: over UTF-16 code units, as a signed 32-bit number."""
+    data = text.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for unit in struct.unpack(f">{len(data) // 2}H", data):
+        value = (31 * value + unit) & 0xFFFFFFFF
+    return value - (1 << 32) if value & 0x80000000 else value
+
+
+def is_intact(data: bytes | memoryview, log_offset: int) -> bool:
+    """True when ``data`` is exactly one record of this store, written at ``log_offset``, with every bit as written."""
+    size = len(data)
+    if size < FIXED_SIZE + CHECKSUM_SIZE:
+        return False
+    total, magic = BLANK.unpack_from(data)
+    if total != size or magic != MAGIC or struct.unpack_from(">q", data, 28)[0] != log_offset:
+        return False
+    end = size - CHECKSUM_SIZE
+    return bytes(data[end:]) == checksum_property(data[:end])
+
+
+def decode_record(data: bytes | memoryview) -> Record:
+    """Decode one whole record whose integrity is already known (``is_intact``)."""
+    view = memoryview(data)
+    fields = HEADER.unpack_from(view)
+    body_end = HEADER_SIZE + fields[14]
+    topic_end = body_end + 1 + view[body_end]
+    return Record(
+        size=fields[0],
+        body_crc=fields[2],
+        partition=fields[3],
+        flag=fields[4],
+        queue_offset=fields[5],
+        log_offset=fields[6],
+        sys_flag=fields[7],
+        born_ms=fields[8],
+        born_host=fields[9],
+        store_ms=fields[10],
+        store_host=fields[11],
+        reconsume_times=fields[12],
+        text_position=fields[13],
+        body=view[HEADER_SIZE:body_end],
+        topic=str(view[body_end + 1 : topic_end], "ascii"),
+        properties=bytes(view[topic_end + 2 : fields[0] - CHECKSUM_SIZE]),
+    )

@@ -1,0 +1,91 @@
+"""The text protocol's replies: written by the broker, read by the client (specs: text protocol, sections 1.4 and 3).
+
+``result CODE LENGTH OPAQUE CR LF body`` and ``value LENGTH OPAQUE CR LF records``. A broker of ours always writes ``value``;
+the 1.3 manual calls it ``data``, so the reader takes both words.
+"""
+
+from typing import Final, NamedTuple
+
+from metaq.errors import StreamLost
+
+OK: Final = 200
+MOVED: Final = 301
+BAD_REQUEST: Final = 400
+FORBIDDEN: Final = 403
+NOT_FOUND: Final = 404
+ERROR: Final = 500
+UNAVAILABLE: Final = 503
+
+VALUE: Final = 0
+"""The ``code`` of a ``Reply`` that is a ``value`` frame."""
+
+_MAX_LINE: Final = 4096
+_WORDS: Final = {b"result": 4, b"value": 3, b"data": 3}
+
+
+class Reply(NamedTuple):
+    """One reply; ``code`` is ``VALUE`` for records, else the HTTP-like status."""
+
+    code: int
+    opaque: int
+    body: bytes
+
+
+def write_result(code: int, body: str, opaque: str) -> bytes:
+    """A ``result`` frame. ``body`` is text; its length is counted in UTF-8 bytes."""
+    data = body.encode()
+    return b"result %d %d %b\r\n%b" % (code, len(data), opaque.encode("ascii"), data)
+
+
+def write_value_head(length: int, opaque: str) -> bytes:
+    """The line before ``length`` bytes of records."""
+    return f"value {length} {opaque}\r\n".encode("ascii")
+
+
+class ReplyReader:
+    """Turns bytes from a broker into replies, whatever the slices they arrive in."""
+
+    def __init__(self, max_body_bytes: int = 64 * 1024 * 1024) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._chunks: list[bytes] = []
+        self._have = 0
+        self._need = 0
+
+    def receive(self, data: bytes) -> list[Reply]:
+        """The replies that are complete now; ``StreamLost`` when the bytes are no replies."""
+        self._chunks.append(data)
+        self._have += len(data)
+        if self._have < self._need:
+            return []
+        data = b"".join(self._chunks)
+        replies: list[Reply] = []
+        at = 0
+        self._need = 0
+        while (line_end := data.find(b"\r\n", at)) >= 0:
+            code, length, opaque = self._read_line(data[at:line_end])
+            start = line_end + 2
+            if start + length > len(data):
+                self._need = start + length - at
+                break
+            replies.append(Reply(code, opaque, data[start : start + length]))
+            at = start + length
+        rest = data[at:]
+        if not self._need and len(rest) > _MAX_LINE:
+            raise StreamLost(f"no line end within {_MAX_LINE} bytes: this is not a metaq broker")
+        self._chunks = [rest] if rest else []
+        self._have = len(rest)
+        return replies
+
+    def _read_line(self, line: bytes) -> tuple[int, int, int]:
+        """Code, length and opaque of a reply's line."""
+        tokens = line.split(b" ")
+        if len(tokens) < _WORDS.get(tokens[0], len(tokens) + 1):
+            raise StreamLost(f"{line[:80]!r} is not a reply")
+        try:
+            code = int(tokens[1]) if tokens[0] == b"result" else VALUE
+            length, opaque = (int(token) for token in tokens[_WORDS[tokens[0]] - 2 :][:2])
+        except ValueError as error:
+            raise StreamLost(f"{line[:80]!r} is not a reply: {error}") from error
+        if not 0 <= length <= self._max_body_bytes:
+            raise StreamLost(f"a reply of {length} bytes; the limit is {self._max_body_bytes} (max_body_bytes)")
+        return code, length, opaque

@@ -1,0 +1,414 @@
+"""The text protocol's commands: bytes → commands on the broker's side, and the lines that a client sends.
+
+A frame is a line ended by CR LF, for ``put`` and ``sync`` followed by a body of the announced length (specs: text protocol,
+section 1). Tokens are separated by exactly one blank; empty tokens at the end of a line are dropped.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from metaq.checksum import body_crc
+from metaq.errors import BadRequest, StreamLost
+from metaq.protocol.commands import (
+    NO_CHECKSUM,
+    NO_OPAQUE,
+    Auth,
+    Command,
+    Create,
+    Get,
+    Help,
+    Invalid,
+    Offset,
+    Put,
+    Quit,
+    Stats,
+    Sync,
+    Transaction,
+    Version,
+)
+
+INT32: Final = (-(1 << 31), (1 << 31) - 1)
+INT64: Final = (-(1 << 63), (1 << 63) - 1)
+OPAQUE: Final = (-(1 << 31), (1 << 32) - 1)
+"""Signed in the Java client, unsigned in the C++ client."""
+
+TRANSACTION_TYPES: Final = frozenset(
+    ("BEGIN", "END", "PREPARE", "COMMIT_ONE_PHASE", "COMMIT_TWO_PHASE", "ROLLBACK", "RECOVER", "FORGET")
+)
+WAIT: Final = "wait="
+_HEADS_KEPT: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """What a peer may send; beyond it the frame is refused."""
+
+    max_line_bytes: int = 4096
+    max_body_bytes: int = 1024 * 1024 - 20
+
+
+class _PutHead(NamedTuple):
+    """The part of a put line that repeats from message to message, parsed once."""
+
+    topic: str
+    partition: int
+    length: int
+    flag: int | None
+    """``None`` when the flag is not part of the head but the token after it."""
+
+
+def integer(token: str, field: str, bounds: tuple[int, int]) -> int:
+    """A decimal number with optional sign, or ``BadRequest`` naming the field."""
+    digits = token[1:] if token[:1] in ("-", "+") else token
+    # isdecimal: int() alone would also take "1_0", blanks and digits of other scripts
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > 20:
+        raise BadRequest(f"{field} {token[:40]!r} is not a decimal number")
+    value = int(token)
+    if not bounds[0] <= value <= bounds[1]:
+        raise BadRequest(f"{field} {token} is not within {bounds[0]} … {bounds[1]}")
+    return value
+
+
+def _opaque(token: str) -> str:
+    if not (token.isdecimal() and len(token) < 10):
+        integer(token, "opaque", OPAQUE)
+    return token
+
+
+def _fits(token: str, bounds: tuple[int, int]) -> bool:
+    """Whether ``integer`` would take the token; most are short and without sign."""
+    if token.isdecimal() and len(token) < 10:
+        return True
+    try:
+        integer(token, "", bounds)
+    except BadRequest:
+        return False
+    return True
+
+
+def _opaque_or_default(tokens: list[str]) -> str:
+    """The last token when it reads as an opaque: what a refusal is answered with."""
+    try:
+        return _opaque(tokens[-1])
+    except BadRequest:
+        return NO_OPAQUE
+
+
+def _need(tokens: list[str], least: int, usage: str) -> None:
+    if len(tokens) < least:
+        raise BadRequest(f"{tokens[0]} needs {usage}")
+
+
+GET_USAGE: Final = "TOPIC GROUP PARTITION POSITION MAXSIZE [OPAQUE [wait=MS]]"
+OFFSET_USAGE: Final = "TOPIC GROUP PARTITION POSITION [OPAQUE]"
+PUT_USAGE: Final = "TOPIC PARTITION LENGTH FLAG [CHECKSUM] [TRANSACTION] OPAQUE"
+
+
+def _read_get(tokens: list[str]) -> Command:
+    _need(tokens, 6, GET_USAGE)
+    wait_ms = 0
+    if len(tokens) > 7 and tokens[7].startswith(WAIT):
+        wait_ms = integer(tokens[7][len(WAIT) :], "wait", (0, INT32[1]))
+    return Get(
+        tokens[1],
+        tokens[2],
+        integer(tokens[3], "partition", INT32),
+        integer(tokens[4], "offset", INT64),
+        integer(tokens[5], "maxSize", INT32),
+        _opaque(tokens[6]) if len(tokens) > 6 else NO_OPAQUE,
+        wait_ms,
+    )
+
+
+def _read_offset(tokens: list[str]) -> Command:
+    _need(tokens, 5, OFFSET_USAGE)
+    partition = integer(tokens[3], "partition", INT32)
+    position = integer(tokens[4], "offset", INT64)
+    return Offset(tokens[1], tokens[2], partition, position, _opaque(tokens[5]) if len(tokens) > 5 else NO_OPAQUE)
+
+
+def _read_stats(tokens: list[str]) -> Command:
+    item = tokens[1] if len(tokens) > 1 else ""
+    if len(tokens) > 2:
+        return Stats(item, _opaque(tokens[2]), item_only=False)
+    return Stats(item, NO_OPAQUE, item_only=True)
+
+
+def _read_version(tokens: list[str]) -> Command:
+    return Version(_opaque(tokens[1]) if len(tokens) > 1 else NO_OPAQUE)
+
+
+def _read_help(tokens: list[str]) -> Command:
+    return Help(_opaque(tokens[1]) if len(tokens) > 1 else NO_OPAQUE)
+
+
+def _read_quit(tokens: list[str]) -> Command:
+    return Quit()
+
+
+def _read_create(tokens: list[str]) -> Command:
+    _need(tokens, 3, "TOPIC PARTITIONS [OPAQUE]")
+    opaque = _opaque(tokens[3]) if len(tokens) > 3 else NO_OPAQUE
+    return Create(tokens[1], integer(tokens[2], "partitions", (1, INT32[1])), opaque)
+
+
+def _read_auth(tokens: list[str]) -> Command:
+    _need(tokens, 3, "USER PASSWORD [OPAQUE]")
+    return Auth(tokens[1], tokens[2], _opaque(tokens[3]) if len(tokens) > 3 else NO_OPAQUE)
+
+
+def _read_transaction(tokens: list[str]) -> Command:
+    """Section 1.7: of six tokens, a fifth made of digits only is the timeout, anything else the qualifier."""
+    if not 5 <= len(tokens) <= 7:
+        raise BadRequest("transaction needs KEY SESSION TYPE [TIMEOUT] [QUALIFIER] OPAQUE")
+    key, session, kind = tokens[1:4]
+    if kind not in TRANSACTION_TYPES:
+        raise BadRequest(f"transaction type {kind[:40]!r} is unknown")
+    extra = tokens[4:-1]
+    timeout_s, qualifier = 0, ""
+    if len(extra) == 2:
+        timeout_s, qualifier = integer(extra[0], "timeout", INT32), extra[1]
+    elif extra and extra[0].isdecimal():
+        timeout_s = integer(extra[0], "timeout", INT32)
+    elif extra:
+        qualifier = extra[0]
+    return Transaction(key, session, kind, timeout_s, qualifier, _opaque(tokens[-1]))
+
+
+_READERS: Final[dict[str, Callable[[list[str]], Command]]] = {
+    "get": _read_get,
+    "offset": _read_offset,
+    "stats": _read_stats,
+    "version": _read_version,
+    "help": _read_help,
+    "quit": _read_quit,
+    "create": _read_create,
+    "auth": _read_auth,
+    "transaction": _read_transaction,
+}
+_REPLIES: Final = {"result": 2, "value": 1}
+"""Where a reply's length stands; replies that reach a broker are consumed with their body and ignored."""
+
+
+def _is_checksum(token: str) -> bool:
+    return token[:1] == "-" or token[:1].isdecimal()
+
+
+def _read_put(tokens: list[str], body: bytes) -> Put:
+    """Section 1.5: the number of tokens, and the sixth one's first character, decide what stands where."""
+    if not 5 <= len(tokens) <= 8:
+        raise BadRequest(f"put needs {PUT_USAGE}")
+    checksum, transaction = NO_CHECKSUM, None
+    opaque = _opaque(tokens[-1]) if len(tokens) > 5 else NO_OPAQUE
+    if len(tokens) == 8:
+        checksum, transaction = integer(tokens[5], "checksum", INT32), tokens[6]
+    elif len(tokens) == 7 and _is_checksum(tokens[5]):
+        checksum = integer(tokens[5], "checksum", INT32)
+    elif len(tokens) == 7:
+        transaction = tokens[5]
+    partition = integer(tokens[2], "partition", INT32)
+    return Put(tokens[1], partition, integer(tokens[4], "flag", INT32), checksum, transaction, opaque, body)
+
+
+def _read_sync(tokens: list[str]) -> Sync:
+    if not 7 <= len(tokens) <= 8:
+        raise BadRequest("sync needs TOPIC PARTITION LENGTH FLAG ID [CHECKSUM] OPAQUE")
+    return Sync(_opaque(tokens[-1]))
+
+
+class CommandReader:
+    """Turns one connection's bytes into commands, whatever the slices they arrive in.
+
+    Never raises for bad input: that becomes an ``Invalid`` in its place among the commands. After one whose error closes
+    the connection, everything that follows is ignored.
+    """
+
+    __slots__ = ("_chunks", "_drain", "_have", "_heads", "_limits", "_lost", "_need")
+
+    def __init__(self, limits: TextLimits, heads: dict[str, _PutHead] | None = None) -> None:
+        """``heads`` is a cache that the readers of one broker may share."""
+        self._limits = limits
+        self._heads = {} if heads is None else heads
+        self._chunks: list[bytes] = []
+        self._have = 0
+        self._need = 0
+        self._drain = 0
+        self._lost = False
+
+    @property
+    def buffered(self) -> int:
+        """Bytes held back because their frame is not complete."""
+        return self._have
+
+    def receive(self, data: bytes) -> list[Command]:
+        """The commands that are complete now. ``data`` is what arrived, never empty."""
+        if self._drain:
+            drained = min(self._drain, len(data))
+            self._drain -= drained
+            data = data[drained:]
+        if self._chunks:
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return []
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        commands: list[Command] = []
+        if self._lost:
+            return commands
+        used = self._parse(data, commands)
+        if self._lost or used >= len(data):
+            self._have = 0
+        else:
+            self._chunks.append(data[used:] if used else data)
+            self._have = len(data) - used
+        return commands
+
+    def _parse(self, data: bytes, commands: list[Command]) -> int:
+        """Append what is complete in ``data``; return how many bytes were used. Sets ``_need`` for the rest."""
+        at, end = 0, len(data)
+        heads, find, max_line = self._heads, data.find, self._limits.max_line_bytes
+        while at < end:
+            line_end = find(b"\r\n", at)
+            if line_end < 0 or line_end - at > max_line:
+                self._need = 0
+                # a CR whose LF has not arrived is no part of the line
+                if line_end >= 0 or end - at > max_line + 1:
+                    self._lose(f"a line is longer than {max_line} bytes (max_line_bytes)", NO_OPAQUE, commands)
+                return at
+            line = data[at:line_end].decode("latin-1")
+            start = line_end + 2
+            head, _, tail = line.rpartition(" ")
+            prefix, _, sixth = head.rpartition(" ")
+            known = heads.get(prefix)
+            if known is not None and _fits(tail, OPAQUE) and _fits(sixth, INT32):
+                topic, partition, length, flag = known
+                stop = start + length
+                if stop > end:
+                    self._need = stop - at
+                    return at
+                if flag is None:
+                    commands.append(Put(topic, partition, int(sixth), NO_CHECKSUM, None, tail, data[start:stop]))
+                else:
+                    commands.append(Put(topic, partition, flag, int(sixth), None, tail, data[start:stop]))
+                at = stop
+                continue
+            used = self._read_line(line, data, start, commands)
+            if used < 0:
+                self._need = -used - at
+                return at
+            at = used
+            if self._lost:
+                return end
+        self._need = 0
+        return at
+
+    def _lose(self, reason: str, opaque: str, commands: list[Command]) -> None:
+        self._lost = True
+        commands.append(Invalid(StreamLost(f"{reason}; the connection is closed"), opaque))
+
+    def _read_line(self, line: str, data: bytes, start: int, commands: list[Command]) -> int:
+        """Handle one line whose body, if any, begins at ``start``.
+
+        Returns where the next frame begins, or minus the end of a body that has not arrived yet.
+        """
+        stripped = line.rstrip(" ")
+        if not stripped:
+            return start  # the CR LF that a person types after a body
+        tokens = stripped.split(" ")
+        word = tokens[0]
+        if word in ("put", "sync"):
+            return self._read_body_command(tokens, data, start, commands)
+        if word in _REPLIES:
+            return self._skip_reply(tokens, data, start, commands)
+        reader = _READERS.get(word)
+        try:
+            if reader is None:
+                raise BadRequest(f"unknown command {word[:40]!r}; type help for the list")
+            commands.append(reader(tokens))
+        except BadRequest as error:
+            commands.append(Invalid(error, _opaque_or_default(tokens)))
+        return start
+
+    def _read_body_command(self, tokens: list[str], data: bytes, start: int, commands: list[Command]) -> int:
+        opaque = _opaque_or_default(tokens)
+        try:
+            _need(tokens, 4, PUT_USAGE)
+            length = integer(tokens[3], "length", (0, INT32[1]))
+        except BadRequest as error:
+            self._lose(str(error), opaque, commands)
+            return len(data)
+        if length > self._limits.max_body_bytes:
+            limit = self._limits.max_body_bytes
+            refusal = BadRequest(f"a body of {length} bytes is larger than {limit} (max_body_bytes); it was not stored")
+            commands.append(Invalid(refusal, opaque))
+            return self._skip(data, start, length)
+        stop = start + length
+        if stop > len(data):
+            return -stop
+        try:
+            if tokens[0] == "sync":
+                commands.append(_read_sync(tokens))
+            else:
+                put = _read_put(tokens, data[start:stop])
+                commands.append(put)
+                self._remember(tokens, put, length)
+        except BadRequest as error:
+            commands.append(Invalid(error, opaque))
+        return stop
+
+    def _remember(self, tokens: list[str], put: Put, length: int) -> None:
+        """Keep the head of an ordinary put, so that the next one like it needs no parsing."""
+        if len(tokens) not in (6, 7) or put.transaction is not None:
+            return
+        if len(self._heads) >= _HEADS_KEPT:
+            self._heads.clear()
+        flag = None if len(tokens) == 6 else put.flag
+        self._heads[" ".join(tokens[:-2])] = _PutHead(put.topic, put.partition, length, flag)
+
+    def _skip_reply(self, tokens: list[str], data: bytes, start: int, commands: list[Command]) -> int:
+        try:
+            _need(tokens, _REPLIES[tokens[0]] + 2, "a length and an opaque")
+            length = integer(tokens[_REPLIES[tokens[0]]], "length", (0, INT32[1]))
+        except BadRequest as error:
+            self._lose(str(error), _opaque_or_default(tokens), commands)
+            return len(data)
+        return self._skip(data, start, length)
+
+    def _skip(self, data: bytes, start: int, length: int) -> int:
+        stop = start + length
+        self._drain = max(0, stop - len(data))
+        return min(stop, len(data))
+
+
+def write_put(
+    topic: str,
+    partition: int,
+    flag: int,
+    body: bytes,
+    opaque: int,
+    *,
+    transaction: str | None = None,
+    old: bool = False,
+) -> bytes:
+    """A put with its checksum; ``old`` is the form that brokers before 1.4.4 understand, without one."""
+    middle = "" if old else f" {body_crc(body)}"
+    key = "" if transaction is None else f" {transaction}"
+    return f"put {topic} {partition} {len(body)} {flag}{middle}{key} {opaque}\r\n".encode("ascii") + body
+
+
+def write_get(topic: str, group: str, partition: int, position: int, max_size: int, opaque: int, wait_ms: int = 0) -> bytes:
+    """A get; ``wait_ms`` is metaq's own addition, which other brokers ignore."""
+    wait = f" {WAIT}{wait_ms}" if wait_ms else ""
+    return f"get {topic} {group} {partition} {position} {max_size} {opaque}{wait}\r\n".encode("ascii")
+
+
+def write_offset(topic: str, group: str, partition: int, position: int, opaque: int) -> bytes:
+    """A question for the valid position nearest to ``position``."""
+    return f"offset {topic} {group} {partition} {position} {opaque}\r\n".encode("ascii")
+
+
+def write_line(*tokens: str | int) -> bytes:
+    """Any command without a body: its word and tokens, the opaque last."""
+    return (" ".join(map(str, tokens)) + "\r\n").encode("ascii")

@@ -1,0 +1,130 @@
+"""Messages as text readers get them (specs: text protocol, section 2), made from commit-log records and back.
+
+::
+
+    at  size    field
+     0  4       length of the body, attribute included
+     4  4       CRC-32 of the body, top bit cleared
+     8  8       message id: epoch << 47 | log offset
+    16  4       flag; bit 0 = an attribute is present
+    20  length  body: without attribute the payload; with: int32 length, attribute, payload
+
+A record keeps the payload as its body and the attribute as its TAGS property, so that a binary client sees payload and tag.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from metaq.checksum import body_crc
+from metaq.errors import BadRequest, CorruptRecord
+from metaq.message import Message, TextPosition
+from metaq.protocol.record import CHECKSUM_SIZE, FIXED_SIZE, HEADER_SIZE, TAGS, decode_properties, decode_record
+
+HEADER: Final = struct.Struct(">iiqi")
+HEADER_SIZE_TEXT: Final = 20
+EPOCH_SHIFT: Final = 47
+MAX_ATTRIBUTE_BYTES: Final = 16 * 1024
+
+_LENGTH: Final = struct.Struct(">i")
+_PLAIN_FIELDS: Final = struct.Struct(">8xi4xi64xi")  # body CRC, flag and body length of a record
+_INT32_WITHOUT_BIT_0: Final = ~1
+
+assert HEADER.size == HEADER_SIZE_TEXT
+assert _PLAIN_FIELDS.size == HEADER_SIZE
+
+
+class Stored(NamedTuple):
+    """Where one record's bytes are: ``buffer[at : at + size]``, written at ``log_offset``."""
+
+    buffer: memoryview
+    at: int
+    size: int
+    log_offset: int
+
+
+def split_attribute(flag: int, body: bytes) -> tuple[str | None, bytes]:
+    """Attribute and payload of a put's body; ``BadRequest`` when they do not fit together or cannot be kept."""
+    if not flag & 1:
+        return None, body
+    length = _LENGTH.unpack_from(body)[0] if len(body) >= 4 else -1
+    if not 0 <= length <= len(body) - 4:
+        raise BadRequest(f"flag bit 0 announces an attribute, but its length does not fit a body of {len(body)} bytes")
+    if length > MAX_ATTRIBUTE_BYTES:
+        raise BadRequest(f"an attribute of {length} bytes is longer than {MAX_ATTRIBUTE_BYTES}")
+    try:
+        attribute = body[4 : 4 + length].decode()
+    except UnicodeDecodeError as error:
+        raise BadRequest("the attribute is not UTF-8") from error
+    if "\x01" in attribute or "\x02" in attribute:
+        raise BadRequest("the attribute holds the byte 01 or 02, which separate properties in a stored message")
+    return attribute, body[4 + length :]
+
+
+def join_attribute(attribute: str | None, payload: bytes) -> tuple[int, bytes]:
+    """Flag and body of a put: the reverse of ``split_attribute``."""
+    if attribute is None:
+        return 0, payload
+    data = attribute.encode()
+    return 1, b"%b%b%b" % (_LENGTH.pack(len(data)), data, payload)
+
+
+def plain_overhead(topic: str) -> int:
+    """Size of a record of this topic without body when the checksum is its only property."""
+    return FIXED_SIZE + len(topic) + CHECKSUM_SIZE
+
+
+def encode_stored(stored: Stored, overhead: int, id_base: int, out: list[bytes | memoryview]) -> int:
+    """Append the text form of one record to ``out`` as buffers, the body as a view of the record; return its size.
+
+    ``overhead`` is ``plain_overhead`` of its topic, ``id_base`` is the epoch << 47. The record is known to be intact.
+    """
+    view, at, size, log_offset = stored
+    length: int
+    crc, flag, length = _PLAIN_FIELDS.unpack_from(view, at)
+    start = at + HEADER_SIZE
+    if size - length == overhead:
+        out.append(HEADER.pack(length, crc, id_base | log_offset, flag & _INT32_WITHOUT_BIT_0))
+        out.append(view[start : start + length])
+        return HEADER_SIZE_TEXT + length
+    record = decode_record(view[at : at + size])
+    attribute = decode_properties(record.properties).get(TAGS)
+    text_flag, prefix = join_attribute(attribute, b"")
+    if prefix:
+        crc = body_crc(record.body, zlib.crc32(prefix))
+    total = len(prefix) + length
+    out.append(HEADER.pack(total, crc, id_base | log_offset, flag & _INT32_WITHOUT_BIT_0 | text_flag) + prefix)
+    out.append(record.body)
+    return HEADER_SIZE_TEXT + total
+
+
+def text_size(stored: Stored, overhead: int) -> int:
+    """Size of the text form of one intact record."""
+    return encode_stored(stored, overhead, 0, [])
+
+
+def decode_messages(data: bytes, position: int) -> Iterator[Message]:
+    """The whole messages in a reply's records, the first of which begins at ``position`` of its partition.
+
+    A cut message at the end is left out. Raises ``CorruptRecord`` for one that is not as it was put.
+    """
+    at = 0
+    while at + HEADER_SIZE_TEXT <= len(data):
+        length, crc, message_id, flag = HEADER.unpack_from(data, at)
+        start = at + HEADER_SIZE_TEXT
+        where = f"the message at position {position + at}"
+        if length < 0:
+            raise CorruptRecord(f"{where} has the negative length {length}")
+        if start + length > len(data):
+            return
+        body = data[start : start + length]
+        if body_crc(body) != crc:
+            raise CorruptRecord(f"{where} does not have its checksum {crc}")
+        try:
+            attribute, payload = split_attribute(flag, body)
+        except BadRequest as error:
+            raise CorruptRecord(f"{where}: {error}") from error
+        following = TextPosition(position + start + length)
+        yield Message(message_id, flag, attribute, payload, TextPosition(position + at), following)
+        at = start + length

@@ -1,0 +1,1 @@
+"""The broker process: sessions, handlers, timers. Runs on gevent."""

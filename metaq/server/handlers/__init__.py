@@ -1,0 +1,1 @@
+"""Command → function, one module per family of commands."""

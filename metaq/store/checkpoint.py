@@ -1,0 +1,91 @@
+"""How much of the derived files may be trusted when the store is opened.
+
+Two marks, both log offsets: all units of records before the mark are in the queue files.
+
+``checkpoint`` (a document, at least every 5 s)
+    Written after log and queue files were synced up to its mark, so it holds after a power cut too. It lists for every
+    partition how many units and which text position belong to that mark; units behind are cut after a power cut. It is also
+    the only memory of a partition whose records have all aged out of the log.
+
+``checkpoint.live`` (several times a second, never synced)
+    Written after the queue files were written, so it holds as long as the page cache does: for the same boot of the machine.
+    After a killed process only what came behind it is walked. 64 bytes::
+
+        at  size  field
+         0  8     magic "mqlive01"
+         8  36    boot id, ASCII
+        44  8     mark
+        52  4     CRC-32C of the bytes before
+        56  8     zeros
+"""
+
+import struct
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from metaq.checksum import crc32c
+from metaq.store.disk import Disk, File
+from metaq.store.documents import read_document, write_document
+
+NAME: Final = "checkpoint"
+LIVE_NAME: Final = "checkpoint.live"
+_LIVE: Final = struct.Struct(">8s36sq")
+_CRC: Final = struct.Struct(">I")
+_LIVE_MAGIC: Final = b"mqlive01"
+LIVE_SIZE: Final = 64
+
+assert _LIVE.size + _CRC.size + 8 == LIVE_SIZE
+
+
+class Progress(NamedTuple):
+    """One partition as of a mark."""
+
+    next: int
+    text_end: int
+
+
+class Checkpoint(NamedTuple):
+    """A durable checkpoint."""
+
+    mark: int
+    partitions: dict[tuple[str, int], Progress]
+
+
+def write_checkpoint(disk: Disk, directory: Path, checkpoint: Checkpoint) -> None:
+    """Replace the durable checkpoint; the one before is kept as backup."""
+    topics: dict[str, dict[str, list[int]]] = {}
+    for (topic, partition), progress in checkpoint.partitions.items():
+        topics.setdefault(topic, {})[str(partition)] = list(progress)
+    write_document(disk, directory / NAME, {"mark": checkpoint.mark, "topics": topics})
+
+
+def read_checkpoint(disk: Disk, directory: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest intact durable checkpoint, and what was wrong with those passed over."""
+    content, problems = read_document(disk, directory / NAME)
+    if content is None:
+        return None, problems
+    topics: dict[str, dict[str, Any]] = content["topics"]
+    partitions = {
+        (topic, int(partition)): Progress(*progress) for topic, table in topics.items() for partition, progress in table.items()
+    }
+    return Checkpoint(content["mark"], partitions), problems
+
+
+def write_live(file: File, boot_id: str, mark: int) -> None:
+    """Overwrite the live mark in place: 64 bytes within one page are not torn by a killed process."""
+    data = _LIVE.pack(_LIVE_MAGIC, boot_id.encode("ascii"), mark)
+    file.write((data + _CRC.pack(crc32c(data))).ljust(LIVE_SIZE, b"\0"), 0)
+
+
+def read_live(disk: Disk, directory: Path) -> int | None:
+    """The live mark when it was written during this boot of the machine and is intact."""
+    try:
+        data = disk.read_file(directory / LIVE_NAME)
+    except FileNotFoundError:
+        return None
+    if len(data) != LIVE_SIZE or data[_LIVE.size : _LIVE.size + _CRC.size] != _CRC.pack(crc32c(data[: _LIVE.size])):
+        return None
+    magic, boot_id, mark = _LIVE.unpack_from(data)
+    if magic != _LIVE_MAGIC or boot_id != disk.boot_id().encode("ascii").ljust(36, b"\0"):
+        return None
+    return int(mark)

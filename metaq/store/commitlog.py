@@ -1,0 +1,330 @@
+"""The commit log: one sequence of records shared by all topics, in segment files named by their 20-digit base offset.
+
+::
+
+    commitlog/00000000000000000000      record record … record blank
+              00000000001073741824      record record … zeros
+              00000000002147483648      zeros (the spare, allocated ahead so that a full disk is met early)
+
+Records are *staged* during one turn of the loop and *appended* by one write per segment. Appending goes through ``pwrite``:
+a write through a map into a hole on a full disk would kill the process. Reading what was appended lately goes through a map.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from metaq.errors import BadRequest, DiskFailed, StoreError
+from metaq.protocol.record import (
+    BLANK,
+    BLANK_MAGIC,
+    BLANK_SIZE,
+    CHECKSUM_SIZE,
+    FIXED_SIZE,
+    MAGIC,
+    MAGIC_BYTES,
+    is_intact,
+)
+from metaq.protocol.textmessage import Stored
+from metaq.store.disk import File
+from metaq.store.files import FileCache, Run, run_here
+
+NAME_DIGITS: Final = 20
+CHUNK: Final = 4 * 1024 * 1024
+SMALLEST_RECORD: Final = FIXED_SIZE + CHECKSUM_SIZE
+
+
+class Segment:
+    """One file of the log: bytes ``base`` … ``base + capacity``."""
+
+    __slots__ = ("base", "capacity", "path", "view")
+
+    def __init__(self, base: int, capacity: int, path: Path) -> None:
+        self.base = base
+        self.capacity = capacity
+        self.path = path
+        self.view: memoryview | None = None
+
+    @property
+    def end(self) -> int:
+        return self.base + self.capacity
+
+
+class Gap(NamedTuple):
+    """A range of the log that holds no intact record although one stands behind it."""
+
+    start: int
+    end: int
+
+
+class _Group(NamedTuple):
+    """What is staged for one segment: ``parts`` begin at log offset ``start``."""
+
+    segment: Segment
+    start: int
+    parts: list[bytes]
+
+
+def segment_name(base: int) -> str:
+    """20 decimal digits, so that names sort like numbers."""
+    return f"{base:0{NAME_DIGITS}d}"
+
+
+def is_segment_name(name: str) -> bool:
+    return len(name) == NAME_DIGITS and name.isascii() and name.isdecimal()
+
+
+class CommitLog:
+    """The segments in order, the last of which is written to. One writer."""
+
+    def __init__(self, directory: Path, files: FileCache, segment_bytes: int, hot_bytes: int) -> None:
+        """Open what is there without judging it; ``recovery`` decides where the log ends."""
+        self.directory = directory
+        self._files = files
+        self._disk = files.disk
+        self._segment_bytes = segment_bytes
+        self._hot_bytes = hot_bytes
+        self.end = 0
+        self.staged_end = 0
+        self._written_from = 0  # what this process appended begins here: it needs no verification
+        self._spare: Segment | None = None
+        self._disk.make_directories(directory)
+        self.segments = self._open_segments()
+        self._use(self.segments[-1], self.segments[-1].base)
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def _open_segments(self) -> list[Segment]:
+        bases = [int(name) for name in self._disk.list_directory(self.directory) if is_segment_name(name)]
+        if not bases:
+            return [self._create(0, run_here)]
+        segments = []
+        for base, following in zip(bases, [*bases[1:], None], strict=True):
+            path = self.directory / segment_name(base)
+            size = self._files.open(path).size()
+            if following is not None:
+                capacity = following - base
+            else:
+                # whole blocks were allocated; a file cut short by a crash gets its room back
+                capacity = size if size >= self._segment_bytes else self._segment_bytes
+            if size < capacity:
+                self._files.open(path).allocate(capacity)
+            segments.append(Segment(base, capacity, path))
+        return segments
+
+    def _create(self, base: int, run: Run) -> Segment:
+        """A new segment whose room, size and name are durable."""
+        path = self.directory / segment_name(base)
+        file = self._files.open(path)
+        run(lambda: file.allocate(self._segment_bytes))
+        run(file.datasync)
+        run(lambda: self._disk.sync_directory(self.directory))
+        return Segment(base, self._segment_bytes, path)
+
+    def _use(self, segment: Segment, end: int) -> None:
+        self._active = segment
+        self._parts: list[bytes] = []
+        self._groups = [_Group(segment, end, self._parts)]
+        self.room_end = segment.end - BLANK_SIZE
+
+    def start_at(self, end: int) -> None:
+        """Take ``end`` as the end of the log: zero what is behind it, durably. Called once, by recovery."""
+        while self.segments[-1].base > end:
+            self.remove(self.segments[-1])
+        segment = self.segments[-1]
+        file = self._files.open(segment.path)
+        at = file.next_data(end - segment.base)
+        zeroed = False
+        while at < segment.capacity:
+            chunk = file.read(min(CHUNK, segment.capacity - at), at)
+            if chunk.count(0) != len(chunk):
+                file.write(bytes(len(chunk)), at)
+                zeroed = True
+            at = file.next_data(at + len(chunk))
+        if zeroed:
+            file.datasync()
+        self.end = self.staged_end = self._written_from = end
+        self._use(segment, end)
+
+    # -- appending ----------------------------------------------------------------------------------------------------
+
+    def stage(self, record: bytes, checksum: bytes) -> None:
+        """Take the next record, which was made for log offset ``staged_end`` after ``make_room``."""
+        self._parts.append(record)
+        self._parts.append(checksum)
+        self.staged_end += len(record) + len(checksum)
+
+    def make_room(self, size: int) -> None:
+        """Go to the next segment: the active one has no room for ``size`` bytes and a blank record.
+
+        Raises ``DiskFull`` when there is no next segment and no room for one; nothing has changed then.
+        """
+        if size + BLANK_SIZE > self._segment_bytes:
+            raise BadRequest(f"a record of {size} bytes does not fit into a segment of {self._segment_bytes} bytes")
+        following = self._spare or self._create(self._active.end, run_here)
+        self._spare = None
+        self._parts.append(BLANK.pack(self._active.end - self.staged_end, BLANK_MAGIC))
+        self._active = following
+        self._parts = []
+        self._groups.append(_Group(following, following.base, self._parts))
+        self.staged_end = following.base
+        self.room_end = following.end - BLANK_SIZE
+
+    def append(self) -> None:
+        """Write what is staged. On failure nothing of it is in the log, and the error says whether one may go on."""
+        groups = self._groups
+        try:
+            for segment, start, parts in groups:
+                if parts:
+                    self._files.open(segment.path).write(b"".join(parts), start - segment.base)
+        except StoreError as error:
+            self._take_back(groups, error)
+            raise
+        self.segments.extend(group.segment for group in groups[1:])
+        self.end = self.staged_end
+        self._use(self._active, self.end)
+
+    def _take_back(self, groups: list[_Group], cause: StoreError) -> None:
+        """Zero what a failed append may have left, so that no recovery finds it; give a new segment back."""
+        for segment, start, parts in groups:
+            try:
+                self._files.open(segment.path).write(bytes(sum(map(len, parts))), start - segment.base)
+            except StoreError as error:
+                raise DiskFailed(
+                    f"a failed append could not be taken back: {error}; what it held may reappear after a restart"
+                ) from cause
+        if len(groups) > 1:
+            self._spare = groups[1].segment
+        self.staged_end = self.end
+        self._use(groups[0].segment, self.end)
+
+    def prepare(self, run: Run) -> None:
+        """Have the next segment ready before it is needed."""
+        if self._spare is None and len(self._groups) == 1:
+            active = self._active
+            spare = self._create(active.end, run)
+            if self._active is active and self._spare is None:  # others went on while this one waited
+                self._spare = spare
+
+    def sync(self, since: int, run: Run) -> None:
+        """Make everything appended since log offset ``since`` durable."""
+        for segment in [segment for segment in self.segments if segment.end > since]:
+            run(self._files.open(segment.path).datasync)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def begin(self) -> int:
+        """The oldest log offset still kept."""
+        return self.segments[0].base
+
+    def find(self, log_offset: int) -> Segment | None:
+        """The segment that holds a log offset."""
+        index = bisect_right(self.segments, log_offset, key=lambda segment: segment.base) - 1
+        if index < 0 or log_offset >= self.segments[index].end:
+            return None
+        return self.segments[index]
+
+    def file(self, segment: Segment) -> File:
+        return self._files.open(segment.path)
+
+    def hot_from(self) -> int:
+        """What this process appended from here on is read through the map and needs no verification."""
+        return max(self._written_from, self.end - self._hot_bytes)
+
+    def view(self, segment: Segment) -> memoryview:
+        """The whole segment, mapped."""
+        if segment.view is None:
+            for other in self.segments[:-2]:
+                other.view = None  # a reader that still holds slices keeps its map alive
+            segment.view = self._files.open(segment.path).view()
+        return segment.view
+
+    def remove(self, segment: Segment, run: Run = run_here) -> None:
+        """Delete one segment at either end of the log."""
+        self.segments.remove(segment)
+        self._files.forget(segment.path)
+        run(lambda: self._disk.unlink(segment.path))
+        run(lambda: self._disk.sync_directory(self.directory))
+
+    # -- walking ------------------------------------------------------------------------------------------------------
+
+    def walk(self, start: int) -> Iterator[Stored | Gap]:
+        """All intact records from log offset ``start`` on, and the gaps between them.
+
+        What stands behind the last record is not reported: the caller knows where that one ended.
+        """
+        bad: int | None = None
+        for segment in [segment for segment in self.segments if segment.end > start]:
+            walk = _SegmentWalk(segment, self._files.open(segment.path))
+            for stored in walk.records(max(start, segment.base)):
+                if bad is None and stored.log_offset > walk.expected:
+                    bad = walk.expected
+                if bad is not None:
+                    yield Gap(bad, stored.log_offset)
+                    bad = None
+                walk.expected = stored.log_offset + stored.size
+                yield stored
+            if bad is None and walk.expected < segment.end:
+                bad = walk.expected
+
+
+class _SegmentWalk:
+    """Finds the intact records of one segment, through a window of the file that moves on."""
+
+    def __init__(self, segment: Segment, file: File) -> None:
+        self._segment = segment
+        self._file = file
+        self._window = memoryview(b"")
+        self._window_at = 0
+        self.expected = segment.base
+        """Where the next record should begin."""
+
+    def records(self, start: int) -> Iterator[Stored]:
+        """Records in order. ``expected`` becomes the segment's end when a blank record closes it."""
+        segment = self._segment
+        at = self.expected = start
+        while at + BLANK_SIZE <= segment.end:
+            window = self._bytes(at, SMALLEST_RECORD)
+            size, magic = BLANK.unpack_from(window)
+            if magic == MAGIC and SMALLEST_RECORD <= size <= segment.end - at:
+                window = self._bytes(at, size)
+                if is_intact(window[:size], at):
+                    yield Stored(window, 0, size, at)
+                    at += size
+                    continue
+            if magic == BLANK_MAGIC and size == segment.end - at:
+                self.expected = segment.end
+                return
+            at = self._next_candidate(at)
+
+    def _bytes(self, at: int, size: int) -> memoryview:
+        """At least ``size`` bytes from log offset ``at`` on, zeros behind the segment's end."""
+        low = at - self._window_at
+        if low < 0 or low + size > len(self._window):
+            data = self._file.read(max(size, min(CHUNK, self._segment.end - at)), at - self._segment.base)
+            self._window = memoryview(data.ljust(size, b"\0"))
+            self._window_at = at
+            low = 0
+        return self._window[low:]
+
+    def _next_candidate(self, at: int) -> int:
+        """The next place after ``at`` where a record may begin: the magic, and behind it the place's own offset."""
+        segment = self._segment
+        place = at + 1
+        while place + SMALLEST_RECORD <= segment.end:
+            place = max(place, segment.base + self._file.next_data(place - segment.base) - 4)
+            if place >= segment.end:
+                break
+            data = self._file.read(CHUNK, place - segment.base)
+            found = data.find(MAGIC_BYTES, 4)
+            while found >= 0:
+                begin = place + found - 4
+                if data[found + 24 : found + 32] == begin.to_bytes(8):
+                    return begin
+                found = data.find(MAGIC_BYTES, found + 1)
+            if len(data) < CHUNK:
+                break
+            place += CHUNK - 64  # a header across the border is seen whole in the next chunk
+        return segment.end

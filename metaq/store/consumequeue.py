@@ -1,0 +1,230 @@
+"""The consume queue of one partition: where each of its messages is in the commit log.
+
+One unit of 16 bytes a message, its place is the message's ordinal (queue offset)::
+
+    at  size  field
+     0  8     log offset of the record
+     8  4     size of the record
+    12  4     tag hash: Java's String.hashCode of the TAGS property, 0 without one
+
+    consumequeue/<topic>/<partition>/00000000000000000000     20 MiB = 1,310,720 units
+                                     00000000000020971520     named by the first unit's byte offset, 16 × ordinal
+
+A unit of an ordinal whose message is lost is a *filler*: log offset 0, size 7FFFFFFF, tag 0. Files are derived from the log:
+written behind it, never preallocated, synced only for a checkpoint. New units wait in memory (``pending``) for the next write.
+"""
+
+import struct
+from bisect import bisect_right
+from pathlib import Path
+from typing import Final
+
+from metaq.store.commitlog import is_segment_name, segment_name
+from metaq.store.disk import File
+from metaq.store.files import FileCache, Read, Run
+
+UNIT: Final = struct.Struct(">qii")
+UNIT_SIZE: Final = 16
+FILLER_SIZE: Final = 0x7FFFFFFF
+FILLER: Final = UNIT.pack(0, FILLER_SIZE, 0)
+WRITE_AT: Final = 64 * 1024
+"""Pending bytes that are worth a write before the next sweep."""
+
+assert UNIT.size == UNIT_SIZE
+assert 20 * 1024 * 1024 % UNIT_SIZE == 0
+
+
+class ConsumeQueue:
+    """One partition. Counters run ahead of the files; ``readable`` says how far readers may go.
+
+    ``next`` and ``text_end`` are the ordinal and the text position of the message that comes next. ``base`` is the ordinal
+    of the first unit that is kept, ``first`` that of the first whose record is still in the log.
+    """
+
+    __slots__ = (
+        "_bases",
+        "_files",
+        "_units_per_file",
+        "base",
+        "cursors",
+        "directory",
+        "first",
+        "first_for",
+        "first_position",
+        "live_from",
+        "next",
+        "overhead",
+        "partition",
+        "pending",
+        "readable",
+        "readable_text_end",
+        "tail",
+        "text_end",
+        "topic",
+        "turn",
+        "unsynced",
+        "written",
+    )
+
+    def __init__(
+        self, topic: str, partition: int, directory: Path, files: FileCache, file_bytes: int, tail: bytes, overhead: int
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.directory = directory
+        self.tail = tail
+        """Topic and empty properties as they end a record (``record_tail``)."""
+        self.overhead = overhead
+        self._files = files
+        self._units_per_file = file_bytes // UNIT_SIZE
+        self._bases: list[int] = []  # first ordinal of each file, rising
+        self.base = self.next = self.written = self.readable = 0
+        self.text_end = self.readable_text_end = 0
+        self.pending = bytearray()  # the units written … next
+        self.unsynced: set[int] = set()  # bases of files written since the last sync
+        self.first = self.first_position = 0
+        self.first_for = -1  # the log's begin that ``first`` was found for
+        self.cursors: dict[int, int] = {}  # text position → ordinal, where sequential readers go on
+        self.turn = -1
+        self.live_from = 1 << 62  # the first ordinal that this process added: its unit needs no verification
+
+    def __repr__(self) -> str:
+        return f"<ConsumeQueue {self.topic}-{self.partition} {self.base}…{self.next} readable {self.readable}>"
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Take over the files as they are: contiguous ones, up to the last whole unit. A hole ends what is trusted."""
+        disk = self._files.disk
+        bases = [int(name) for name in disk.list_directory(self.directory) if is_segment_name(name)]
+        self._bases = [base // UNIT_SIZE for base in bases]
+        if not self._bases:
+            return
+        self.base = end = self._bases[0]
+        for index, base in enumerate(self._bases):
+            if base != end:
+                self._drop_files(index)
+                break
+            end = base + self._open(base).size() // UNIT_SIZE
+        self.next = self.written = end
+
+    def trust(self, synced: int, text_end: int) -> None:
+        """Keep all units; those from ordinal ``synced`` on are still to be synced. The next message gets ``text_end``."""
+        self.unsynced.update(base for base in self._bases if base + self._units_per_file > synced)
+        self.text_end = text_end
+
+    def reset(self, count: int, text_end: int) -> None:
+        """Trust only the units before ordinal ``count``; the next message gets ``text_end``."""
+        if count < self.base or (count > self.written and not self._bases):
+            self._drop_files(0)
+            self.base = self.written = self.next = count
+        while self.written > count:  # files behind go, the last one is cut
+            base = self._bases[-1]
+            if base >= count and len(self._bases) > 1:
+                self._drop_files(len(self._bases) - 1)
+                self.written = base
+                continue
+            self._open(base).truncate((count - base) * UNIT_SIZE)
+            self.unsynced.add(base)
+            self.written = count
+        self.next = self.written
+        self.pending.clear()
+        self.fill(count)
+        self.text_end = text_end
+
+    def _drop_files(self, index: int) -> None:
+        disk = self._files.disk
+        for base in self._bases[index:]:
+            self._files.forget(self._path(base))
+            disk.unlink(self._path(base))
+            self.unsynced.discard(base)
+        del self._bases[index:]
+        disk.sync_directory(self.directory)
+
+    # -- adding -------------------------------------------------------------------------------------------------------
+
+    def add(self, log_offset: int, size: int, tag: int, text_size: int) -> None:
+        """The next message: live, recovered or replicated, always through here."""
+        self.pending += UNIT.pack(log_offset, size, tag)
+        self.next += 1
+        self.text_end += text_size
+
+    def fill(self, ordinal: int) -> None:
+        """Filler units up to ``ordinal``, for messages whose records are lost."""
+        self.pending += FILLER * (ordinal - self.next)
+        self.next = max(self.next, ordinal)
+
+    def take_back(self, ordinal: int, text_end: int, pending: int) -> None:
+        """Undo additions that did not get into the log."""
+        self.next = ordinal
+        self.text_end = text_end
+        del self.pending[pending:]
+
+    def publish(self, ordinal: int, text_end: int) -> None:
+        """Let readers see the messages before ``ordinal``, which end at ``text_end``."""
+        self.readable = ordinal
+        self.readable_text_end = text_end
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def _path(self, base: int) -> Path:
+        return self.directory / segment_name(base * UNIT_SIZE)
+
+    def _open(self, base: int) -> File:
+        return self._files.open(self._path(base))
+
+    def write(self) -> None:
+        """Write the pending units; on an error they stay pending."""
+        while self.pending:
+            if not self._bases:
+                self._files.disk.make_directories(self.directory)
+                self._bases.append(self.written)
+            base = self._bases[-1]
+            room = base + self._units_per_file - self.written
+            if room <= 0:
+                self._bases.append(self.written)
+                continue
+            data = self.pending[: room * UNIT_SIZE]
+            self._open(base).write(data, (self.written - base) * UNIT_SIZE)
+            self.unsynced.add(base)
+            self.written += len(data) // UNIT_SIZE
+            del self.pending[: len(data)]
+
+    def sync(self, run: Run) -> None:
+        """Make the written units and their files' names durable."""
+        unsynced, self.unsynced = self.unsynced, set()
+        try:
+            for base in sorted(unsynced):
+                run(self._open(base).datasync)
+            if unsynced:
+                run(lambda: self._files.disk.sync_directory(self.directory))
+        except BaseException:
+            self.unsynced |= unsynced
+            raise
+
+    def drop_before(self, ordinal: int, run: Run) -> None:
+        """Delete the files whose units all lie before ``ordinal``, never the last file."""
+        disk = self._files.disk
+        while len(self._bases) > 1 and self._bases[1] <= ordinal:
+            path = self._path(self._bases.pop(0))
+            self._files.forget(path)
+            run(lambda path=path: disk.unlink(path))  # type: ignore[misc]
+        self.base = self._bases[0] if self._bases else self.base
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def units(self, ordinal: int, count: int, read: Read) -> bytes:
+        """The units from ``ordinal`` on: at most ``count``, at least one; ``base`` ≤ ``ordinal`` < ``next``."""
+        if ordinal >= self.written:
+            start = (ordinal - self.written) * UNIT_SIZE
+            return bytes(self.pending[start : start + count * UNIT_SIZE])
+        index = bisect_right(self._bases, ordinal) - 1
+        base = self._bases[index]
+        end = min(self.written, base + self._units_per_file, ordinal + count)
+        if index + 1 < len(self._bases):
+            end = min(end, self._bases[index + 1])
+        return read(self._open(base), (end - ordinal) * UNIT_SIZE, (ordinal - base) * UNIT_SIZE)
+
+    def unit(self, ordinal: int, read: Read) -> tuple[int, int, int]:
+        """Log offset, record size and tag hash of one message."""
+        return UNIT.unpack(self.units(ordinal, 1, read)[:UNIT_SIZE])

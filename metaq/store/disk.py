@@ -1,0 +1,285 @@
+"""The disk as a parameter: the few calls that the store makes, and the real ones.
+
+A crash test replaces ``RealDisk`` by one that loses, keeps or reorders what was not synced, so durability must come from
+these calls alone: ``File.datasync`` makes a file's bytes and size durable, ``Disk.sync_directory`` its name.
+
+Every ``OSError`` becomes ``DiskFull`` or ``DiskFailed`` here. The methods that a caller may run in a thread pool
+(``datasync``, ``read``, ``allocate``, ``unlink``, ``replace``, ``sync_directory``) are bare system calls: no lock, no log, no
+shared state.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from metaq.errors import DirectoryLocked, DiskFailed, DiskFull, StoreError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Usage(NamedTuple):
+    """Room on the file system that holds a path, in bytes."""
+
+    used: int
+    available: int
+
+    @property
+    def ratio(self) -> float:
+        """used ÷ (used + available), as ``df`` counts: what is reserved for root belongs to neither."""
+        total = self.used + self.available
+        return self.used / total if total else 1.0
+
+
+class File(Protocol):
+    """One open file. Offsets and sizes in bytes."""
+
+    def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """Write all of ``data`` at ``offset``; ``DiskFull`` or ``DiskFailed`` when less was written."""
+        ...
+
+    def read(self, size: int, offset: int) -> bytes:
+        """At most ``size`` bytes; fewer only at the end of the file. May wait for the disk."""
+        ...
+
+    def read_cached(self, size: int, offset: int) -> bytes | None:
+        """The same without waiting; ``None`` when the disk would have to be asked."""
+        ...
+
+    def next_data(self, offset: int) -> int:
+        """Where bytes other than zero may begin, at or after ``offset``; the file's size when there are none."""
+        ...
+
+    def view(self) -> memoryview:
+        """The whole file as it is now, mapped read-only; later writes below its size show through."""
+        ...
+
+    def size(self) -> int: ...
+
+    def allocate(self, size: int) -> None:
+        """Make the file ``size`` bytes long with room reserved for all of it; new bytes are zero."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def datasync(self) -> None:
+        """Make everything written so far, and the size, survive a power cut."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """The calls on names. A missing file is ``FileNotFoundError``, all other failures are ``StoreError``."""
+
+    def open(self, path: Path) -> File:
+        """Open for reading and writing; create when missing."""
+        ...
+
+    def read_file(self, path: Path) -> bytes:
+        """The whole content; ``FileNotFoundError`` when there is no such file."""
+        ...
+
+    def list_directory(self, path: Path) -> list[str]:
+        """Names in a folder, sorted; none when it does not exist."""
+        ...
+
+    def make_directories(self, path: Path) -> None:
+        """Create a folder and its parents, and make their names durable."""
+        ...
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename, replacing the target at once."""
+        ...
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file; no error when it is gone already."""
+        ...
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in a folder survive a power cut."""
+        ...
+
+    def usage(self, path: Path) -> Usage: ...
+
+    def boot_id(self) -> str:
+        """Changes when the machine starts anew: what was only in the page cache is then gone."""
+        ...
+
+    def lock(self, path: Path) -> "File":
+        """Take an exclusive lock that ends with the process; ``DirectoryLocked`` when another has it."""
+        ...
+
+
+def replace_file(disk: Disk, path: Path, data: bytes) -> None:
+    """Write a small file so that after a crash either the old or the new content is there, whole."""
+    temporary = path.with_name(path.name + ".new")
+    file = disk.open(temporary)
+    try:
+        file.truncate(0)
+        file.write(data, 0)
+        file.datasync()
+    finally:
+        file.close()
+    disk.replace(temporary, path)
+    disk.sync_directory(path.parent)
+
+
+def _failure(action: str, path: Path, error: OSError) -> StoreError:
+    if error.errno in FULL:
+        return DiskFull(f"cannot {action} {path}: the disk is full; free space or lower retention")
+    return DiskFailed(f"cannot {action} {path}: {error.strerror}")
+
+
+@contextlib.contextmanager
+def _translated(action: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _failure(action, path, error) from error
+
+
+class RealFile:
+    """A file descriptor, closed at the latest when nobody holds the object: a read in a thread pool keeps it open."""
+
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        try:
+            written = os.pwrite(self._fd, data, offset)
+            view = memoryview(data)
+            while written < len(view):  # a short write is followed by the error that caused it
+                written += os.pwrite(self._fd, view[written:], offset + written)
+        except OSError as error:
+            raise _failure("write", self._path, error) from error
+
+    def read(self, size: int, offset: int) -> bytes:
+        try:
+            data = os.pread(self._fd, size, offset)
+            while 0 < len(data) < size:
+                more = os.pread(self._fd, size - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+            return data
+        except OSError as error:
+            raise _failure("read", self._path, error) from error
+
+    def read_cached(self, size: int, offset: int) -> bytes | None:
+        buffer = bytearray(size)
+        try:
+            count = os.preadv(self._fd, [buffer], offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+                return None  # a file system without RWF_NOWAIT: every such read leaves the loop
+            raise DiskFailed(f"cannot read {self._path}: {error.strerror}") from error
+        # fewer bytes: the rest is not cached, or the file ends here; only a read that may wait can tell
+        return bytes(buffer) if count == size else None
+
+    def next_data(self, offset: int) -> int:
+        try:
+            return os.lseek(self._fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return self.size()
+            raise _failure("search", self._path, error) from error
+
+    def view(self) -> memoryview:
+        with _translated("map", self._path):
+            return memoryview(mmap.mmap(self._fd, 0, prot=mmap.PROT_READ))
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def allocate(self, size: int) -> None:
+        with _translated("allocate room for", self._path):
+            os.posix_fallocate(self._fd, 0, size)
+
+    def truncate(self, size: int) -> None:
+        with _translated("truncate", self._path):
+            os.ftruncate(self._fd, size)
+
+    def datasync(self) -> None:
+        with _translated("sync", self._path):
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    __del__ = close
+
+
+class RealDisk:
+    """The machine's own file system."""
+
+    def open(self, path: Path) -> RealFile:
+        with _translated("open", path):
+            return RealFile(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+
+    def read_file(self, path: Path) -> bytes:
+        with _translated("read", path):
+            return path.read_bytes()
+
+    def list_directory(self, path: Path) -> list[str]:
+        try:
+            with _translated("list", path):
+                return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def make_directories(self, path: Path) -> None:
+        with _translated("create", path):
+            missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+            path.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            self.sync_directory(folder.parent)
+
+    def replace(self, source: Path, target: Path) -> None:
+        with _translated("rename", source):
+            os.replace(source, target)
+
+    def unlink(self, path: Path) -> None:
+        with _translated("remove", path):
+            path.unlink(missing_ok=True)
+
+    def sync_directory(self, path: Path) -> None:
+        with _translated("sync", path):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def usage(self, path: Path) -> Usage:
+        with _translated("ask the room on", path):
+            stat = os.statvfs(path)
+            return Usage((stat.f_blocks - stat.f_bfree) * stat.f_frsize, stat.f_bavail * stat.f_frsize)
+
+    def boot_id(self) -> str:
+        with _translated("read", Path("/proc/sys/kernel/random/boot_id")):
+            return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+
+    def lock(self, path: Path) -> RealFile:
+        file = self.open(path)
+        try:
+            fcntl.flock(file._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise DirectoryLocked(
+                f"{path.parent} is in use by another process; stop it or choose another data folder"
+            ) from error
+        return file

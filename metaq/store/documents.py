@@ -1,0 +1,61 @@
+"""Small JSON files that carry their own checksum and keep their previous version.
+
+``{"crc32c":"9a3f01cc",`` followed by the rest of one JSON object. The checksum (CRC-32C) covers all bytes after those 21. Each
+write keeps the version before it as ``NAME.bak``; a reader takes that one when the file is missing, torn or altered.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from metaq.checksum import crc32c
+from metaq.errors import CorruptRecord
+from metaq.store.disk import Disk, replace_file
+
+_PREFIX: Final = b'{"crc32c":"%08x",'
+_PREFIX_SIZE: Final = 21
+assert len(_PREFIX % 0) == _PREFIX_SIZE
+
+BACKUP: Final = ".bak"
+
+
+def encode_document(content: dict[str, Any]) -> bytes:
+    """The bytes of the file. ``content`` has at least one member."""
+    rest = orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)[1:]
+    return _PREFIX % crc32c(rest) + rest
+
+
+def decode_document(data: bytes, path: Path) -> dict[str, Any]:
+    """The content, or ``CorruptRecord`` when a bit of it is not as written."""
+    rest = data[_PREFIX_SIZE:]
+    if len(rest) < 2 or data[:_PREFIX_SIZE] != _PREFIX % crc32c(rest):
+        raise CorruptRecord(f"{path}: the {len(data)} bytes do not have the checksum they begin with")
+    document: dict[str, Any] = orjson.loads(data)
+    del document["crc32c"]
+    return document
+
+
+def write_document(disk: Disk, path: Path, content: dict[str, Any]) -> None:
+    """Make ``content`` the durable content of ``path``; a crash leaves this version or the one before."""
+    try:
+        current = disk.read_file(path)
+        decode_document(current, path)
+    except (FileNotFoundError, CorruptRecord):
+        pass  # nothing worth keeping: an existing backup stays
+    else:
+        replace_file(disk, path.with_name(path.name + BACKUP), current)
+    replace_file(disk, path, encode_document(content))
+
+
+def read_document(disk: Disk, path: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """The newest intact version, ``None`` when there is none, and what was wrong with those passed over."""
+    problems: list[str] = []
+    for candidate in (path, path.with_name(path.name + BACKUP)):
+        try:
+            return decode_document(disk.read_file(candidate), candidate), problems
+        except FileNotFoundError:
+            continue
+        except CorruptRecord as error:
+            problems.append(str(error))
+    return None, problems

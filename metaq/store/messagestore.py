@@ -1,0 +1,366 @@
+"""The store's face: put, append, sync, read, positions, checkpoints, retention.
+
+One writer, which never gives up control between ``put`` and ``append``. Calls that may wait for the disk take a ``Run`` or a
+``Read`` from the caller, who decides where the waiting is done; other calls of the store may happen meanwhile.
+
+What a turn of the broker's loop brings is staged by ``put`` and becomes part of the log by one ``append``: all of it or
+nothing. Readers see whole appends, at MEMORY when they are written, at DISK when they are synced.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from metaq.clock import Clock, SystemClock
+from metaq.errors import DiskFailed, DiskFull, NotWritable, StoreError
+from metaq.message import Durability, LogOffset, TextPosition, TopicPartition
+from metaq.protocol.record import (
+    CHECKSUM_SIZE,
+    HEADER_SIZE,
+    MAGIC,
+    PATCHED_HEADER,
+    checksum_property,
+    record_tail,
+)
+from metaq.protocol.textmessage import Stored, plain_overhead
+from metaq.store.checkpoint import LIVE_NAME, Checkpoint, Progress, write_checkpoint, write_live
+from metaq.store.commitlog import CommitLog
+from metaq.store.consumequeue import WRITE_AT, ConsumeQueue
+from metaq.store.disk import Disk, File, RealDisk
+from metaq.store.files import FileCache, Read, Run, run_here
+from metaq.store.reading import Reader
+from metaq.store.retention import Plan, RetentionRules, SegmentAge, plan
+
+LOG: Final = "commitlog"
+QUEUES: Final = "consumequeue"
+ABORT: Final = "abort"
+FIRST_EPOCH: Final = 1
+"""Not 0: the message at log offset 0 must not get the id 0, which tells Java clients that a put failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Sizes in bytes; each is described in ``metaq.config``."""
+
+    segment_bytes: int = 1024**3
+    queue_file_bytes: int = 20 * 1024**2
+    hot_bytes: int = 256 * 1024**2
+    open_files: int = 512
+    durability: Durability = Durability.DISK
+    broker_name: str = "metaq"
+    broker_number: int = 0
+    retention: RetentionRules = field(default_factory=RetentionRules)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """A snapshot; counters run from the start of the process."""
+
+    begin: int
+    end: int
+    durable_end: int
+    segments: int
+    partitions: int
+    open_files: int
+    messages_put: int
+    damaged_reads: int
+    syncs: int
+    failure: str | None
+
+
+@dataclass(slots=True)
+class Turn:
+    """What was staged since the last append: per partition how to take it back."""
+
+    number: int = 0
+    touched: list[tuple[ConsumeQueue, int, int, int]] = field(default_factory=list)
+
+
+class MessageStore:
+    """An open data folder. Made by ``metaq.store.recovery.open_store``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: StoreSettings | None = None,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+    ) -> None:
+        self.directory = directory
+        self.settings = settings or StoreSettings()
+        self.clock = clock or SystemClock()
+        self.disk = disk or RealDisk()
+        self.files = FileCache(self.disk, self.settings.open_files)
+        self.log = CommitLog(directory / LOG, self.files, self.settings.segment_bytes, self.settings.hot_bytes)
+        self.queues: dict[TopicPartition, ConsumeQueue] = {}
+        self.epoch = FIRST_EPOCH
+        self.failure: StoreError | None = None
+        """Why nothing more is written until the store is opened anew."""
+        self.durable_end = 0
+        self.no_room: str | None = None
+        """Why puts are refused for now, as retention last saw the disk."""
+        self._behind: StoreError | None = None  # why pending units could not be written
+        self.messages_put = 0
+        self.syncs = 0
+        self._turn = Turn()
+        self._unpublished: deque[tuple[int, list[tuple[ConsumeQueue, int, int]]]] = deque()
+        self._unwritten: set[ConsumeQueue] = set()  # have pending units
+        self._changed: set[ConsumeQueue] = set()  # differ from the last durable checkpoint
+        self._checkpointed: dict[tuple[str, int], Progress] = {}
+        self._checkpoint_mark = -1
+        self._live_mark = -1
+        self._boot_id = self.disk.boot_id()
+        self._live = self.disk.open(directory / LIVE_NAME)
+        self.reader = Reader(self.log)
+        self.lock: File | None = None
+
+    # -- partitions ---------------------------------------------------------------------------------------------------
+
+    def queue(self, topic: str, partition: int) -> ConsumeQueue:
+        """The consume queue of a partition, made when there is none; nothing is written for that."""
+        key = TopicPartition(topic, partition)
+        queue = self.queues.get(key)
+        if queue is None:
+            directory = self.directory / QUEUES / topic / str(partition)
+            tail = record_tail(topic, b"")
+            file_bytes = self.settings.queue_file_bytes
+            queue = ConsumeQueue(topic, partition, directory, self.files, file_bytes, tail, plain_overhead(topic))
+            self.queues[key] = queue
+        return queue
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def check_writable(self) -> None:
+        """Raise why a put would be refused now."""
+        if self.failure is not None:
+            raise NotWritable(f"the broker is read-only until it is restarted: {self.failure}")
+        if self._behind is not None:
+            raise DiskFull(str(self._behind))
+        if self.no_room is not None:
+            raise DiskFull(self.no_room)
+
+    def put(
+        self,
+        queue: ConsumeQueue,
+        flag: int,
+        body: bytes,
+        crc: int,
+        middle: bytes,
+        text_size: int,
+        tail: bytes | None = None,
+        tag: int = 0,
+    ) -> LogOffset:
+        """Stage one message and return where it will be; ``check_writable`` came first.
+
+        ``crc`` is the body's CRC, ``middle`` comes from ``constant_middle``, ``tail`` from ``record_tail`` when the message
+        has properties, ``tag`` is the hash of its tag. Its ordinal and text position are the queue's ``next`` and
+        ``text_end`` before the call. Raises ``DiskFull`` when the log cannot grow; the turn goes on without this message.
+        """
+        if tail is None:
+            tail = queue.tail
+        size = HEADER_SIZE + len(body) + len(tail) + CHECKSUM_SIZE
+        log = self.log
+        if log.staged_end + size > log.room_end:
+            log.make_room(size)
+        turn = self._turn
+        if queue.turn != turn.number:
+            queue.turn = turn.number
+            turn.touched.append((queue, queue.next, queue.text_end, len(queue.pending)))
+        offset = log.staged_end
+        record = (
+            PATCHED_HEADER.pack(size, MAGIC, crc, queue.partition, flag, queue.next, offset, middle, queue.text_end, len(body))
+            + body
+            + tail
+        )
+        log.stage(record, checksum_property(record))
+        queue.add(offset, size, tag, text_size)
+        return LogOffset(offset)
+
+    def append(self) -> list[ConsumeQueue]:
+        """Write all staged messages; return the queues in which readers now see more.
+
+        On failure nothing of the turn is stored: ``DiskFull`` may be tried again, anything else makes the store read-only.
+        """
+        touched = self._turn.touched
+        if not touched:
+            return []
+        self._turn = Turn(self._turn.number + 1)
+        before = self.log.end
+        try:
+            self.log.append()
+        except StoreError as error:
+            for queue, ordinal, text_end, pending in touched:
+                queue.take_back(ordinal, text_end, pending)
+            if not isinstance(error, DiskFull):
+                self.failure = error
+            raise
+        assert self.log.end > before
+        changes = []
+        for queue, ordinal, _, _ in touched:
+            self.messages_put += queue.next - ordinal
+            changes.append((queue, queue.next, queue.text_end))
+            self._unwritten.add(queue)
+            if len(queue.pending) >= WRITE_AT:
+                self.write_units(queue)
+        self._changed.update(self._unwritten)
+        self._unpublished.append((self.log.end, changes))
+        return self._publish(self.log.end) if self.settings.durability is Durability.MEMORY else []
+
+    def _publish(self, end: int) -> list[ConsumeQueue]:
+        """Let readers see every append that ends at or before ``end``."""
+        seen = []
+        while self._unpublished and self._unpublished[0][0] <= end:
+            for queue, ordinal, text_end in self._unpublished.popleft()[1]:
+                queue.publish(ordinal, text_end)
+                seen.append(queue)
+        return seen
+
+    def sync(self, run: Run = run_here) -> list[ConsumeQueue]:
+        """Make what is appended now durable; return the queues in which readers see more. One call at a time.
+
+        A failure makes the store read-only: after it the kernel may report the next sync as good without having written.
+        """
+        end = self.log.end
+        if end > self.durable_end and self.failure is None:
+            try:
+                self.log.sync(self.durable_end, run)
+            except StoreError as error:
+                self.failure = error
+                raise
+            self.syncs += 1
+            self.durable_end = max(end, self.durable_end)
+        return self._publish(self.durable_end)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def write_units(self, queue: ConsumeQueue) -> None:
+        """Write a queue's pending units; without room for them no more messages are taken."""
+        try:
+            queue.write()
+        except DiskFull as error:
+            self._behind = error
+        except DiskFailed as error:
+            self.failure = error
+        else:
+            self._unwritten.discard(queue)
+
+    def sweep(self) -> None:
+        """Write all pending units and set the live mark; retried by the next sweep when there is no room."""
+        mark = self.log.end
+        for queue in list(self._unwritten):
+            self.write_units(queue)
+        if self._unwritten:
+            return
+        self._behind = None
+        if self.failure is None and mark != self._live_mark:
+            write_live(self._live, self._boot_id, mark)
+            self._live_mark = mark
+
+    def checkpoint(self, run: Run = run_here) -> None:
+        """Make everything up to now durable and write it down, so that recovery after a power cut begins here."""
+        self.append()
+        mark = self.log.end
+        if self.failure is not None or (mark == self._checkpoint_mark and not self._changed):
+            return
+        changed, self._changed = self._changed, set()
+        progress = {(queue.topic, queue.partition): Progress(queue.next, queue.text_end) for queue in changed}
+        try:
+            for queue in changed:
+                queue.write()
+            self.log.sync(min(self.durable_end, mark), run)
+            for queue in changed:
+                queue.sync(run)
+            checkpointed = {**self._checkpointed, **progress}
+            run(lambda: write_checkpoint(self.disk, self.directory, Checkpoint(mark, checkpointed)))
+        except StoreError as error:
+            self._changed |= changed
+            if isinstance(error, DiskFailed):
+                self.failure = error
+            raise
+        self._checkpointed = checkpointed
+        self._checkpoint_mark = mark
+
+    def recovered(self, checkpointed: dict[tuple[str, int], Progress]) -> None:
+        """Go on from what recovery found; ``checkpointed`` is what the durable checkpoint on disk says."""
+        self._checkpointed = checkpointed
+        for queue in self.queues.values():
+            queue.live_from = queue.next
+            queue.publish(queue.next, queue.text_end)
+            if queue.pending:
+                self._unwritten.add(queue)
+            if checkpointed.get((queue.topic, queue.partition)) != (queue.next, queue.text_end):
+                self._changed.add(queue)
+
+    def close(self) -> None:
+        """Make everything durable and leave the mark of an orderly stop. The store is not used after that."""
+        self.append()
+        if self.failure is None:
+            self.sync()
+            self.sweep()
+            self.checkpoint()
+            self.disk.unlink(self.directory / ABORT)
+        self.files.clear()
+        if self.lock is not None:
+            self.lock.close()
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def records(self, queue: ConsumeQueue, ordinal: int, hint_bytes: int, read: Read) -> Iterator[Stored | None]:
+        """The records of a partition from an ordinal on, in order, as far as readers may see.
+
+        ``None`` stands for a message that is damaged or lost. ``hint_bytes`` is about how much the caller will take.
+        """
+        return self.reader.records(queue, ordinal, hint_bytes, read)
+
+    def first(self, queue: ConsumeQueue, read: Read) -> tuple[int, TextPosition]:
+        """Ordinal and text position of the oldest message that is still there, or of the next one when none is."""
+        return self.reader.first(queue, read)
+
+    def locate(self, queue: ConsumeQueue, position: int, read: Read) -> tuple[int, TextPosition]:
+        """Ordinal and position of the message that contains a text position.
+
+        Where that one is lost or aged out: of the first one behind; at or behind the end: of the message that comes next.
+        """
+        return self.reader.locate(queue, position, read)
+
+    # -- retention ----------------------------------------------------------------------------------------------------
+
+    def retire(self, run: Run = run_here) -> Plan:
+        """Delete what is due and look whether there is room to write."""
+        usage = self.disk.usage(self.directory)
+        decision = plan(list(self._ages()), self.clock.now_ms(), usage, self.settings.retention)
+        for base in decision.delete:
+            segment = self.log.segments[0]
+            assert segment.base == base
+            self.log.remove(segment, run)
+        if decision.delete:
+            for queue in list(self.queues.values()):
+                first, _ = self.first(queue, _read_through(run))
+                queue.drop_before(first, run)
+        self.no_room = decision.refuse
+        return decision
+
+    def _ages(self) -> Iterable[SegmentAge]:
+        for segment, following in zip(self.log.segments, self.log.segments[1:], strict=False):
+            store_ms = self.log.file(following).read(8, 56)
+            yield SegmentAge(segment.base, int.from_bytes(store_ms))
+
+    def statistics(self) -> StoreStatistics:
+        return StoreStatistics(
+            begin=self.log.begin,
+            end=self.log.end,
+            durable_end=self.durable_end,
+            segments=len(self.log.segments),
+            partitions=len(self.queues),
+            open_files=len(self.files),
+            messages_put=self.messages_put,
+            damaged_reads=self.reader.damaged,
+            syncs=self.syncs,
+            failure=None if self.failure is None else str(self.failure),
+        )
+
+
+def _read_through(run: Run) -> Read:
+    return lambda file, size, offset: run(lambda: file.read(size, offset))
