@@ -25,6 +25,7 @@ SUITES: dict[str, Callable[[Bench], Report]] = {
     "recovery": recovery.run,
     "connections": connections.run,
 }
+FILE_COLUMNS = 160  # of tables printed into a file or a pipe, where rich would assume 80
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -57,6 +58,7 @@ def main(
 ) -> None:
     """Measure metaq beside its peers on this machine. Without SUITES: all of them."""
     console = Console(stderr=True)
+    table_console = Console(width=None if sys.stdout.isatty() else FILE_COLUMNS)
     chosen = list(SUITES) if not suites or "all" in suites else list(dict.fromkeys(suites))
     known = all_put_systems(nullbroker.resolve() if nullbroker else None)
     if systems is not None:
@@ -77,7 +79,7 @@ def main(
         for name in chosen:
             console.rule(name)
             report = SUITES[name](Bench(console, folder, known, rounds, quick))
-            print_report(report, Console())
+            print_report(report, table_console)
             console.print(f"written: {save(report, machine, out).name}")
             held = held and report.held
     finally:

@@ -167,7 +167,7 @@ static int fdatasync_loop(const char *path, size_t record, uint64_t duration_ns,
             histogram_record(&latency, now - (rate ? start + (records + i) * 1000000000u / rate : first_due));
         records += due;
     }
-    printf("{\"record_bytes\": %zu, \"rate_wanted\": %llu, \"seconds\": %.3f, \"messages\": %llu, \"syncs\": %llu, "
+    printf("{\"record_bytes\": %zu, \"rate_wanted\": %llu, \"seconds\": %.6f, \"messages\": %llu, \"syncs\": %llu, "
            "\"messages_per_second\": %.1f, ", record, (unsigned long long)rate, (double)(now - start) / 1e9,
            (unsigned long long)records, (unsigned long long)syncs, (double)records / ((double)(now - start) / 1e9));
     histogram_print(&latency, stdout);

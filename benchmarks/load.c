@@ -155,10 +155,8 @@ static void take_records(struct connection *c, const struct reply *reply, uint64
         uint32_t length;
         memcpy(&length, reply->text + at, sizeof length);
         length = ntohl(length);
-        if (length != (uint32_t)opt.body) {
-            note_error("a record of another size than --body", SIZE_MAX);
-            return;
-        }
+        if (length != (uint32_t)opt.body)
+            broke_off("a record of %u bytes where --body says %ld", length, opt.body);
         if (at + RECORD_HEADER + length > reply->text_size)
             break;
         at += RECORD_HEADER + length;
@@ -401,7 +399,7 @@ static void read_options(int argc, char **argv)
 static void print_result(double seconds)
 {
     printf("{\"protocol\": \"%s\", \"connections\": %ld, \"in_flight\": %ld, \"body_bytes\": %ld, \"block_bytes\": %ld, "
-           "\"rate_wanted\": %ld, \"seconds\": %.3f, \"requests\": %llu, \"messages\": %llu, \"bytes\": %llu, ",
+           "\"rate_wanted\": %ld, \"seconds\": %.6f, \"requests\": %llu, \"messages\": %llu, \"bytes\": %llu, ",
            opt.protocol->name, opt.connections, opt.in_flight, opt.body, opt.protocol->reads ? opt.block : 0, opt.rate,
            seconds, (unsigned long long)measured.requests, (unsigned long long)measured.messages,
            (unsigned long long)measured.bytes);

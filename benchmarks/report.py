@@ -70,7 +70,7 @@ def checks_table(checks: Sequence[Check]) -> Table:
     rows = [
         [
             check.name,
-            f"{number(check.measured, 2)} {check.unit}".strip(),
+            "-" if check.measured is None else f"{number(check.measured, 2)} {check.unit}".strip(),
             _bound(check, check.must),
             check.must_verdict.value,
             _bound(check, check.aim),

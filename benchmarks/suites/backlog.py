@@ -81,15 +81,13 @@ def pass_through(bench: Bench, server: Server, messages: int) -> tuple[Table, fl
     samples += sampler.samples
     for row in rows:
         bench.console.print("RssAnon MiB:", *row, highlight=False)
-    return Table("Private memory (RssAnon)", ["", "lowest MiB", "highest MiB"], rows), drift_bytes(
-        samples, start
-    ) / MEBIBYTE
+    return Table("Private memory (RssAnon)", ["", "lowest MiB", "highest MiB"], rows), drift_bytes(samples, start) / MEBIBYTE
 
 
 def read(server: Server, messages: int) -> None:
     """Read the first so many messages of the log from its start, in blocks of 64 KiB."""
     load = run_load("metaq-get", server.port, LoadPlan(1, 4, BODY_BYTES, 900.0, 0.0, count=messages))
-    if load.messages < messages or load.wraps:
+    if load.messages < messages or load.wraps > 1:  # the gets in flight behind the last message meet the end once
         raise MeasurementError(f"{load.messages:,} of {messages:,} messages were read, {load.wraps} times to the end")
 
 

@@ -55,8 +55,7 @@ def measure(bench: Bench, system: System, many: int) -> dict[str, float]:
     with bench.fresh_folder() as folder, system.running(folder / "server") as server, ExitStack() as opened:
         idle = resting_bytes(server)
         connections = [
-            opened.enter_context(socket.create_connection(("127.0.0.1", server.port), REPLY_SECONDS))
-            for _ in range(many)
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.port), REPLY_SECONDS)) for _ in range(many)
         ]
         exchange(connections[-1], system)  # connections are accepted in order: all the others are there too
         silent = resting_bytes(server)

@@ -29,9 +29,7 @@ def run(bench: Bench) -> Report:
     ready: list[float] = []
     if bench.usable(system):
         with bench.fresh_folder() as folder:
-            found = bench.attempt(
-                "recovery", lambda: crashes(bench, system, folder, messages, rounds, random.Random(seed))
-            )
+            found = bench.attempt("recovery", lambda: crashes(bench, system, folder, messages, rounds, random.Random(seed)))
             ready, cells = found or ([], [])
     rows = [[str(cell["round"]), *(number(float(str(cell[key])), 2) for key in COLUMNS)] for cell in cells]
     slowest, usual = max(ready, default=None), spread(ready)

@@ -133,9 +133,7 @@ def _sync_round(bench: Bench, taken: Collected, turn: int, seconds: float, warmu
                 return run_sync_loop(folder, SYNC_RECORD_BYTES, seconds, rate)
 
         loop = bench.attempt(name, measure)
-        taken.cells.append(
-            {"target": SYNC_NAME, "system": name, "round": turn, "figures": loop.model_dump() if loop else None}
-        )
+        taken.cells.append({"target": SYNC_NAME, "system": name, "round": turn, "figures": loop.model_dump() if loop else None})
         if loop:
             taken.loops[name].append(loop)
             bench.console.print(f"{name}: p99 {loop.p99_us / 1000:.2f} ms", highlight=False)
@@ -173,7 +171,7 @@ def _sync_checks(taken: Collected) -> list[Check]:
 def _rates(taken: Collected) -> Table:
     rows = []
     for (target, system), loads in taken.loads.items():
-        if target == SYNC_NAME:
+        if target == SYNC_NAME or not loads:
             continue
         rate = spread([load.messages_per_second for load in loads])
         bandwidth = spread([load.mb_per_second for load in loads])
