@@ -1,0 +1,5 @@
+"""``python -m metaq``: the same as the ``metaq`` command."""
+
+from metaq.cli import main
+
+main()

@@ -1,0 +1,141 @@
+"""A real broker process for tests, on a port of its own choosing, and waiting for conditions with a deadline."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+START_DEADLINE_S: Final = 120.0
+STOP_DEADLINE_S: Final = 60.0
+SOCKET_TIMEOUT_S: Final = 30.0
+_READY: Final = re.compile(r"^metaq ready listen=(\S+):(\d+) data=.* pid=\d+(?: .*)?\n", re.MULTILINE)
+
+
+class BrokerFailed(AssertionError):
+    """The process did not start, or ended when it should not have; the text holds its exit code and standard error."""
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float, what: str) -> None:
+    """Return as soon as ``condition`` holds; ``AssertionError`` naming ``what`` when it does not within ``deadline_s``."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {deadline_s} s: {what}")
+        time.sleep(0.005)
+
+
+class BrokerProcess:
+    """``metaq serve`` over the folder ``data``, from entering the ``with`` block until leaving it.
+
+    ``host``, ``port`` and ``pid`` are those of the running process. Standard output and error go to files beside
+    ``data``, of which ``log`` is the second; every start appends to them.
+    """
+
+    def __init__(self, data: Path, *flags: str, durability: str = "memory", listen: str = "127.0.0.1:0") -> None:
+        self.data = data
+        self.flags = flags
+        self.durability = durability
+        self.host = ""
+        self.port = 0
+        self.pid = 0
+        self.log = data.with_name(f"{data.name}.stderr")
+        self._listen = listen
+        self._output = data.with_name(f"{data.name}.stdout")
+        self._output_before = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.kill()
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the process and wait until it serves."""
+        self.launch()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.kill()
+            raise
+
+    def launch(self) -> None:
+        """Start the process without waiting: it may be killed while it recovers."""
+        assert not self.running, f"process {self.pid} still runs"
+        command = [sys.executable, "-m", "metaq", "serve", "--data", str(self.data), "--listen", self._listen]
+        command += ["--durability", self.durability, *self.flags]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("METAQ_")}
+        self._output_before = self._output.stat().st_size if self._output.exists() else 0
+        with self._output.open("ab") as output, self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=log, env=environment)
+        self.pid = self._process.pid
+
+    def wait_ready(self) -> None:
+        """Wait for the line that says where it listens."""
+        process = self._started()
+        ended = False
+
+        def ready_or_ended() -> bool:
+            nonlocal ended
+            # asked before the line is looked for: what a process printed before its end is then complete
+            ended = process.poll() is not None
+            return self._read_ready_line() or ended
+
+        wait_until(ready_or_ended, START_DEADLINE_S, f"process {self.pid} is ready; see {self.log}")
+        if ended:
+            raise BrokerFailed(f"the broker ended with {process.returncode} when it should serve:\n{self.stderr()}")
+
+    def _read_ready_line(self) -> bool:
+        ready = _READY.search(self._output.read_bytes()[self._output_before :].decode())
+        if ready is not None:
+            self.host, self.port = ready[1].strip("[]"), int(ready[2])
+        return ready is not None
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "the broker was never started"
+        return self._process
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end; nothing when it does not run."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            self._process.wait()
+
+    def terminate(self) -> int:
+        """SIGTERM, and the exit code; a process that does not end is killed and reported."""
+        process = self._started()
+        process.send_signal(signal.SIGTERM)
+        try:
+            return process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise BrokerFailed(f"no end within {STOP_DEADLINE_S} s of SIGTERM:\n{self.stderr()}") from None
+
+    def restart(self, *, same_port: bool = False) -> None:
+        """Start again over the same data, after a SIGKILL if it still runs."""
+        self.kill()
+        if same_port:
+            self._listen = f"{self.host}:{self.port}"
+        self.start()
+
+    def connect(self) -> socket.socket:
+        """A new connection, whose operations give up after ``SOCKET_TIMEOUT_S``."""
+        return socket.create_connection((self.host, self.port), timeout=SOCKET_TIMEOUT_S)
+
+    def stderr(self) -> str:
+        """What it has written to standard error, over all starts."""
+        return self.log.read_text("utf-8", errors="replace") if self.log.exists() else ""
