@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from benchmarks.bench import Bench
-from benchmarks.peers import all_put_systems
+from benchmarks.peers import all_systems
 from benchmarks.programs import BUILD
 from benchmarks.report import Report, describe_machine, print_report, save
 from benchmarks.suites import backlog, connections, get, put, recovery, targets
@@ -60,7 +60,7 @@ def main(
     console = Console(stderr=True)
     table_console = Console(width=None if sys.stdout.isatty() else FILE_COLUMNS)
     chosen = list(SUITES) if not suites or "all" in suites else list(dict.fromkeys(suites))
-    known = all_put_systems(nullbroker.resolve() if nullbroker else None)
+    known = all_systems(nullbroker.resolve() if nullbroker else None)
     if systems is not None:
         names = {name.strip() for name in systems.split(",")}
         unknown = names - {system.name for system in known}

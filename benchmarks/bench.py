@@ -74,7 +74,7 @@ class Bench:
 
         def measure() -> Load:
             with self.fresh_folder() as folder, system.running(folder / "server") as server:
-                return run_load(system.protocol, server.port, bounded(plan))
+                return run_load(system.puts, server.port, bounded(plan))
 
         name = f"{system.name}, put {describe(plan)}"
         load = self.attempt(name, measure)

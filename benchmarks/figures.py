@@ -29,7 +29,7 @@ class Latencies(BaseModel):
 
 
 class Load(Latencies):
-    """The line that `load` prints. `bytes` counts message bodies for puts and whole records for gets."""
+    """The line that `load` prints. `bytes` and `mb_per_second` (10⁶) count the bodies of whole messages."""
 
     protocol: str
     connections: NonNegativeInt

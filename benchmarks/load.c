@@ -6,9 +6,9 @@
  * replies do, and its latency runs from that moment, so a stall of the server is charged to every request that was due
  * in it (no coordinated omission).
  *
- * Puts repeat one request, sent straight out of a prepared buffer that holds it many times. Gets walk the log in blocks
- * from position 0 and start over at its end. The walk needs the next position before the reply is there, so it assumes
- * that all messages have --body bytes and checks each reply for it.
+ * Puts repeat one request, sent straight out of a prepared buffer that holds it many times. Gets walk what
+ * is stored, as many whole messages at a time as fit into --block in MetaQ's encoding, and start over at its end. With
+ * more than one in flight the next position is needed before the reply is there, so all messages have --body bytes.
  *
  * Prints one JSON object; exit 0 = measured, 1 = some replies were errors, 2 = wrong options, 3 = the run broke off. */
 #define _GNU_SOURCE
@@ -29,8 +29,7 @@
 #include "protocols.h"
 
 enum {
-    RECORD_HEADER = 20, /* text protocol: length 4, checksum 4, id 8, flag 4 */
-    GET_LINE_MAX = 256,
+    GET_BYTES_MAX = 768,
     PATTERN_MIN = 1 << 20,
     STALL_MS = 15000,
     MAX_LAG = 1 << 16, /* open loop: requests one connection may be behind its schedule */
@@ -44,9 +43,9 @@ struct connection {
     char *lines;       /* puts: the request, repeated; gets: the lines not sent yet */
     size_t phase;      /* puts: bytes of the current request that are sent; gets: sent bytes of `lines` */
     size_t unsent;     /* admitted, not yet taken by the kernel */
+    struct ask ask;
     struct asked *asked;
     uint64_t head, tail; /* requests admitted and answered */
-    uint64_t cursor;     /* gets: the next position */
 };
 
 struct asked {
@@ -66,7 +65,7 @@ static struct connection *connections;
 static size_t request_size, pattern_size, in_size, asked_mask;
 static uint64_t admitted, answered; /* all requests, to know when to stop */
 static struct {
-    uint64_t since, requests, messages, bytes, errors, wraps;
+    uint64_t since, requests, messages, errors, wraps;
     char first_error[160];
 } measured;
 static struct histogram latency;
@@ -103,7 +102,7 @@ static void admit(struct connection *c, uint64_t since)
     struct asked *asked = &c->asked[c->head & asked_mask];
     if (c->head - c->tail > asked_mask)
         broke_off("a connection is %zu requests behind the schedule", asked_mask + 1);
-    *asked = (struct asked){since, c->cursor};
+    *asked = (struct asked){since, c->ask.position};
     c->head++, admitted++;
     if (!opt.protocol->reads) {
         c->unsent += request_size;
@@ -111,9 +110,9 @@ static void admit(struct connection *c, uint64_t since)
     }
     memmove(c->lines, c->lines + c->phase, c->unsent);
     c->phase = 0;
-    c->unsent += (size_t)snprintf(c->lines + c->unsent, GET_LINE_MAX, "get %s bench 0 %llu %ld 7\r\n", opt.topic,
-                                  (unsigned long long)c->cursor, opt.block);
-    c->cursor += (uint64_t)(opt.block / (RECORD_HEADER + opt.body) * (RECORD_HEADER + opt.body));
+    c->unsent += opt.protocol->request(c->lines + c->unsent, GET_BYTES_MAX, &c->ask);
+    if (opt.protocol->advance)
+        c->ask.position += opt.protocol->advance(&c->ask);
 }
 
 static void flush(struct connection *c)
@@ -147,27 +146,14 @@ static void note_error(const char *text, size_t size)
         snprintf(measured.first_error, sizeof measured.first_error, "%.*s", shown, text);
 }
 
-/* Counts the whole records of a get's reply and moves the cursor where the log did not answer as assumed. */
-static void take_records(struct connection *c, const struct reply *reply, uint64_t position)
+static void take_get(struct connection *c, const struct reply *reply, uint64_t position)
 {
-    size_t at = 0, messages = 0;
-    while (at + RECORD_HEADER <= reply->text_size) {
-        uint32_t length;
-        memcpy(&length, reply->text + at, sizeof length);
-        length = ntohl(length);
-        if (length != (uint32_t)opt.body)
-            broke_off("a record of %u bytes where --body says %ld", length, opt.body);
-        if (at + RECORD_HEADER + length > reply->text_size)
-            break;
-        at += RECORD_HEADER + length;
-        messages++;
-    }
-    if (messages == 0)
-        note_error("a reply without a whole record", SIZE_MAX);
-    measured.messages += messages;
-    measured.bytes += at;
+    if (reply->verdict != READ || reply->messages == 0)
+        broke_off("a get at %llu was answered: %.*s", (unsigned long long)position,
+                  reply->text_size < 200 ? (int)reply->text_size : 200, reply->text ? reply->text : "");
+    measured.messages += reply->messages;
     if (c->head == c->tail) /* nothing else in flight: go on exactly where this reply ended */
-        c->cursor = position + at;
+        c->ask.position = position + reply->advance;
 }
 
 static void take(struct connection *c, const struct reply *reply, uint64_t now)
@@ -175,30 +161,24 @@ static void take(struct connection *c, const struct reply *reply, uint64_t now)
     if (reply->verdict == UNRELATED)
         return;
     if (c->head == c->tail)
-        broke_off("a reply that nothing asked for: %.*s", (int)reply->text_size, reply->text);
+        broke_off("a reply that nothing asked for: %.*s", (int)reply->text_size, reply->text ? reply->text : "");
     struct asked asked = c->asked[c->tail++ & asked_mask];
     answered++;
-    if (opt.protocol->reads && reply->verdict == END_OF_LOG) {
-        if (asked.position == 0)
-            broke_off("topic %s has no message", opt.topic);
-        measured.wraps += c->cursor > asked.position;
-        if (c->cursor > asked.position) /* the first of several answers beyond the end */
-            c->cursor = 0;
+    if (opt.protocol->reads && reply->verdict == END_OF_LOG && asked.position > 0) {
+        if (c->ask.position > asked.position) { /* the first of several answers beyond the end */
+            c->ask.position = 0;
+            measured.wraps++;
+        }
         return;
     }
     histogram_record(&latency, now - asked.since);
     measured.requests++;
-    if (opt.protocol->reads && reply->verdict == RECORDS) {
-        take_records(c, reply, asked.position);
-    } else if (opt.protocol->reads && reply->verdict == MOVED) {
-        const char *text = reply->text;
-        c->cursor = (uint64_t)parse_number(&text, reply->text + reply->text_size);
-    } else if (!opt.protocol->reads && reply->verdict == STORED) {
+    if (opt.protocol->reads)
+        take_get(c, reply, asked.position);
+    else if (reply->verdict == STORED)
         measured.messages++;
-        measured.bytes += (uint64_t)opt.body;
-    } else {
+    else
         note_error(reply->text, reply->text_size);
-    }
 }
 
 static void receive(struct connection *c)
@@ -214,7 +194,7 @@ static void receive(struct connection *c)
     uint64_t now = now_ns();
     size_t at = 0;
     while (at < c->have) {
-        struct reply reply = opt.protocol->parse(c->in + at, c->have - at);
+        struct reply reply = opt.protocol->parse(c->in + at, c->have - at, &c->ask);
         if (reply.size == 0)
             break;
         take(c, &reply, now);
@@ -314,14 +294,15 @@ static void connect_one(struct connection *c, int index)
 {
     struct sockaddr_in address = {AF_INET, htons((uint16_t)opt.port), {htonl(INADDR_LOOPBACK)}, {0}};
     int one = 1;
-    size_t asked_room = asked_mask + 1;
+    size_t asked_room = asked_mask + 1, body = (size_t)opt.body, block = (size_t)opt.block;
+    c->ask = (struct ask){index, opt.topic, body, block, block / (RECORD_HEADER + body), 0};
     c->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (c->fd < 0 || connect(c->fd, (struct sockaddr *)&address, sizeof address))
         broke_off("connection %d to port %d: %s", index, opt.port, strerror(errno));
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     if (opt.protocol->greet) {
         char greeting[256];
-        size_t size = opt.protocol->greet(greeting, sizeof greeting, index);
+        size_t size = opt.protocol->greet(greeting, sizeof greeting, &c->ask);
         if (send(c->fd, greeting, size, MSG_NOSIGNAL) != (ssize_t)size)
             broke_off("greeting: %s", strerror(errno));
     }
@@ -329,12 +310,12 @@ static void connect_one(struct connection *c, int index)
     c->in = allocate(in_size);
     c->asked = allocate(asked_room * sizeof *c->asked);
     if (opt.protocol->reads) {
-        c->lines = allocate(asked_room * GET_LINE_MAX);
+        c->lines = allocate(asked_room * GET_BYTES_MAX);
         return;
     }
-    size_t room = (size_t)opt.body + 512;
+    size_t room = body + 512;
     char *pattern = allocate(room + PATTERN_MIN + room);
-    request_size = opt.protocol->put(pattern, room, index, opt.topic, (size_t)opt.body);
+    request_size = opt.protocol->request(pattern, room, &c->ask);
     pattern_size = request_size;
     while (pattern_size < PATTERN_MIN) {
         memcpy(pattern + pattern_size, pattern, request_size);
@@ -382,8 +363,8 @@ static void read_options(int argc, char **argv)
         }
     }
     if (!opt.protocol || !opt.port || optind < argc || strlen(opt.topic) > 100) {
-        fprintf(stderr, "load: --protocol (metaq-put, metaq-get, redis-xadd, beanstalkd-put, nats-publish) and --port "
-                        "are needed; --topic has at most 100 characters\n");
+        fprintf(stderr, "load: one of the protocols in protocols.h (--protocol) and --port are needed; --topic has at "
+                        "most 100 characters\n");
         exit(2);
     }
     if (opt.protocol->reads && opt.rate) {
@@ -402,9 +383,9 @@ static void print_result(double seconds)
            "\"rate_wanted\": %ld, \"seconds\": %.6f, \"requests\": %llu, \"messages\": %llu, \"bytes\": %llu, ",
            opt.protocol->name, opt.connections, opt.in_flight, opt.body, opt.protocol->reads ? opt.block : 0, opt.rate,
            seconds, (unsigned long long)measured.requests, (unsigned long long)measured.messages,
-           (unsigned long long)measured.bytes);
+           (unsigned long long)(measured.messages * (uint64_t)opt.body));
     printf("\"messages_per_second\": %.1f, \"mb_per_second\": %.3f, ", (double)measured.messages / seconds,
-           (double)measured.bytes / seconds / 1e6);
+           (double)measured.messages * (double)opt.body / seconds / 1e6);
     histogram_print(&latency, stdout);
     printf(", \"wraps\": %llu, \"errors\": %llu, \"first_error\": \"", (unsigned long long)measured.wraps,
            (unsigned long long)measured.errors);
@@ -424,7 +405,8 @@ int main(int argc, char **argv)
     while (asked_mask < (size_t)(opt.rate ? MAX_LAG : opt.in_flight))
         asked_mask *= 2;
     asked_mask--;
-    in_size = opt.protocol->reads ? (size_t)opt.block * 2 + (1 << 18) : 1 << 18;
+    /* the smallest messages come in frames several times their size */
+    in_size = (opt.protocol->reads ? (size_t)opt.block * 8 : 0) + (1 << 18);
     for (long i = 0; i < opt.connections; i++) {
         connect_one(&connections[i], (int)i);
         watch(&connections[i], EPOLL_CTL_ADD);

@@ -71,12 +71,14 @@ class Server:
 class System:
     """One way to run one server. `command` gets its folder and a free port; `ping` is a request, `pong` its answer.
 
+    `puts` and `gets` name the protocols that the load generator speaks to it; empty where it has none.
     A server with a `ready_line` (a pattern with the group `port`, on standard output) picks its port itself.
     """
 
     name: str
     level: Level
-    protocol: str
+    puts: str
+    gets: str
     program: Path | None
     hint: str
     command: Callable[[Path, int], Sequence[str]]
@@ -207,7 +209,8 @@ def metaq(level: Level, settings: Sequence[str] = ()) -> System:
     return System(
         name=f"metaq {level.value}",
         level=level,
-        protocol="metaq-put",
+        puts="metaq-put",
+        gets="metaq-get",
         program=program if program.exists() else None,
         hint="pip install -e . in the environment that runs the benchmarks",
         command=command,
@@ -227,7 +230,8 @@ def redis(appendfsync: str, level: Level) -> System:
     return System(
         name=f"redis {appendfsync}",
         level=level,
-        protocol="redis-xadd",
+        puts="redis-xadd",
+        gets="redis-xrange",
         program=_find("redis-server"),
         hint="apt-get install redis-server",
         command=command,
@@ -250,7 +254,8 @@ def beanstalkd(sync: bool) -> System:
     return System(
         name="beanstalkd sync" if sync else "beanstalkd no sync",
         level=Level.DISK if sync else Level.MEMORY,
-        protocol="beanstalkd-put",
+        puts="beanstalkd-put",
+        gets="beanstalkd-peek",
         program=_find("beanstalkd"),
         hint="apt-get install beanstalkd",
         command=command,
@@ -285,7 +290,8 @@ def nats() -> System:
     return System(
         name="nats jetstream",
         level=Level.MEMORY,
-        protocol="nats-publish",
+        puts="nats-publish",
+        gets="nats-pull",
         program=_find("nats-server"),
         hint="apt-get install nats-server",
         command=command,
@@ -303,7 +309,8 @@ def nullbroker(given: Path | None) -> System:
     return System(
         name="nullbroker",
         level=Level.MEMORY,
-        protocol="metaq-put",
+        puts="metaq-put",
+        gets="",
         program=program,
         hint="--nullbroker FILE or METAQ_NULLBROKER names it",
         command=lambda folder, port: [str(port), str(folder)],
@@ -317,7 +324,8 @@ def sendfile_loop(records: Path) -> System:
     return System(
         name="sendfile loop",
         level=Level.MEMORY,
-        protocol="metaq-get",
+        puts="",
+        gets="metaq-get",
         program=build(HERE / "limits.c"),
         hint="gcc",
         command=lambda _folder, _port: ["sendfile", str(records)],
@@ -327,8 +335,8 @@ def sendfile_loop(records: Path) -> System:
     )
 
 
-def all_put_systems(null: Path | None) -> list[System]:
-    """Everything a put can be measured on, ours first."""
+def all_systems(null: Path | None) -> list[System]:
+    """Every server there is to measure, ours first at each level."""
     return [
         metaq(Level.MEMORY),
         nullbroker(null),

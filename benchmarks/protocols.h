@@ -5,16 +5,27 @@
 #ifndef BENCHMARKS_PROTOCOLS_H
 #define BENCHMARKS_PROTOCOLS_H
 
+#include <arpa/inet.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+
+enum { RECORD_HEADER = 20 }; /* MetaQ's text encoding of a message: length 4, checksum 4, id 8, flag 4 */
+
+/* What a request is about. A get asks for `batch` messages (MetaQ: for `block` bytes) from `position` on. */
+struct ask {
+    int connection;
+    const char *topic;
+    size_t body, block, batch;
+    uint64_t position;
+};
 
 enum verdict {
-    STORED,     /* the put is acknowledged */
-    RECORDS,    /* a get's records: text, text_size */
-    MOVED,      /* a get's position does not exist any more; the oldest is in text */
-    END_OF_LOG, /* nothing at a get's position */
-    REFUSED,    /* an error reply */
+    STORED,     /* a put is acknowledged */
+    READ,       /* a get brought `messages` messages; the next ones are `advance` positions further */
+    END_OF_LOG, /* nothing is stored at a get's position */
+    REFUSED,    /* an error reply: text */
     UNRELATED   /* a frame that answers no request */
 };
 
@@ -23,17 +34,19 @@ struct reply {
     enum verdict verdict;
     const char *text;
     size_t text_size;
+    uint64_t messages, advance;
 };
 
 struct protocol {
     const char *name;
-    int reads; /* requests are gets: each carries a position */
-    size_t (*greet)(char *out, size_t room, int connection);
-    size_t (*put)(char *out, size_t room, int connection, const char *topic, size_t body);
-    struct reply (*parse)(const char *p, size_t n);
+    int reads; /* requests are gets: each has a position of its own */
+    size_t (*greet)(char *out, size_t room, const struct ask *ask);
+    size_t (*request)(char *out, size_t room, const struct ask *ask);
+    struct reply (*parse)(const char *p, size_t n, const struct ask *ask);
+    uint64_t (*advance)(const struct ask *ask); /* how far one full reply to a get moves the position */
 };
 
-static const struct reply INCOMPLETE = {0, UNRELATED, NULL, 0};
+static const struct reply INCOMPLETE = {.verdict = UNRELATED};
 
 static size_t fill_body(char *out, size_t size)
 {
@@ -54,13 +67,66 @@ static long parse_number(const char **p, const char *end)
     return sign * value;
 }
 
+/* The number in the last word of a line that ends before `end`. */
+static long last_number(const char *line, const char *end)
+{
+    const char *at = end;
+    while (at > line && at[-1] != ' ')
+        at--;
+    return parse_number(&at, end);
+}
+
 static struct reply refused_line(const char *p, const char *end)
 {
-    return (struct reply){(size_t)(end - p) + 1, REFUSED, p, (size_t)(end - p)};
+    size_t size = (size_t)(end - p);
+    return (struct reply){.size = size + 1, .verdict = REFUSED, .text = p, .text_size = size};
+}
+
+static uint64_t advance_one(const struct ask *ask)
+{
+    (void)ask;
+    return 1;
+}
+
+/* ---- MetaQ text protocol ---- */
+
+static size_t put_metaq(char *out, size_t room, const struct ask *ask)
+{
+    size_t head = (size_t)snprintf(out, room, "put %s 0 %zu 0 7\r\n", ask->topic, ask->body);
+    return head + fill_body(out + head, ask->body);
+}
+
+static size_t get_metaq(char *out, size_t room, const struct ask *ask)
+{
+    return (size_t)snprintf(out, room, "get %s bench 0 %llu %zu 7\r\n", ask->topic, (unsigned long long)ask->position,
+                            ask->block);
+}
+
+static uint64_t advance_metaq(const struct ask *ask)
+{
+    return ask->batch * (RECORD_HEADER + ask->body);
+}
+
+/* Counts the whole records of a `value`; the last one may be cut. All must have the body size of this run. */
+static struct reply count_records(struct reply value, const struct ask *ask)
+{
+    while (value.advance + RECORD_HEADER <= value.text_size) {
+        uint32_t length;
+        memcpy(&length, value.text + value.advance, sizeof length);
+        if (ntohl(length) != ask->body) {
+            static const char WHY[] = "a record of another size than --body";
+            return (struct reply){.size = value.size, .verdict = REFUSED, .text = WHY, .text_size = sizeof WHY - 1};
+        }
+        if (value.advance + RECORD_HEADER + ask->body > value.text_size)
+            break;
+        value.advance += RECORD_HEADER + ask->body;
+        value.messages++;
+    }
+    return value;
 }
 
 /* `result <code> <length> <opaque>\r\n<body>` or `value <length> <opaque>\r\n<records>` */
-static struct reply parse_metaq(const char *p, size_t n)
+static struct reply parse_metaq(const char *p, size_t n, const struct ask *ask)
 {
     const char *end = memchr(p, '\n', n), *at = p;
     long code = 0;
@@ -75,106 +141,195 @@ static struct reply parse_metaq(const char *p, size_t n)
         return refused_line(p, end);
     }
     long length = parse_number(&at, end);
-    size_t size = (size_t)(end - p) + 1 + (size_t)length;
     if (length < 0)
         return refused_line(p, end);
-    if (size > n)
+    struct reply reply = {.size = (size_t)(end - p) + 1 + (size_t)length, .text = end + 1, .text_size = (size_t)length};
+    if (reply.size > n)
         return INCOMPLETE;
-    enum verdict verdict = code == 0     ? RECORDS
-                           : code == 200 ? STORED
-                           : code == 301 ? MOVED
-                           : code == 404 ? END_OF_LOG
-                                         : REFUSED;
-    return (struct reply){size, verdict, end + 1, (size_t)length};
+    reply.verdict = code == 0 ? READ : code == 200 ? STORED : code == 404 ? END_OF_LOG : REFUSED;
+    return reply.verdict == READ ? count_records(reply, ask) : reply;
 }
 
-static size_t put_metaq(char *out, size_t room, int connection, const char *topic, size_t body)
+/* ---- Redis Streams ---- */
+
+static size_t put_redis(char *out, size_t room, const struct ask *ask)
 {
-    (void)connection;
-    size_t head = (size_t)snprintf(out, room, "put %s 0 %zu 0 %d\r\n", topic, body, 7);
-    return head + fill_body(out + head, body);
+    size_t head = (size_t)snprintf(out, room, "*5\r\n$4\r\nXADD\r\n$%zu\r\n%s\r\n$1\r\n*\r\n$1\r\nd\r\n$%zu\r\n",
+                                   strlen(ask->topic), ask->topic, ask->body);
+    head += fill_body(out + head, ask->body);
+    return head + (size_t)snprintf(out + head, room - head, "\r\n");
+}
+
+/* The first messages of the stream, again and again: the id to go on from is known only from the reply. */
+static size_t get_redis(char *out, size_t room, const struct ask *ask)
+{
+    char many[24];
+    int digits = snprintf(many, sizeof many, "%zu", ask->batch);
+    return (size_t)snprintf(out, room, "*6\r\n$6\r\nXRANGE\r\n$%zu\r\n%s\r\n$1\r\n-\r\n$1\r\n+\r\n$5\r\nCOUNT\r\n$%d\r\n%s\r\n",
+                            strlen(ask->topic), ask->topic, digits, many);
 }
 
 /* `$<length>\r\n<entry id>\r\n` */
-static struct reply parse_redis(const char *p, size_t n)
+static struct reply parse_xadd(const char *p, size_t n, const struct ask *ask)
 {
+    (void)ask;
     const char *end = memchr(p, '\n', n), *at = p + 1;
     if (!end)
         return INCOMPLETE;
     if (*p != '$')
         return refused_line(p, end);
-    long length = parse_number(&at, end);
-    size_t size = (size_t)(end - p) + 1 + (size_t)length + 2;
-    return size > n ? INCOMPLETE : (struct reply){size, STORED, end + 1, (size_t)length};
+    size_t size = (size_t)(end - p) + 1 + (size_t)parse_number(&at, end) + 2;
+    return size > n ? INCOMPLETE : (struct reply){.size = size, .verdict = STORED};
 }
 
-static size_t put_redis(char *out, size_t room, int connection, const char *topic, size_t body)
+/* An array of entries, each `*2 $id *2 $1 d $<length> body`: counted down element by element. */
+static struct reply parse_xrange(const char *p, size_t n, const struct ask *ask)
 {
-    (void)connection;
-    size_t head = (size_t)snprintf(out, room, "*5\r\n$4\r\nXADD\r\n$%zu\r\n%s\r\n$1\r\n*\r\n$1\r\nd\r\n$%zu\r\n",
-                                   strlen(topic), topic, body);
-    head += fill_body(out + head, body);
+    const char *at = p;
+    (void)ask;
+    for (long left = 1, first = 1, entries = 0; left > 0; left--, first = 0) {
+        const char *end = memchr(at, '\n', n - (size_t)(at - p)), *digits = at + 1;
+        if (!end)
+            return INCOMPLETE;
+        if (*at != '*' && (first || *at != '$'))
+            return refused_line(p, end);
+        long value = parse_number(&digits, end);
+        size_t skip = *at == '$' ? (size_t)value + 2 : 0;
+        left += *at == '*' ? value : 0;
+        entries = first ? value : entries;
+        if (entries == 0)
+            return (struct reply){.size = (size_t)(end + 1 - p), .verdict = END_OF_LOG};
+        if ((size_t)(end + 1 - p) + skip > n)
+            return INCOMPLETE;
+        at = end + 1 + skip;
+        if (left == 1)
+            return (struct reply){.size = (size_t)(at - p), .verdict = READ, .messages = (uint64_t)entries};
+    }
+    return INCOMPLETE;
+}
+
+/* ---- beanstalkd ---- */
+
+static size_t put_beanstalkd(char *out, size_t room, const struct ask *ask)
+{
+    size_t head = (size_t)snprintf(out, room, "put 0 0 60 %zu\r\n", ask->body); /* into the tube `default` */
+    head += fill_body(out + head, ask->body);
     return head + (size_t)snprintf(out + head, room - head, "\r\n");
 }
 
-/* `INSERTED <id>\r\n` */
-static struct reply parse_beanstalkd(const char *p, size_t n)
+/* It has no batches. Reading without deleting is `peek`; the jobs of a fresh server are numbered from 1. */
+static size_t get_beanstalkd(char *out, size_t room, const struct ask *ask)
+{
+    return (size_t)snprintf(out, room, "peek %llu\r\n", (unsigned long long)ask->position + 1);
+}
+
+/* `INSERTED <id>\r\n`, `FOUND <id> <length>\r\n<body>\r\n` or `NOT_FOUND\r\n` */
+static struct reply parse_beanstalkd(const char *p, size_t n, const struct ask *ask)
+{
+    const char *end = memchr(p, '\n', n);
+    (void)ask;
+    if (!end)
+        return INCOMPLETE;
+    size_t line = (size_t)(end - p) + 1;
+    if (line > 9 && !memcmp(p, "INSERTED ", 9))
+        return (struct reply){.size = line, .verdict = STORED};
+    if (line > 9 && !memcmp(p, "NOT_FOUND", 9))
+        return (struct reply){.size = line, .verdict = END_OF_LOG};
+    if (line <= 6 || memcmp(p, "FOUND ", 6))
+        return refused_line(p, end);
+    size_t size = line + (size_t)last_number(p, end) + 2;
+    return size > n ? INCOMPLETE : (struct reply){.size = size, .verdict = READ, .messages = 1, .advance = 1};
+}
+
+/* ---- NATS JetStream ---- */
+
+static size_t greet_nats(char *out, size_t room, const struct ask *ask)
+{
+    return (size_t)snprintf(out, room,
+                            "CONNECT {\"verbose\":false,\"pedantic\":false}\r\nSUB ack.%d 1\r\nSUB pulled.%d 2\r\n",
+                            ask->connection, ask->connection);
+}
+
+static size_t put_nats(char *out, size_t room, const struct ask *ask)
+{
+    size_t head = (size_t)snprintf(out, room, "PUB %s ack.%d %zu\r\n", ask->topic, ask->connection, ask->body);
+    head += fill_body(out + head, ask->body);
+    return head + (size_t)snprintf(out + head, room - head, "\r\n");
+}
+
+/* A pull of one batch from a consumer of the connection's own, which the first get makes. The position counts pulls. A
+ * pull beyond the last message waits for more, so a run must end (--count) before it reads everything. */
+static size_t get_nats(char *out, size_t room, const struct ask *ask)
+{
+    char consumer[64], config[256], pull[64];
+    size_t size = 0;
+    snprintf(consumer, sizeof consumer, "c%d-%d", (int)getpid(), ask->connection);
+    if (ask->position == 0) {
+        int bytes = snprintf(config, sizeof config,
+                             "{\"stream_name\":\"%s\",\"config\":{\"name\":\"%s\",\"deliver_policy\":\"all\","
+                             "\"ack_policy\":\"none\",\"mem_storage\":true}}", ask->topic, consumer);
+        size = (size_t)snprintf(out, room, "PUB $JS.API.CONSUMER.CREATE.%s.%s made %d\r\n%s\r\n", ask->topic, consumer,
+                                bytes, config);
+    }
+    int bytes = snprintf(pull, sizeof pull, "{\"batch\":%zu}", ask->batch);
+    return size + (size_t)snprintf(out + size, room - size, "PUB $JS.API.CONSUMER.MSG.NEXT.%s.%s pulled.%d %d\r\n%s\r\n",
+                                   ask->topic, consumer, ask->connection, bytes, pull);
+}
+
+/* One frame: `MSG <subject> <sid> [<reply to>] <length>\r\n<payload>\r\n`, or an INFO or PING line, which answers
+ * nothing. PINGs stay unanswered: the server allows two of them, minutes apart, longer than a run takes. */
+static struct reply nats_frame(const char *p, size_t n)
 {
     const char *end = memchr(p, '\n', n);
     if (!end)
         return INCOMPLETE;
-    if (n < 9 || memcmp(p, "INSERTED ", 9))
-        return refused_line(p, end);
-    return (struct reply){(size_t)(end - p) + 1, STORED, p, (size_t)(end - p)};
-}
-
-static size_t put_beanstalkd(char *out, size_t room, int connection, const char *topic, size_t body)
-{
-    (void)connection, (void)topic; /* the tube `default` */
-    size_t head = (size_t)snprintf(out, room, "put 0 0 60 %zu\r\n", body);
-    head += fill_body(out + head, body);
-    return head + (size_t)snprintf(out + head, room - head, "\r\n");
-}
-
-/* `MSG <inbox> <sid> <length>\r\n<JSON>\r\n` answers a publish; INFO and PING lines answer nothing. PINGs stay
- * unanswered: the server that is measured must allow two of them in the time of a run. */
-static struct reply parse_nats(const char *p, size_t n)
-{
-    const char *end = memchr(p, '\n', n), *at = end;
-    if (!end)
-        return INCOMPLETE;
     if (!memcmp(p, "INFO", 4) || !memcmp(p, "PING", 4))
-        return (struct reply){(size_t)(end - p) + 1, UNRELATED, p, 0};
+        return (struct reply){.size = (size_t)(end - p) + 1, .verdict = UNRELATED};
     if (memcmp(p, "MSG ", 4))
         return refused_line(p, end);
-    while (at > p && at[-1] != ' ')
-        at--;
-    long length = parse_number(&at, end);
-    size_t size = (size_t)(end - p) + 1 + (size_t)length + 2;
+    size_t length = (size_t)last_number(p, end), size = (size_t)(end - p) + 1 + length + 2;
     if (size > n)
         return INCOMPLETE;
-    enum verdict verdict = memmem(end + 1, (size_t)length, "\"error\"", 7) ? REFUSED : STORED;
-    return (struct reply){size, verdict, end + 1, (size_t)length};
+    return (struct reply){.size = size, .verdict = STORED, .text = end + 1, .text_size = length};
 }
 
-static size_t greet_nats(char *out, size_t room, int connection)
+static struct reply parse_ack(const char *p, size_t n, const struct ask *ask)
 {
-    return (size_t)snprintf(out, room, "CONNECT {\"verbose\":false,\"pedantic\":false}\r\nSUB ack.%d 1\r\n", connection);
+    struct reply frame = nats_frame(p, n);
+    (void)ask;
+    if (frame.size && frame.verdict == STORED && memmem(frame.text, frame.text_size, "\"error\"", 7))
+        frame.verdict = REFUSED;
+    return frame;
 }
 
-static size_t put_nats(char *out, size_t room, int connection, const char *topic, size_t body)
+/* A whole batch is one reply. */
+static struct reply parse_pulled(const char *p, size_t n, const struct ask *ask)
 {
-    size_t head = (size_t)snprintf(out, room, "PUB %s ack.%d %zu\r\n", topic, connection, body);
-    head += fill_body(out + head, body);
-    return head + (size_t)snprintf(out + head, room - head, "\r\n");
+    struct reply batch = {.verdict = READ, .advance = 1};
+    while (batch.messages < ask->batch) {
+        struct reply frame = nats_frame(p + batch.size, n - batch.size);
+        if (frame.size == 0)
+            return INCOMPLETE;
+        if (frame.verdict != STORED) {
+            if (batch.messages == 0 || frame.verdict == REFUSED)
+                return frame;
+        } else {
+            batch.messages++;
+        }
+        batch.size += frame.size;
+    }
+    return batch;
 }
 
 static const struct protocol PROTOCOLS[] = {
-    {"metaq-put", 0, NULL, put_metaq, parse_metaq},
-    {"metaq-get", 1, NULL, NULL, parse_metaq},
-    {"redis-xadd", 0, NULL, put_redis, parse_redis},
-    {"beanstalkd-put", 0, NULL, put_beanstalkd, parse_beanstalkd},
-    {"nats-publish", 0, greet_nats, put_nats, parse_nats},
+    {"metaq-put", 0, NULL, put_metaq, parse_metaq, NULL},
+    {"metaq-get", 1, NULL, get_metaq, parse_metaq, advance_metaq},
+    {"redis-xadd", 0, NULL, put_redis, parse_xadd, NULL},
+    {"redis-xrange", 1, NULL, get_redis, parse_xrange, NULL},
+    {"beanstalkd-put", 0, NULL, put_beanstalkd, parse_beanstalkd, NULL},
+    {"beanstalkd-peek", 1, NULL, get_beanstalkd, parse_beanstalkd, advance_one},
+    {"nats-publish", 0, greet_nats, put_nats, parse_ack, NULL},
+    {"nats-pull", 1, greet_nats, get_nats, parse_pulled, advance_one},
 };
 
 #endif

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from benchmarks.bench import Bench, raw
 from benchmarks.figures import Check, MeasurementError, ratio, spread
 from benchmarks.memory import MEBIBYTE, Sampler, drift_bytes, status_bytes
-from benchmarks.peers import Level, Server, metaq
+from benchmarks.peers import Level, Server, System, metaq
 from benchmarks.programs import LoadPlan, run_load
 from benchmarks.report import Report, Table, number, of_rounds
 from benchmarks.suites.get import fill
@@ -29,12 +29,12 @@ def run(bench: Bench) -> Report:
     memory, drift = Table("Private memory", [], []), None
     if bench.usable(system):
         with bench.fresh_folder() as folder, system.running(folder / "server") as full:
-            passed = bench.attempt("backlog", lambda: pass_through(bench, full, messages))
+            passed = bench.attempt("backlog", lambda: pass_through(bench, system, full, messages))
             if passed:
                 memory, drift = passed
             for turn in range(1, rounds + 1 if passed else 1):
                 empty_load = bench.put(system, plan)
-                full_load = bench.attempt(FULL, lambda: run_load(system.protocol, full.port, plan))
+                full_load = bench.attempt(FULL, lambda: run_load(system.puts, full.port, plan))
                 bench.show(FULL, full_load)
                 for name, load in ((EMPTY, empty_load), (FULL, full_load)):
                     cells.append(raw(name, turn, load))
@@ -60,23 +60,23 @@ def run(bench: Bench) -> Report:
     return Report("backlog", settings, tables, checks, cells, bench.notes, bench.failures)
 
 
-def pass_through(bench: Bench, server: Server, messages: int) -> tuple[Table, float]:
+def pass_through(bench: Bench, system: System, server: Server, messages: int) -> tuple[Table, float]:
     """Put all messages and read all of them; returns the samples and the largest drift in MiB.
 
     The drift counts from when the first hundredth has passed and been read: by then every buffer was used once.
     """
     idle, first = status_bytes(server.pid, "RssAnon"), messages // 100
-    fill(server, BODY_BYTES, first)
-    read(server, first)
+    fill(system, server, BODY_BYTES, first)
+    read(system, server, first)
     start = status_bytes(server.pid, "RssAnon")
     rows = [_row("idle", idle, idle), _row("after the first hundredth", start, start)]
     samples: list[int] = []
     with Sampler(server.pid, "RssAnon") as sampler:
-        fill(server, BODY_BYTES, messages - first)
+        fill(system, server, BODY_BYTES, messages - first)
     rows.append(_row(f"while {messages:,} are put", min(sampler.samples), max(sampler.samples)))
     samples += sampler.samples
     with Sampler(server.pid, "RssAnon") as sampler:
-        read(server, messages)
+        read(system, server, messages)
     rows.append(_row(f"while {messages:,} are read", min(sampler.samples), max(sampler.samples)))
     samples += sampler.samples
     for row in rows:
@@ -84,9 +84,9 @@ def pass_through(bench: Bench, server: Server, messages: int) -> tuple[Table, fl
     return Table("Private memory (RssAnon)", ["", "lowest MiB", "highest MiB"], rows), drift_bytes(samples, start) / MEBIBYTE
 
 
-def read(server: Server, messages: int) -> None:
+def read(system: System, server: Server, messages: int) -> None:
     """Read the first so many messages of the log from its start, in blocks of 64 KiB."""
-    load = run_load("metaq-get", server.port, LoadPlan(1, 4, BODY_BYTES, 900.0, 0.0, count=messages))
+    load = run_load(system.gets, server.port, LoadPlan(1, 4, BODY_BYTES, 900.0, 0.0, count=messages))
     if load.messages < messages or load.wraps > 1:  # the gets in flight behind the last message meet the end once
         raise MeasurementError(f"{load.messages:,} of {messages:,} messages were read, {load.wraps} times to the end")
 

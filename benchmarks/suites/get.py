@@ -1,19 +1,20 @@
-"""The get ladder: hot blocks of the log beside a C sendfile loop that serves the same bytes."""
+"""The get ladder: hot messages in blocks, beside a C sendfile loop that serves the same bytes, and the peers."""
 
 import struct
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 from benchmarks.bench import Bench, describe, raw
 from benchmarks.figures import Load, MeasurementError, ratio, spread
-from benchmarks.peers import Level, Server, System, metaq, sendfile_loop
+from benchmarks.peers import Level, Server, System, sendfile_loop
 from benchmarks.programs import LoadPlan, run_load
 from benchmarks.report import Report, Table, middle, number
-from benchmarks.suites.put import CONNECTIONS, IN_FLIGHT, SIZES
+from benchmarks.suites.put import CONNECTIONS, IN_FLIGHT, SIZES, Step
 
 RECORD_HEADER = struct.Struct(">iIqi")  # length, checksum, id, flag of the text protocol's message encoding
 BLOCK_BYTES = 65536
@@ -40,65 +41,81 @@ def write_records(file: Path, body_bytes: int, messages: int) -> None:
 
 @contextmanager
 def hot_log(bench: Bench, system: System, body_bytes: int, messages: int) -> Iterator[Server]:
-    """A fresh broker that holds these messages, lately appended; or the sendfile loop on a file of them."""
+    """A fresh server with these messages, just put into it; the sendfile loop gets them as a file."""
     with bench.fresh_folder() as folder:
-        if system.protocol == "metaq-get":
+        if not system.puts:
             records = folder / "records"
             write_records(records, body_bytes, messages)
             system = sendfile_loop(records)
         with system.running(folder / "server") as server:
-            if system.protocol == "metaq-put":
-                fill(server, body_bytes, messages)
+            if system.puts:
+                fill(system, server, body_bytes, messages)
             yield server
 
 
-def fill(server: Server, body_bytes: int, messages: int, seconds: float = 900.0) -> None:
+def fill(system: System, server: Server, body_bytes: int, messages: int, seconds: float = 900.0) -> None:
     """Put exactly so many messages."""
-    load = run_load("metaq-put", server.port, LoadPlan(4, 100, body_bytes, seconds, 0.0, count=messages))
+    load = run_load(system.puts, server.port, LoadPlan(4, 100, body_bytes, seconds, 0.0, count=messages))
     if load.messages != messages:
         raise MeasurementError(f"only {load.messages:,} of {messages:,} messages were put in {seconds} s")
+
+
+def get_plan(system: System, step: Step, messages: int, seconds: float, warmup: float) -> LoadPlan:
+    """The load of one cell. NATS ends before its last message: a pull beyond it is not answered, it waits."""
+    body_bytes, connections, in_flight = step
+    block = max(BLOCK_BYTES, RECORD_HEADER.size + body_bytes)
+    plan = LoadPlan(connections, in_flight, body_bytes, seconds, warmup, block_bytes=block)
+    if system.gets != "nats-pull":
+        return plan
+    return replace(plan, count=messages - in_flight * (block // (RECORD_HEADER.size + body_bytes)))
 
 
 def run(bench: Bench) -> Report:
     seconds, warmup = (0.5, 0.1) if bench.quick else (1.0, 0.2)
     sizes, connections, depths = ((1024, 65536), (1, 50), (1, 100)) if bench.quick else (SIZES, CONNECTIONS, IN_FLIGHT)
     rounds = bench.rounds(ROUNDS)
-    systems = [system for system in map(metaq, Level) if bench.usable(system)]
-    systems.append(sendfile_loop(Path("records")))
-    figures: dict[tuple[str, int, int, int], list[Load]] = defaultdict(list)
+    # What a peer keeps of a put when it is killed does not change how it reads: one level of each is enough.
+    peers = [s for s in bench.systems if s.gets and (s.gets == "metaq-get" or s.level is Level.MEMORY)]
+    systems = [sendfile_loop(Path("records")), *(system for system in peers if bench.usable(system))]
+    figures: dict[tuple[Step, str], list[Load]] = defaultdict(list)
     cells: list[Mapping[str, object]] = []
     for turn, size, system in product(range(1, rounds + 1), sizes, systems):
 
-        def measure(size: int = size, system: System = system, turn: int = turn) -> None:
-            with hot_log(bench, system, size, messages_for(LOG_BYTES, size)) as server:
-                for many, depth in product(connections, depths):
-                    block = max(BLOCK_BYTES, RECORD_HEADER.size + size)
-                    plan = LoadPlan(many, depth, size, seconds, warmup, block_bytes=block)
-                    load = run_load("metaq-get", server.port, plan)
+        def measure(turn: int = turn, size: int = size, system: System = system) -> None:
+            messages = messages_for(LOG_BYTES, size)
+            with hot_log(bench, system, size, messages) as server:
+                for step in product([size], connections, depths):
+                    plan = get_plan(system, step, messages, seconds, warmup)
+                    load = run_load(system.gets, server.port, plan)
                     bench.show(f"{system.name}, get {describe(plan)}", load)
                     cells.append(raw(system.name, turn, load))
-                    figures[system.name, size, many, depth].append(load)
+                    figures[step, system.name].append(load)
 
         bench.attempt(f"{system.name}, get {size} B", measure)
     settings = {
         "rounds": str(rounds),
         "seconds a cell": f"{seconds} after {warmup} of warm-up",
-        "block": f"{BLOCK_BYTES} bytes, or one record where that is longer",
-        "log": f"{LOG_BYTES >> 20} MiB, at most {MOST_MESSAGES:,} messages, lately written by the server that is asked",
+        "block": f"as many whole messages as {BLOCK_BYTES} bytes of text encoding hold, at least one",
+        "log": f"{LOG_BYTES >> 20} MiB, at most {MOST_MESSAGES:,} messages, just written by the server that is asked",
+        "redis": "XRANGE of the first messages, again and again",
+        "beanstalkd": "peek: one message a request, it has no batches",
+        "nats": "pulls by a consumer of each connection's own; ends with the last message",
     }
-    rows = []
-    limit = systems[-1].name
-    for size, many, depth in product(sizes, connections, depths):
-        row = [f"{size} × {many} × {depth}"]
-        base = spread([load.mb_per_second for load in figures[limit, size, many, depth]])
-        for system in systems[:-1]:
-            loads = figures[system.name, size, many, depth]
-            ours = spread([load.mb_per_second for load in loads])
-            messages = spread([load.messages_per_second for load in loads])
-            row += [middle(ours), middle(messages), number(ratio(ours, base), 2)]
-        rows.append([*row, middle(base)])
+    tables = [get_table(systems, list(product(sizes, connections, depths)), figures)]
+    return Report("get", settings, tables, raw=cells, notes=bench.notes, failures=bench.failures)
+
+
+def get_table(systems: list[System], grid: list[Step], figures: Mapping[tuple[Step, str], list[Load]]) -> Table:
+    """MB of bodies per second of every system; metaq's also in parts of the sendfile loop's, which comes first."""
     columns = ["bytes × connections × in flight"]
-    for system in systems[:-1]:
-        columns += [f"{system.name} MB/s", "messages/s", "of sendfile"]
-    table = Table("Get, hot: MB of whole records per second", [*columns, f"{limit} MB/s"], rows)
-    return Report("get", settings, [table], raw=cells, notes=bench.notes, failures=bench.failures)
+    for system in systems:
+        columns += [system.name, *(["of sendfile"] if system.gets == "metaq-get" and system.puts else [])]
+    rows = []
+    for step in grid:
+        row = [" × ".join(map(str, step))]
+        limit = spread([load.mb_per_second for load in figures.get((step, systems[0].name), [])])
+        for system in systems:
+            rate = spread([load.mb_per_second for load in figures.get((step, system.name), [])])
+            row += [middle(rate), *([number(ratio(rate, limit), 2)] if system.gets == "metaq-get" and system.puts else [])]
+        rows.append(row)
+    return Table("Get, hot: MB of bodies per second", columns, rows)

@@ -64,11 +64,11 @@ def crashes(
     serving = []
     server = system.start(folder / "server")
     try:
-        fill(server, BODY_BYTES, messages)
+        fill(system, server, BODY_BYTES, messages)
         for turn in range(1, rounds + 1):
             moment = moments.uniform(*LOAD_SECONDS)
             plan = LoadPlan(4, 100, BODY_BYTES, seconds=60.0, warmup_seconds=0.0)
-            with subprocess.Popen(plan.command(system.protocol, server.port), stderr=subprocess.DEVNULL) as load:
+            with subprocess.Popen(plan.command(system.puts, server.port), stderr=subprocess.DEVNULL) as load:
                 try:
                     time.sleep(moment)
                     if load.poll() is not None:

@@ -108,12 +108,12 @@ def _get_round(bench: Bench, taken: Collected, turn: int, seconds: float, warmup
     plan = LoadPlan(4, 4, GET_BODY_BYTES, seconds, warmup)
     messages = messages_for(GET_LOG_BYTES, GET_BODY_BYTES)
     for system in (metaq(Level.MEMORY), sendfile_loop(Path("records"))):
-        if system.protocol == "metaq-put" and not bench.usable(system):
+        if system.puts and not bench.usable(system):
             continue
 
         def measure(system: System = system) -> Load:
             with hot_log(bench, system, GET_BODY_BYTES, messages) as server:
-                return run_load("metaq-get", server.port, plan)
+                return run_load(system.gets, server.port, plan)
 
         name = f"{system.name}, get {describe(plan)}"
         load = bench.attempt(name, measure)

@@ -111,7 +111,7 @@ def test_the_ladder_covers_every_size_connection_count_and_depth() -> None:
 
 def test_a_ladder_compares_medians_and_leaves_a_gap_where_nothing_was_measured() -> None:
     def system(name: str) -> System:
-        return System(name, Level.MEMORY, "metaq-put", Path("x"), "", lambda *_: [], b"", b"")
+        return System(name, Level.MEMORY, "metaq-put", "", Path("x"), "", lambda *_: [], b"", b"")
 
     step = (128, 4, 100)
     figures = {
@@ -244,12 +244,12 @@ def test_a_get_walks_the_whole_log_in_order(tmp_path: Path) -> None:
     with sendfile_loop(records).running(tmp_path / "server") as server:
         measured = run_load("metaq-get", server.port, LoadPlan(1, 1, 1000, 30.0, 0.0, count=500))
         assert measured.messages == 500
-        assert measured.bytes == 500 * 1020
+        assert measured.bytes == 500 * 1000
         assert measured.requests == 8  # 64 records of 1,020 bytes in a block of 65,536
         assert measured.wraps == 0
         again = run_load("metaq-get", server.port, LoadPlan(1, 1, 1000, 30.0, 0.0, count=1000))
         assert (again.messages, again.wraps) == (1000, 1)
-        with pytest.raises(MeasurementError, match="a record of 1000 bytes where --body says 999"):
+        with pytest.raises(MeasurementError, match="a get at 0 was answered: a record of another size"):
             run_load("metaq-get", server.port, LoadPlan(1, 1, 999, 30.0, 0.0, count=1))
 
 
@@ -268,10 +268,14 @@ def test_the_sync_loop_syncs_every_record_and_leaves_no_file(tmp_path: Path) -> 
     [redis("everysec", Level.MEMORY), redis("always", Level.DISK), beanstalkd(True), beanstalkd(False), nats()],
     ids=lambda system: system.name,
 )
-def test_every_peer_starts_takes_puts_and_ends(system: System, tmp_path: Path) -> None:
+def test_every_peer_starts_stores_gives_back_and_ends(system: System, tmp_path: Path) -> None:
     with system.running(tmp_path / "server") as server:
-        measured = run_load(system.protocol, server.port, LoadPlan(4, 16, 128, 30.0, 0.0, count=200))
-        assert measured.messages == 200
+        put = run_load(system.puts, server.port, LoadPlan(4, 16, 128, 30.0, 0.0, count=2000))
+        assert put.messages == 2000
+        got = run_load(system.gets, server.port, LoadPlan(2, 3, 128, 30.0, 0.0, count=100, block_bytes=1480))
+        per_reply = 1 if system.gets == "beanstalkd-peek" else 10  # a message of 128 bytes is 148 in MetaQ's encoding
+        assert got.messages == got.requests * per_reply
+        assert 100 <= got.messages <= 100 + 2 * 3 * 10
     assert server.process.returncode is not None
 
 
@@ -279,6 +283,6 @@ def test_a_server_that_cannot_start_is_reported_with_its_log(tmp_path: Path) -> 
     program = tmp_path / "broken"
     program.write_text("#!/bin/sh\necho out of luck >&2\nexit 3\n", "utf-8")
     program.chmod(0o755)
-    broken = System("broken", Level.DISK, "metaq-put", program, "", lambda *_: [], b"x", b"y", ready_line="port")
+    broken = System("broken", Level.DISK, "metaq-put", "", program, "", lambda *_: [], b"x", b"y", ready_line="port")
     with pytest.raises(MeasurementError, match=r"(?s)broken did not start: .*out of luck"):
         broken.start(tmp_path / "server")
