@@ -1,0 +1,166 @@
+"""One TCP connection on which several threads have requests in flight, matched to their replies by opaque."""
+
+import contextlib
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from metaq.errors import ConnectionFailed, ProtocolError, RequestTimeout
+from metaq.protocol.commands import NO_OPAQUE
+from metaq.protocol.replies import BAD_REQUEST, Reply, ReplyReader
+
+_RECEIVE_BYTES: Final = 256 * 1024
+_LEAST_TIMEOUT_S: Final = 0.001  # a socket takes 0 for "do not wait" and has no negative timeout
+
+
+class Exchange:
+    """The requests that one call has in flight, and the replies to them by opaque."""
+
+    __slots__ = ("in_flight", "refused", "replies")
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.replies: dict[int, Reply] = {}
+        self.refused = False
+        """Whether one of the replies is an error."""
+
+
+class Connection:
+    """Sends requests and waits for their replies, from any number of threads.
+
+    There is no thread behind it: of the threads that wait, one reads for all. What fails on the stream fails for every
+    request in flight, and the connection is lost. Deadlines are readings of ``time.monotonic``.
+    """
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        """Connect; ``ConnectionFailed`` when that does not succeed within ``timeout_s``."""
+        self._address = f"{host}:{port}"
+        try:
+            self._outgoing = socket.create_connection((host, port), timeout_s)
+        except OSError as error:
+            raise ConnectionFailed(f"cannot connect to {self._address}: {error}; does a broker listen there?") from error
+        self._outgoing.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A timeout belongs to the socket object; both directions wait at once, each for another thread's deadline.
+        self._incoming = self._outgoing.dup()
+        self._reader = ReplyReader()
+        self._sending = threading.Lock()
+        self._opaques = itertools.count()
+        self._changed = threading.Condition()  # guards what follows
+        self._waiting: dict[int, Exchange] = {}
+        self._someone_reads = False
+        self._lost = ""
+        self._last_words = ""
+
+    def usable(self) -> bool:
+        """Whether it is still open. To be asked before a request: a broker closes idle connections."""
+        with self._changed:
+            if self._lost or self._waiting or self._someone_reads:
+                return not self._lost
+            try:
+                self._incoming.settimeout(0)
+                while True:
+                    self._deliver(self._receive())
+            except BlockingIOError:
+                return True
+            except (OSError, ProtocolError) as error:
+                self.lose(str(error))
+                return False
+
+    def new_opaque(self) -> int:
+        """An opaque that no request in flight has."""
+        return next(self._opaques) % int(NO_OPAQUE)
+
+    def send(self, frames: bytes, opaques: Iterable[int], exchange: Exchange, deadline: float) -> None:
+        """Send whole requests; their replies will go to ``exchange``."""
+        with self._changed:
+            self._check()
+            for opaque in opaques:
+                self._waiting[opaque] = exchange
+                exchange.in_flight += 1
+        with self._sending:
+            try:
+                self._outgoing.settimeout(max(_LEAST_TIMEOUT_S, deadline - time.monotonic()))
+                self._outgoing.sendall(frames)
+            except TimeoutError as error:
+                raise self._timed_out() from error
+            except OSError as error:
+                raise self._failed(str(error)) from error
+            except BaseException:
+                self.lose("a request was interrupted in the middle")
+                raise
+
+    def wait(self, exchange: Exchange, at_most: int, deadline: float) -> None:
+        """Return when no more than ``at_most`` requests of the exchange are unanswered."""
+        with self._changed:
+            while exchange.in_flight > at_most:
+                self._check()
+                if not self._someone_reads:
+                    self._read_for_all(deadline)
+                elif not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    raise self._timed_out()
+
+    def lose(self, reason: str) -> None:
+        """Close it; all requests in flight, and later ones, fail with ``reason``."""
+        with self._changed:
+            if self._lost:
+                return
+            self._lost = reason
+            self._changed.notify_all()
+        with contextlib.suppress(OSError):  # the other side may have closed it
+            self._incoming.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
+        self._incoming.close()
+        self._outgoing.close()
+
+    def _read_for_all(self, deadline: float) -> None:
+        """Read once. The lock is held on entry and on return, but not while there is nothing to read."""
+        self._someone_reads = True
+        self._changed.release()
+        try:
+            self._incoming.settimeout(max(_LEAST_TIMEOUT_S, deadline - time.monotonic()))
+            replies = self._receive()
+        except TimeoutError as error:
+            raise self._timed_out() from error
+        except (OSError, ProtocolError) as error:
+            raise self._failed(str(error)) from error
+        except BaseException:
+            self.lose("a reply was interrupted in the middle")
+            raise
+        finally:
+            self._changed.acquire()
+            self._someone_reads = False
+            self._changed.notify_all()
+        self._deliver(replies)
+
+    def _receive(self) -> list[Reply]:
+        data = self._incoming.recv(_RECEIVE_BYTES)
+        if not data:
+            raise ConnectionResetError(f"the broker closed the connection{self._last_words}")
+        return self._reader.receive(data)
+
+    def _deliver(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            exchange = self._waiting.pop(reply.opaque, None)
+            if exchange is None:
+                # no answer to a request: why it is about to close the connection
+                self._last_words = f", saying {reply.code}: {reply.body.decode(errors='replace')}"
+                continue
+            exchange.replies[reply.opaque] = reply
+            exchange.in_flight -= 1
+            exchange.refused |= reply.code >= BAD_REQUEST
+
+    def _check(self) -> None:
+        if self._lost:
+            raise ConnectionFailed(f"the connection to {self._address} is lost: {self._lost}")
+
+    def _failed(self, reason: str) -> ConnectionFailed:
+        self.lose(reason)
+        return ConnectionFailed(f"the connection to {self._address} is lost: {self._lost}")
+
+    def _timed_out(self) -> RequestTimeout:
+        self.lose("a request on it was not answered in time")
+        return RequestTimeout(
+            f"no answer from {self._address} in time (timeout_s): the request may or may not have been carried out"
+        )
