@@ -48,7 +48,7 @@ class TextLimits:
     max_body_bytes: int = 1024 * 1024 - 20
 
 
-class _PutHead(NamedTuple):
+class PutHead(NamedTuple):
     """The part of a put line that repeats from message to message, parsed once."""
 
     topic: str
@@ -226,7 +226,7 @@ class CommandReader:
 
     __slots__ = ("_chunks", "_drain", "_have", "_heads", "_limits", "_lost", "_need")
 
-    def __init__(self, limits: TextLimits, heads: dict[str, _PutHead] | None = None) -> None:
+    def __init__(self, limits: TextLimits, heads: dict[str, PutHead] | None = None) -> None:
         """``heads`` is a cache that the readers of one broker may share."""
         self._limits = limits
         self._heads = {} if heads is None else heads
@@ -365,7 +365,7 @@ class CommandReader:
         if len(self._heads) >= _HEADS_KEPT:
             self._heads.clear()
         flag = None if len(tokens) == 6 else put.flag
-        self._heads[" ".join(tokens[:-2])] = _PutHead(put.topic, put.partition, length, flag)
+        self._heads[" ".join(tokens[:-2])] = PutHead(put.topic, put.partition, length, flag)
 
     def _skip_reply(self, tokens: list[str], data: bytes, start: int, commands: list[Command]) -> int:
         try:

@@ -117,7 +117,7 @@ class Reader:
                 high = middle
             else:
                 low = middle + 1
-        ordinal, position = self._next_position(queue, low, read)
+        ordinal, position = self.next_intact(queue, low, read)
         queue.first, queue.first_position, queue.first_for = ordinal, position, begin
         return ordinal, TextPosition(position)
 
@@ -134,7 +134,7 @@ class Reader:
         high = queue.readable
         while high - low > 1:  # the message at low begins at or before position, the one at high behind it
             middle = (low + high) // 2
-            found, begins = self._next_position(queue, middle, read, high)
+            found, begins = self.next_intact(queue, middle, read, high)
             if begins <= position and found < high:
                 low, start = found, TextPosition(begins)
             else:
@@ -142,7 +142,7 @@ class Reader:
         stored = self.record(queue, low, read)
         if stored is not None and position < start + text_size(stored, queue.overhead):
             return low, start
-        found, begins = self._next_position(queue, low + 1, read)
+        found, begins = self.next_intact(queue, low + 1, read)
         return found, TextPosition(begins)
 
     def remember(self, queue: ConsumeQueue, position: int, ordinal: int) -> None:
@@ -151,7 +151,7 @@ class Reader:
             queue.cursors.clear()
         queue.cursors[position] = ordinal
 
-    def _next_position(self, queue: ConsumeQueue, ordinal: int, read: Read, high: int = -1) -> tuple[int, int]:
+    def next_intact(self, queue: ConsumeQueue, ordinal: int, read: Read, high: int = -1) -> tuple[int, int]:
         """Ordinal and position of the first intact message at or behind ``ordinal``; at ``high`` the search ends."""
         end = queue.readable if high < 0 else high
         for found in range(ordinal, end):

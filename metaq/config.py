@@ -1,0 +1,148 @@
+"""Settings: a YAML file, overridden by METAQ_* environment variables, overridden by flags.
+
+One frozen model; unknown names fail and the error names the nearest known one. Names end in their unit.
+"""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from metaq.errors import ConfigError
+from metaq.message import Durability
+
+ENVIRONMENT_PREFIX: Final = "METAQ_"
+ENVIRONMENT_OF_CLIENTS: Final = frozenset(("METAQ_BROKER",))
+"""Read by the command line's client commands, not settings of the broker."""
+
+KIB: Final = 1024
+MIB: Final = 1024**2
+GIB: Final = 1024**3
+
+
+class TopicSettings(BaseModel):
+    """One topic that exists from the start."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    partitions: int = Field(
+        1, ge=1, le=1024, description="number of partitions; more than before adds some, fewer has no effect"
+    )
+    accept_publish: bool = Field(True, description="whether puts are taken")
+    accept_subscribe: bool = Field(True, description="whether gets are answered")
+
+
+class Settings(BaseModel):
+    """What a broker can be told. Times in milliseconds, sizes in bytes, ratios between 0 and 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: Path = Field(Path("data"), description="folder that holds everything; created when missing")
+    listen: str = Field("127.0.0.1:8123", description="HOST:PORT to listen on; port 0 takes a free one")
+    allow_public: bool = Field(
+        False, description="allow an address that other machines can reach, although there are no users yet"
+    )
+    broker_name: str = Field("metaq", description="name of this broker, kept in the data folder")
+    broker_number: int = Field(0, ge=0, le=1023, description="number of this broker, kept in the data folder")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least severe log line that is written")
+
+    durability: Durability = Field(
+        Durability.DISK, description="what a put waits for: disk (survives a power cut) or memory (survives a killed process)"
+    )
+    flush_messages: int = Field(1000, ge=1, description="at memory: messages after which the log is synced")
+    flush_interval_ms: int = Field(10_000, ge=1, description="at memory: longest time between two syncs")
+    sync_timeout_ms: int = Field(5000, ge=1, description="at disk: how long a put waits for the sync before it is answered 500")
+    sweep_interval_ms: int = Field(250, ge=10, description="pause between two writes of queue units and of the live mark")
+    checkpoint_interval_ms: int = Field(5000, ge=10, description="longest time between two durable checkpoints")
+
+    segment_bytes: int = Field(GIB, ge=4 * KIB, le=64 * GIB, description="size of a commit-log segment")
+    queue_file_bytes: int = Field(20 * MIB, ge=256, description="size of a consume-queue file; a multiple of 16")
+    hot_bytes: int = Field(256 * MIB, ge=0, description="newest part of the log that is read through the map")
+    max_open_files: int = Field(512, ge=8, description="store files kept open at once")
+
+    keep_hours: float = Field(72, gt=0, description="age at which a segment expires")
+    delete_hour: int = Field(4, ge=0, le=23, description="hour of the day (UTC) in which expired segments are deleted")
+    clean_ratio: float = Field(0.75, gt=0, le=1, description="disk use at which expired segments are deleted at any hour")
+    force_ratio: float = Field(
+        0.85, gt=0, le=1, description="disk use at which the oldest segments are deleted, expired or not"
+    )
+    refuse_ratio: float = Field(0.90, gt=0, le=1, description="disk use at which puts are refused")
+    ample_free_bytes: int = Field(10 * GIB, ge=0, description="with this much free the three ratios are ignored")
+    least_free_bytes: int = Field(64 * MIB, ge=0, description="with less than this free puts are refused")
+    retention_interval_ms: int = Field(60_000, ge=10, description="pause between two looks at age and room")
+
+    max_line_bytes: int = Field(4 * KIB, ge=64, description="longest command line")
+    max_body_bytes: int = Field(MIB, ge=1, description="largest body of a put")
+    max_transfer_bytes: int = Field(MIB, ge=64, description="most bytes in the answer to a get; one message always fits")
+    max_connections: int = Field(10_000, ge=1, description="open connections")
+    max_unsent_bytes: int = Field(
+        8 * MIB, ge=KIB, description="answers a client has not read yet, after which its commands wait; also puts in flight"
+    )
+    max_waiting_bytes: int = Field(256 * MIB, ge=KIB, description="bytes of all puts that wait for the disk; beyond it: 503")
+    max_held_gets: int = Field(10_000, ge=0, description="gets held because there is no message yet")
+    max_hold_ms: int = Field(30_000, ge=0, description="longest wait= of a get; a longer one is shortened")
+    max_cold_reads: int = Field(1000, ge=1, description="gets that wait for the disk at once; beyond it: 503")
+    idle_timeout_ms: int = Field(300_000, ge=100, description="silence after which a connection is closed")
+    drain_timeout_ms: int = Field(10_000, ge=0, description="how long an orderly stop waits for answers that are due")
+
+    auto_create_topics: bool = Field(True, description="create a topic on the first put to it")
+    default_partitions: int = Field(1, ge=1, le=1024, description="partitions of a topic created on first put")
+    max_topics: int = Field(16_000, ge=1, description="topics on this broker")
+    topics: dict[str, TopicSettings] = Field({}, description="topics that exist from the start (configuration file only)")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.queue_file_bytes % 16:
+            raise ValueError("queue_file_bytes is not a multiple of 16, the size of a unit")
+        # a record is its body, at most 32 KiB of properties, and less than 512 bytes beside; it never spans segments
+        if self.segment_bytes < self.max_body_bytes + 33 * KIB:
+            raise ValueError("segment_bytes is smaller than max_body_bytes and 33 KiB: the largest message would not fit")
+        if not self.clean_ratio <= self.force_ratio <= self.refuse_ratio:
+            raise ValueError("clean_ratio, force_ratio and refuse_ratio do not rise")
+        return self
+
+
+def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
+    """The settings in force; ``flags`` holds only those that were given. ``ConfigError`` says what is wrong and where."""
+    values: dict[str, Any] = {}
+    if file is not None:
+        values.update(_checked(_read_file(file), str(file)))
+    variables = {
+        name[len(ENVIRONMENT_PREFIX) :].lower(): value
+        for name, value in environment.items()
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in ENVIRONMENT_OF_CLIENTS
+    }
+    values.update(_checked(variables, "the environment (METAQ_*)"))
+    values.update(flags)
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg'].removeprefix('Value error, ')}"
+            for problem in error.errors()
+        ]
+        raise ConfigError("; ".join(problems)) from error
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read the configuration file {file}: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} is not a list of `setting: value` lines")
+    return content
+
+
+def _checked(values: dict[str, Any], where: str) -> dict[str, Any]:
+    for name in values:
+        if name not in Settings.model_fields:
+            near = difflib.get_close_matches(str(name), Settings.model_fields, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"unknown setting {name!r} in {where}{hint}")
+    return values

@@ -1,0 +1,49 @@
+"""The broker as a process: ready line, signals, exit codes."""
+
+import logging
+import os
+import signal
+import sys
+
+import gevent
+from gevent.event import Event
+
+from metaq import logs
+from metaq.config import Settings
+from metaq.errors import MetaqError
+from metaq.server.broker import Broker
+
+logger = logging.getLogger(__name__)
+
+STARTED_NOT = 1
+"""Exit code: the broker did not start; the reason is on standard error."""
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; return the process's exit code.
+
+    Once it serves it prints one line to standard output: ``metaq ready listen=HOST:PORT data=DIR pid=N``.
+    """
+    logs.configure(settings.log_level)
+    stopping = Event()
+    watchers = [gevent.signal_handler(number, stopping.set) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        broker = Broker(settings)
+        broker.start()
+    except MetaqError as error:
+        print(f"metaq: {error}", file=sys.stderr)
+        return STARTED_NOT
+    recovery = broker.recovery
+    logger.info(
+        "recovered unclean=%s walked_from=%d end=%d records=%d gaps=%d",
+        *(recovery.unclean, recovery.walked_from, recovery.end, recovery.records, len(recovery.gaps)),
+    )
+    host, port = broker.address
+    print(f"metaq ready listen={host}:{port} data={settings.data} pid={os.getpid()}", flush=True)
+    stopping.wait()
+    logger.info("stopping")
+    broker.stop()
+    for watcher in watchers:
+        watcher.cancel()
+    logger.info("stopped")
+    return 0

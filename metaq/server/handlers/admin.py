@@ -1,0 +1,250 @@
+"""``stats``, ``version``, ``help``, ``create`` and the commands that are refused for now."""
+
+import os
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Final
+
+import metaq
+from metaq.errors import MetaqError
+from metaq.protocol.commands import Auth, Create, Help, Stats, Sync, Transaction, Version
+from metaq.protocol.replies import BAD_REQUEST, ERROR, FORBIDDEN, OK, UNAVAILABLE, write_result
+from metaq.server.context import Context, Meter
+from metaq.server.handlers.put import NO_TRANSACTIONS
+from metaq.server.permissions import Action, allowed
+from metaq.server.session import Session
+from metaq.server.tables import READ, WRITE, Topic
+from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.files import ColdRead, read_cached
+
+HELP: Final = """\
+put TOPIC PARTITION LENGTH FLAG [CHECKSUM] OPAQUE, then LENGTH bytes   store a message; partition -1: the broker chooses
+get TOPIC GROUP PARTITION POSITION MAXSIZE OPAQUE [wait=MS]           read messages from a position on
+offset TOPIC GROUP PARTITION POSITION OPAQUE                          the valid position nearest to one
+create TOPIC PARTITIONS OPAQUE                                        create a topic or give it more partitions
+stats [ITEM] OPAQUE                                                   statistics; `stats help 1` lists the items
+version OPAQUE                                                        the version
+quit                                                                  close the connection
+OPAQUE is a number of your choice that comes back with the answer.
+"""
+STATS_HELP: Final = """\
+stats <opaque>           the broker
+stats help <opaque>      this list
+stats topics <opaque>    all topics
+stats offsets <opaque>   first and next position of every partition
+stats realtime <opaque>  counters since the last reset
+stats config <opaque>    the settings in force
+stats reset <opaque>     begin new real-time counters
+stats <topic> <opaque>   one topic
+"""
+REALTIME_S: Final = 1800
+"""Real-time counters begin anew by themselves after half an hour, as in the original broker."""
+
+NO_DATA: Final = 2
+UNKNOWN: Final = 1
+
+
+class AdminHandler:
+    """Answers at once: what is not in the page cache is left out rather than waited for."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._topic_base: dict[str, tuple[int, int]] = {}  # messages and bytes of a topic when real-time counting began
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def version(self, session: Session, version: Version) -> None:
+        session.reply(write_result(OK, metaq.__version__, version.opaque))
+
+    def help(self, session: Session, help_: Help) -> None:
+        session.reply(write_result(OK, _crlf(HELP), help_.opaque))
+
+    def auth(self, session: Session, auth: Auth) -> None:
+        session.reply(write_result(BAD_REQUEST, "auth is reserved: this version of metaq has no users yet", auth.opaque))
+
+    def sync(self, session: Session, sync: Sync) -> None:
+        session.reply(write_result(UNAVAILABLE, "sync is answered by synchronous slaves only", sync.opaque))
+
+    def transaction(self, session: Session, transaction: Transaction) -> None:
+        """END is never answered (specs: text protocol, section 1.6)."""
+        if transaction.type != "END":
+            session.reply(write_result(ERROR, NO_TRANSACTIONS, transaction.opaque))
+
+    def create(self, session: Session, create: Create) -> None:
+        if not allowed(session.principal, Action.CREATE, create.topic):
+            session.reply(write_result(FORBIDDEN, f"{session.principal} may not create topics", create.opaque))
+            return
+        try:
+            topic = self._context.topics.ensure(create.topic, create.partitions)
+        except MetaqError as error:
+            session.reply(write_result(error.status, str(error), create.opaque))
+        else:
+            session.reply(write_result(OK, str(topic.partitions), create.opaque))
+
+    def stats(self, session: Session, stats: Stats) -> None:
+        item, opaque = stats.item, stats.opaque
+        if not allowed(session.principal, Action.INSPECT, ""):
+            session.reply(write_result(FORBIDDEN, f"{session.principal} may not see statistics", opaque))
+            return
+        if stats.item_only and self._is_opaque(item):
+            item, opaque = "", item
+        session.reply(write_result(OK, self._text(item), opaque))
+
+    def _is_opaque(self, item: str) -> bool:
+        return item.removeprefix("-").isdecimal() and self._context.topics.get(item) is None
+
+    # -- statistics ---------------------------------------------------------------------------------------------------
+
+    def _text(self, item: str) -> str:
+        if time.monotonic() - self._context.counters.since_s > REALTIME_S:
+            self._reset()
+        if item == "config":
+            return self._config()
+        if item == "reset":
+            self._reset()
+        lines = {
+            "": self._broker_lines,
+            "topics": self._topics_lines,
+            "offsets": self._offsets_lines,
+            "realtime": self._realtime_lines,
+            "help": lambda: iter(STATS_HELP.splitlines()),
+            "reset": lambda: iter(["reset ok"]),
+        }.get(item, lambda: self._topic_lines(item))
+        return "".join(f"{line}\r\n" for line in ("STATS", *lines(), "END"))
+
+    def _config(self) -> str:
+        return "".join(f"{name}: {value}\n" for name, value in self._context.settings.model_dump(mode="json").items())
+
+    def _broker_lines(self) -> Iterator[str]:
+        context, counters = self._context, self._context.counters
+        store = context.store.statistics()
+        yield f"pid {os.getpid()}"
+        yield f"broker_id {context.settings.broker_number}"
+        yield f"port {context.port}"
+        yield f"uptime {int(time.monotonic() - counters.started_s)}"
+        yield f"version {metaq.__version__}"
+        yield "slave false"
+        yield f"curr_connections {context.connections}"
+        yield "threads 1"
+        yield f"cmd_put {counters.put.count}"
+        yield f"cmd_get {counters.get.count}"
+        yield f"cmd_offset {counters.offset.count}"
+        yield "tx_begin 0"
+        yield "tx_xa_begin 0"
+        yield "tx_commit 0"
+        yield "tx_rollback 0"
+        yield f"get_miss {counters.get_miss.count}"
+        yield f"put_failed {counters.put_failed.count}"
+        yield f"total_messages {sum(queue.readable - self._first(queue)[0] for queue in context.store.queues.values())}"
+        yield f"topics {len(context.topics)}"
+        yield f"config_checksum {zlib.crc32(self._config().encode())}"
+        yield f"durability {context.settings.durability}"
+        yield f"log_begin {store.begin}"
+        yield f"log_end {store.end}"
+        yield f"log_durable_end {store.durable_end}"
+        yield f"log_segments {store.segments}"
+        yield f"syncs {store.syncs}"
+        yield f"damaged_reads {store.damaged_reads}"
+        yield f"writable {'no: ' + refusal if (refusal := self._refusal()) else 'yes'}"
+
+    def _refusal(self) -> str | None:
+        try:
+            self._context.store.check_writable()
+        except MetaqError as error:
+            return str(error)
+        return None
+
+    def _first(self, queue: ConsumeQueue) -> tuple[int, int]:
+        try:
+            return self._context.store.first(queue, read_cached)
+        except ColdRead:
+            return queue.first, queue.first_position
+
+    def _queues(self, topic: Topic) -> list[ConsumeQueue]:
+        """The partitions of a topic that ever had a message."""
+        found = (self._context.store.queues.get((topic.name, number)) for number in range(topic.partitions))
+        return [queue for queue in found if queue is not None and queue.readable]
+
+    def _totals(self, topic: Topic) -> tuple[int, int]:
+        """Messages and bytes that can be read."""
+        messages = size = 0
+        for queue in self._queues(topic):
+            ordinal, position = self._first(queue)
+            messages += queue.readable - ordinal
+            size += queue.readable_text_end - position
+        return messages, size
+
+    def _topics_lines(self) -> Iterator[str]:
+        for topic in self._context.topics:
+            queues = self._queues(topic)
+            if not queues:
+                yield f"{topic.name} *Empty*"
+                continue
+            messages, size = self._totals(topic)
+            publish, subscribe = (str(bool(topic.permission & bit)).lower() for bit in (WRITE, READ))
+            yield (
+                f"{topic.name} partitions {len(queues)} message_count {messages} message_bytes {size} "
+                f"accept_publish {publish} accept_subscribe {subscribe}"
+            )
+
+    def _offsets_lines(self) -> Iterator[str]:
+        for topic in self._context.topics:
+            for queue in self._queues(topic):
+                yield (
+                    f"{topic.name} part {queue.partition} min_offset {self._first(queue)[1]} "
+                    f"max_offset {queue.readable_text_end}"
+                )
+
+    def _topic_lines(self, name: str) -> Iterator[str]:
+        yield name
+        topic = self._context.topics.get(name)
+        if topic is None:
+            yield f"resultCode {UNKNOWN}"
+            return
+        queues = self._queues(topic)
+        messages, size = self._totals(topic)
+        yield f"resultCode {0 if queues else NO_DATA}"
+        yield f"partitions {len(queues)}"
+        yield f"message_count {messages}"
+        yield f"bytes {size}"
+        base_messages, base_size = self._topic_base.get(name, (0, 0))
+        put = Meter(recent_count=self._put_total(topic)[0] - base_messages)
+        sizes = Meter(recent_count=put.recent_count, recent_value=self._put_total(topic)[1] - base_size)
+        yield f"topic_realtime_put {self._meter(put)}"
+        counters = self._context.topic_counters(name)
+        yield f"topic_realtime_get {self._meter(counters.get)}"
+        yield f"topic_realtime_offset {self._meter(counters.offset)}"
+        yield f"topic_realtime_get_miss {self._meter(counters.get_miss)}"
+        yield f"topic_realtime_put_failed {self._meter(counters.put_failed)}"
+        yield f"topic_realtime_message_size {self._meter(sizes)}"
+
+    def _put_total(self, topic: Topic) -> tuple[int, int]:
+        """Messages and bytes ever put to a topic."""
+        queues = self._queues(topic)
+        return sum(queue.readable for queue in queues), sum(queue.readable_text_end for queue in queues)
+
+    def _reset(self) -> None:
+        self._context.counters.reset()
+        self._topic_base = {topic.name: self._put_total(topic) for topic in self._context.topics}
+
+    def _realtime_lines(self) -> Iterator[str]:
+        counters = self._context.counters
+        sizes = Meter(recent_count=counters.put.recent_count, recent_value=counters.put.recent_value)
+        events = {"put": counters.put, "get": counters.get, "offset": counters.offset}
+        for name, meter in {**events, "get_miss": counters.get_miss, "put_failed": counters.put_failed}.items():
+            yield f"realtime_{name} {self._meter(Meter(recent_count=meter.recent_count))}"
+        yield f"realtime_message_size {self._meter(sizes)}"
+
+    def _meter(self, meter: Meter) -> str:
+        """In the original's form; the value of a plain counter is its count."""
+        count, value = meter.recent_count, meter.recent_value or meter.recent_count
+        if not count:
+            return "null"
+        seconds = max(1, int(time.monotonic() - self._context.counters.since_s))
+        average, rate = f"{value / count:.2f}".rstrip("0").rstrip("."), f"{count / seconds:.2f}".rstrip("0").rstrip(".")
+        return f"Count={count},Value={value},Value/Count={average},Count/Duration={rate},Duration={seconds}"
+
+
+def _crlf(text: str) -> str:
+    return text.replace("\n", "\r\n")

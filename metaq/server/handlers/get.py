@@ -1,0 +1,204 @@
+"""``get`` and ``offset``: answers follow the original broker (specs: text protocol, sections 3.2, 3.3 and 4.8)."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import gevent
+from gevent.hub import Hub
+
+from metaq.errors import MetaqError, Overloaded, StoreError
+from metaq.message import TopicPartition
+from metaq.protocol.commands import END_OF_LOG, Get, Offset
+from metaq.protocol.replies import BAD_REQUEST, FORBIDDEN, MOVED, NOT_FOUND, OK, write_result, write_value_head
+from metaq.protocol.textmessage import EPOCH_SHIFT, encode_stored
+from metaq.server.context import Context
+from metaq.server.hold import Holds
+from metaq.server.permissions import Action, allowed
+from metaq.server.session import Buffer, Session
+from metaq.server.tables import READ
+from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.files import ColdRead, Read, Run, read_cached
+
+Answer = list[Buffer]
+
+COLD_RETRY_MS: Final = 100
+
+
+class GetHandler:
+    """Reads. What is in the page cache is answered at once; what is not is read in a greenlet off the hub."""
+
+    def __init__(self, context: Context, holds: Holds, hub: Hub, run: Run) -> None:
+        self._context = context
+        self._store = context.store
+        self._holds = holds
+        self._loop = hub.loop
+        self._id_base = context.store.epoch << EPOCH_SHIFT
+        self._read_off_hub: Read = lambda file, size, offset: run(partial(file.read, size, offset))
+        self._cold_reads = 0
+        self.stopping = False
+
+    # -- entry points -------------------------------------------------------------------------------------------------
+
+    def get(self, session: Session, get: Get) -> None:
+        """Answer a get, now or owed."""
+        self._context.counters.get.add(1)
+        self._context.topic_counters(get.topic).get.add(1)
+        refusal = self._refuse(session, get)
+        if refusal is not None:
+            session.reply(write_result(*refusal, get.opaque))
+        else:
+            self._look(_Asked(session, get, partial(self._get, get)))
+
+    def offset(self, session: Session, offset: Offset) -> None:
+        """Answer a question for a position, now or owed."""
+        self._context.counters.offset.add(1)
+        self._context.topic_counters(offset.topic).offset.add(1)
+        if not allowed(session.principal, Action.SUBSCRIBE, offset.topic):
+            session.reply(write_result(FORBIDDEN, f"{session.principal} may not read {offset.topic}", offset.opaque))
+        else:
+            self._look(_Asked(session, offset, partial(self._offset, offset)))
+
+    def _refuse(self, session: Session, get: Get) -> tuple[int, str] | None:
+        topic = self._context.topics.get(get.topic)
+        if not allowed(session.principal, Action.SUBSCRIBE, get.topic):
+            return FORBIDDEN, f"{session.principal} may not read {get.topic}"
+        if topic is not None and not topic.permission & READ:
+            return FORBIDDEN, f"topic {get.topic} does not answer gets (accept_subscribe)"
+        if get.max_size <= 0 and self._queue(get) is not None:
+            return BAD_REQUEST, f"Bad request,invalid max size:{get.max_size}"
+        return None
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def _look(self, asked: "_Asked") -> None:
+        """Do the work with what is in the page cache, else in a greenlet that may wait for the disk."""
+        try:
+            answer = asked.work(read_cached)
+        except ColdRead:
+            limit = self._context.settings.max_cold_reads
+            if self._cold_reads >= limit:
+                reason = f"{limit} reads wait for the disk (max_cold_reads)"
+                asked.fail(Overloaded(reason, retry_after_ms=COLD_RETRY_MS))
+                return
+            self._cold_reads += 1
+            asked.owe()
+            gevent.spawn(self._look_on_disk, asked)
+        except StoreError as error:
+            asked.fail(error)
+        else:
+            self._found(asked, answer)
+
+    def _look_on_disk(self, asked: "_Asked") -> None:
+        try:
+            self._found(asked, asked.work(self._read_off_hub))
+        except StoreError as error:
+            asked.fail(error)
+        finally:
+            self._cold_reads -= 1
+
+    def _found(self, asked: "_Asked", answer: Answer | None) -> None:
+        """Answer, or hold a get when there is nothing yet and the client wants to wait."""
+        place = asked.place
+        if answer is not None:
+            asked.pay(answer)
+        elif isinstance(place, Get) and place.wait_ms and self._may_hold(asked.session):
+            asked.owe()
+            wait_s = min(place.wait_ms, self._context.settings.max_hold_ms) / 1000
+            last_look = _Asked(asked.session, place._replace(wait_ms=0), asked.work, owed=True)
+            key = TopicPartition(place.topic, place.partition)
+            hold = self._holds.hold(key, self._loop.timer(wait_s), partial(self._look, last_look))
+            asked.session.on_close = hold.cancel
+        else:
+            self._context.counters.get_miss.add(1)
+            self._context.topic_counters(place.topic).get_miss.add(1)
+            asked.pay([self._nothing(place)])
+
+    def _may_hold(self, session: Session) -> bool:
+        return not (self.stopping or session.closed) and self._holds.count < self._context.settings.max_held_gets
+
+    # -- the work -----------------------------------------------------------------------------------------------------
+
+    def _queue(self, place: Get | Offset) -> ConsumeQueue | None:
+        """The partition, when anything was ever put there."""
+        queue = self._store.queues.get(TopicPartition(place.topic, place.partition))
+        return queue if queue is not None and queue.readable else None
+
+    def _get(self, get: Get, read: Read) -> Answer | None:
+        """The answer, or ``None`` when there is nothing to read at the position."""
+        queue = self._queue(get)
+        if queue is None:
+            return None
+        store = self._store
+        position = get.position
+        if position >= queue.readable_text_end:
+            if position == END_OF_LOG:
+                return [write_result(MOVED, str(queue.readable_text_end), get.opaque)]
+            return None
+        ordinal, start = store.locate(queue, position, read)
+        if start != position:
+            return [write_result(MOVED, str(start), get.opaque)]
+        limit = min(get.max_size, self._context.settings.max_transfer_bytes)
+        out: Answer = [b""]
+        total = taken = 0
+        for stored in store.records(queue, ordinal, limit, read):
+            if stored is None:
+                break
+            kept = len(out)
+            size = encode_stored(stored, queue.overhead, self._id_base, out)
+            if total + size > limit and taken:
+                del out[kept:]
+                break
+            total += size
+            taken += 1
+            if total >= limit:
+                break
+        if not taken:  # a sequential reader has come to a damaged message
+            _, following = store.reader.next_intact(queue, ordinal + 1, read)
+            return [write_result(MOVED, str(following), get.opaque)]
+        store.reader.remember(queue, position + total, ordinal + taken)
+        out[0] = write_value_head(total, get.opaque)
+        return out
+
+    def _offset(self, offset: Offset, read: Read) -> Answer | None:
+        queue = self._queue(offset)
+        if queue is None:
+            return None
+        _, position = self._store.locate(queue, offset.position, read)
+        return [write_result(OK, str(position), offset.opaque)]
+
+    def _nothing(self, place: Get | Offset) -> bytes:
+        if self._queue(place) is None:
+            text = f"The topic `{place.topic}` in partition `{place.partition}` is not exists"
+        else:
+            text = f"Could not find message at position {place.position}"
+        return write_result(NOT_FOUND, text, place.opaque)
+
+
+class _Asked:
+    """A question on its way to its answer, which is *owed* from the moment it has to wait."""
+
+    __slots__ = ("_owed", "place", "session", "work")
+
+    def __init__(
+        self, session: Session, place: Get | Offset, work: Callable[[Read], Answer | None], *, owed: bool = False
+    ) -> None:
+        self.session = session
+        self.place = place
+        self.work = work
+        self._owed = owed
+
+    def owe(self) -> None:
+        if not self._owed:
+            self._owed = True
+            self.session.owed += 1
+
+    def pay(self, answer: Answer) -> None:
+        if self._owed:
+            self.session.on_close = None
+            self.session.answer(1, 0, *answer)
+        else:
+            self.session.reply(*answer)
+
+    def fail(self, error: MetaqError) -> None:
+        self.pay([write_result(error.status, str(error), self.place.opaque)])

@@ -1,0 +1,142 @@
+"""``put``: check, stage, and the reply that holds when the turn's append succeeds."""
+
+import zlib
+from collections.abc import Sequence
+
+from metaq.errors import (
+    AccessDenied,
+    BadRequest,
+    BrokerError,
+    ChecksumMismatch,
+    MetaqError,
+    ProtocolError,
+    StoreError,
+    UnknownTopic,
+    WrongPartition,
+)
+from metaq.message import TopicPartition
+from metaq.protocol.commands import BROKER_CHOOSES, NO_CHECKSUM, Put
+from metaq.protocol.record import MAX_PROPERTIES_LENGTH, TAGS, constant_middle, encode_properties, java_hash, record_tail
+from metaq.protocol.textmessage import EPOCH_SHIFT, HEADER_SIZE_TEXT, split_attribute
+from metaq.server.context import Context
+from metaq.server.permissions import Action, allowed
+from metaq.server.session import Session
+from metaq.server.tables import WRITE
+from metaq.server.turn import Turns, result
+from metaq.store.consumequeue import ConsumeQueue
+
+NO_TRANSACTIONS = "transactions are not available yet in this version of metaq"
+
+
+class PutHandler:
+    """Stages puts. Texts and the order of the checks follow the original broker (specs: text protocol, section 3.1)."""
+
+    def __init__(self, context: Context, turns: Turns) -> None:
+        self._context = context
+        self._turns = turns
+        self._store = context.store
+        self._id_base = context.store.epoch << EPOCH_SHIFT
+        self._partitions: dict[tuple[str, int], ConsumeQueue] = {}  # those that are known to take puts
+        self._rotation: dict[str, int] = {}
+
+    def puts(self, session: Session, puts: Sequence[Put]) -> None:
+        """Stage puts that arrived together; each reply is owed to the session from then on."""
+        store, known, id_base = self._store, self._partitions, self._id_base
+        now_ms = store.clock.now_ms()
+        middle = constant_middle(0, now_ms, session.born_host, now_ms, self._context.store_host)
+        replies: list[str] = []
+        size = failed = 0
+        topic = ""
+        obstacle = self._obstacle()
+        for put in puts:
+            size += len(put.body)
+            try:
+                if obstacle is not None:
+                    raise obstacle
+                if put.topic != topic:
+                    topic = self._check_topic(session, put)
+                if put.transaction is not None:
+                    raise BadRequest(NO_TRANSACTIONS)
+                queue = known.get((topic, put.partition)) or self._partition(put)
+                position = queue.text_end
+                if put.flag & 1:
+                    offset = self._put_with_attribute(queue, put, middle)
+                else:
+                    body = put.body
+                    crc = zlib.crc32(body) & 0x7FFFFFFF
+                    if crc != put.checksum != NO_CHECKSUM:
+                        raise _checksum_mismatch()
+                    offset = store.put(queue, put.flag, body, crc, middle, HEADER_SIZE_TEXT + len(body))
+            except (BrokerError, ProtocolError, StoreError) as error:
+                failed += 1
+                self._context.topic_counters(put.topic).put_failed.add(1)
+                replies.append(self._refusal(put, error))
+            else:
+                text = f"{id_base | offset} {queue.partition} {position}"
+                replies.append(f"result 200 {len(text)} {put.opaque}\r\n{text}")
+        counters = self._context.counters
+        counters.put.add(len(puts), size)
+        if failed:
+            counters.put_failed.add(failed)
+        self._turns.staged(session, replies, size)
+
+    def _obstacle(self) -> MetaqError | None:
+        """Why no put at all can be taken now."""
+        try:
+            self._turns.check_load()
+            self._store.check_writable()
+        except MetaqError as error:
+            return error
+        return None
+
+    def _check_topic(self, session: Session, put: Put) -> str:
+        if not allowed(session.principal, Action.PUBLISH, put.topic):
+            raise AccessDenied(f"{session.principal} may not publish to {put.topic}")
+        return put.topic
+
+    def _partition(self, put: Put) -> ConsumeQueue:
+        """The partition that a put names or leaves open, its topic created when that is allowed."""
+        context = self._context
+        topic = context.topics.get(put.topic)
+        if topic is None:
+            if not context.settings.auto_create_topics:
+                raise UnknownTopic(f"The server do not accept topic {put.topic}")
+            topic = context.topics.ensure(put.topic, context.settings.default_partitions)
+        if not topic.permission & WRITE:
+            raise AccessDenied(f"topic {put.topic} does not accept puts (accept_publish)")
+        number = put.partition
+        if number == BROKER_CHOOSES:
+            number = self._rotation.get(topic.name, 0) % topic.partitions
+            self._rotation[topic.name] = number + 1
+        if not 0 <= number < topic.partitions:
+            raise WrongPartition(f"wrong partition {put.partition}")
+        queue = self._store.queue(topic.name, number)
+        if put.partition == number:
+            self._partitions[topic.name, number] = queue
+        return queue
+
+    def _put_with_attribute(self, queue: ConsumeQueue, put: Put, middle: bytes) -> int:
+        """The attribute becomes the TAGS property, so that a binary client sees payload and tag."""
+        crc = zlib.crc32(put.body) & 0x7FFFFFFF
+        if crc != put.checksum != NO_CHECKSUM:
+            raise _checksum_mismatch()
+        attribute, payload = split_attribute(put.flag, put.body)
+        assert attribute is not None
+        properties = encode_properties([(TAGS, attribute)])
+        assert len(properties) <= MAX_PROPERTIES_LENGTH
+        tail = record_tail(queue.topic, properties)
+        crc = zlib.crc32(payload) & 0x7FFFFFFF
+        text_size = HEADER_SIZE_TEXT + len(put.body)
+        return self._store.put(queue, put.flag, payload, crc, middle, text_size, tail, java_hash(attribute))
+
+    def _refusal(self, put: Put, error: MetaqError) -> str:
+        where = TopicPartition(put.topic, put.partition)
+        text = f"Put message to [broker '{self._context.url}'] [partition '{where}'] failed.Detail:{error}"
+        if put.transaction is not None:
+            return result(500, str(error), put.opaque)
+        return result(error.status, text, put.opaque)
+
+
+def _checksum_mismatch() -> ChecksumMismatch:
+    # the original broker's words, misspelling included: clients' logs are searched for them
+    return ChecksumMismatch("Checksum failure,message may be corrupted when transfering on networking.")

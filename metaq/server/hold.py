@@ -1,0 +1,66 @@
+"""Gets that are held because there is no message yet: woken when one can be read, or by their own timer."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from metaq.message import TopicPartition
+from metaq.store.consumequeue import ConsumeQueue
+
+
+class Hold:
+    """One held get."""
+
+    __slots__ = ("_again", "_holds", "_key", "_timer")
+
+    def __init__(self, holds: "Holds", key: TopicPartition, timer: Any, again: Callable[[], None]) -> None:
+        self._holds = holds
+        self._key = key
+        self._again = again
+        self._timer = timer
+        timer.start(self.wake)
+
+    def cancel(self) -> None:
+        """Forget it without an answer: the client is gone."""
+        self._timer.close()
+        self._holds.forget(self._key, self)
+
+    def wake(self) -> None:
+        """Look once more and answer whatever is found."""
+        self.cancel()
+        self._again()
+
+
+class Holds:
+    """All held gets by partition; a partition need not exist yet."""
+
+    def __init__(self) -> None:
+        self._held: dict[TopicPartition, set[Hold]] = {}
+        self.count = 0
+
+    def hold(self, key: TopicPartition, timer: Any, again: Callable[[], None]) -> Hold:
+        """Hold a get until its partition has something new or the timer ends; then call ``again``."""
+        hold = Hold(self, key, timer, again)
+        self._held.setdefault(key, set()).add(hold)
+        self.count += 1
+        return hold
+
+    def forget(self, key: TopicPartition, hold: Hold) -> None:
+        held = self._held.get(key)
+        if held is not None and hold in held:
+            held.remove(hold)
+            self.count -= 1
+            if not held:
+                del self._held[key]
+
+    def wake(self, queues: Iterable[ConsumeQueue]) -> None:
+        """Wake the gets of queues in which readers see more."""
+        if self._held:
+            for queue in queues:
+                for hold in list(self._held.get(TopicPartition(queue.topic, queue.partition), ())):
+                    hold.wake()
+
+    def wake_all(self) -> None:
+        """Answer all, because the broker stops."""
+        for held in list(self._held.values()):
+            for hold in list(held):
+                hold.wake()

@@ -1,0 +1,262 @@
+"""One connection: a callback on the hub's io watcher, not a greenlet.
+
+Bytes → commands → handlers → one send. Replies leave in the order of the commands. A command whose reply must wait (a put for
+the disk, a held get, a cold read) is *owed*; puts may follow puts, every other command behind one that is owed waits in the
+backlog, and reading stops meanwhile. So what a connection can make the broker hold is bounded.
+"""
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from metaq.protocol.commands import Command, Invalid, Put, Quit
+from metaq.protocol.record import host_bytes
+from metaq.protocol.replies import write_result
+from metaq.protocol.text import CommandReader
+from metaq.server.permissions import ANONYMOUS
+
+logger = logging.getLogger(__name__)
+
+RECEIVE_BYTES: Final = 64 * 1024
+BUFFERS_PER_SEND: Final = 1024
+"""IOV_MAX on Linux."""
+
+READABLE: Final = 1
+WRITABLE: Final = 2
+
+Buffer = bytes | memoryview
+
+
+class Handlers(Protocol):
+    """What a session needs of the rest of the broker."""
+
+    max_unsent_bytes: int
+
+    def io(self, fd: int, events: int) -> Any:
+        """A watcher of the hub's loop."""
+        ...
+
+    def now(self) -> float:
+        """Seconds of the loop's own clock, read once a turn."""
+        ...
+
+    def puts(self, session: "Session", puts: Sequence[Put]) -> None:
+        """Stage puts; each is owed from then on."""
+        ...
+
+    def command(self, session: "Session", command: Command) -> None:
+        """Answer one other command, or make it owed."""
+        ...
+
+    def closed(self, session: "Session") -> None: ...
+
+
+class Session:
+    """One client. ``answer`` pays what is owed; ``reply`` answers a command at once."""
+
+    __slots__ = (
+        "_address",
+        "_backlog",
+        "_eof",
+        "_handlers",
+        "_out",
+        "_reading",
+        "_socket",
+        "_unsent",
+        "_watcher",
+        "_write_watcher",
+        "born_host",
+        "last_io",
+        "on_close",
+        "owed",
+        "owed_bytes",
+        "principal",
+        "reader",
+        "staged",
+        "staged_bytes",
+    )
+
+    def __init__(self, connection: socket.socket, address: Any, reader: CommandReader, handlers: Handlers) -> None:
+        self._socket: socket.socket | None = connection
+        self._address = address
+        self.reader = reader
+        self._handlers = handlers
+        self._out: list[Buffer] = []
+        self._unsent = 0
+        self._backlog: Sequence[Command] = ()
+        self._eof = False
+        self._reading = True
+        self._write_watcher: Any = None
+        self.owed = 0
+        self.owed_bytes = 0
+        self.staged: list[str] = []
+        self.staged_bytes = 0
+        self.principal = ANONYMOUS
+        self.on_close: Callable[[], None] | None = None
+        self.born_host = host_bytes(address[0], address[1])
+        self.last_io = handlers.now()
+        self._watcher = handlers.io(connection.fileno(), READABLE)
+        self._watcher.start(self._on_readable)
+
+    def __repr__(self) -> str:
+        return f"<Session {self._address} owed {self.owed} unsent {self._unsent}>"
+
+    @property
+    def closed(self) -> bool:
+        return self._socket is None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is owed, waiting or unsent."""
+        return not (self.owed or self._backlog or self._unsent)
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            logger.debug("connection lost peer=%s reason=%s", self._address, error)
+            self.close()
+            return
+        if not data:
+            self.finish()
+            return
+        self.last_io = self._handlers.now()
+        commands = self.reader.receive(data)
+        if commands:
+            self._process(commands)
+
+    def _process(self, commands: Sequence[Command]) -> None:
+        """Handle commands in order, until one has to wait for what is owed."""
+        at, end = 0, len(commands)
+        while at < end and self._socket is not None:
+            if type(commands[at]) is Put:
+                stop = at + 1
+                while stop < end and type(commands[stop]) is Put:
+                    stop += 1
+                puts: Any = commands[at:stop] if stop - at < end else commands
+                self._handlers.puts(self, puts)
+                at = stop
+            elif self.owed:
+                self._backlog = commands[at:]
+                break
+            else:
+                command = commands[at]
+                at += 1
+                self._one(command)
+        self._flush()
+
+    def _one(self, command: Command) -> None:
+        if type(command) is Quit:
+            self.finish()
+        elif type(command) is Invalid:
+            self.reply(write_result(command.error.status, str(command.error), command.opaque))
+            if command.error.closes_connection:
+                self.finish()
+        else:
+            self._handlers.command(self, command)
+
+    def finish(self) -> None:
+        """Take no more commands; close when everything due is sent."""
+        self._eof = True
+        self._pace()
+        if self.idle:
+            self.close()
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def reply(self, *buffers: Buffer) -> None:
+        """Answer the command that is being handled; sent together with the other answers of this turn."""
+        self._out.extend(buffers)
+        self._unsent += sum(map(len, buffers))
+
+    def answer(self, replies: int, size: int, *buffers: Buffer) -> None:
+        """Pay what is owed: the answers to ``replies`` commands which had ``size`` bytes; then go on with the backlog."""
+        self.owed -= replies
+        self.owed_bytes -= size
+        if self._socket is None:
+            return
+        self.reply(*buffers)
+        if not self.owed and self._backlog:
+            commands, self._backlog = self._backlog, ()
+            self._process(commands)
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what can be sent now, watch for the rest, and decide whether to read on."""
+        if self._unsent and self._socket is not None:
+            self._send(self._socket)
+        if self._socket is not None:
+            self._pace()
+            if self._eof and self.idle:
+                self.close()
+
+    def _send(self, connection: socket.socket) -> None:
+        out = self._out
+        try:
+            while out:
+                sent = connection.send(out[0]) if len(out) == 1 else connection.sendmsg(out[:BUFFERS_PER_SEND])
+                self._unsent -= sent
+                if not self._unsent:
+                    out.clear()
+                    break
+                self._drop_sent(sent)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            logger.debug("connection lost peer=%s reason=%s", self._address, error)
+            self.close()
+            return
+        if out and self._write_watcher is None:
+            self._write_watcher = self._handlers.io(connection.fileno(), WRITABLE)
+            self._write_watcher.start(self._on_writable)
+
+    def _drop_sent(self, sent: int) -> None:
+        out = self._out
+        index = 0
+        while sent and sent >= len(out[index]):
+            sent -= len(out[index])
+            index += 1
+        del out[:index]
+        if sent:
+            out[0] = memoryview(out[0])[sent:]
+
+    def _on_writable(self) -> None:
+        self.last_io = self._handlers.now()
+        if self._write_watcher is not None:
+            self._write_watcher.close()
+            self._write_watcher = None
+        self._flush()
+
+    def _pace(self) -> None:
+        """Read on only while the client takes its answers and not too much is owed."""
+        limit = self._handlers.max_unsent_bytes
+        wanted = not (self._eof or self._backlog or self._unsent > limit or self.owed_bytes > limit)
+        if wanted != self._reading:
+            self._reading = wanted
+            if wanted:
+                self._watcher.start(self._on_readable)
+            else:
+                self._watcher.stop()
+
+    def close(self) -> None:
+        """Close now; answers that are still owed are dropped when they come."""
+        if self._socket is None:
+            return
+        self._watcher.close()
+        if self._write_watcher is not None:
+            self._write_watcher.close()
+        self._socket.close()
+        self._socket = None
+        self._out = []
+        self._unsent = 0
+        self._backlog = ()
+        if self.on_close is not None:
+            self.on_close()
+        self._handlers.closed(self)

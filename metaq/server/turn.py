@@ -1,0 +1,181 @@
+"""One turn of the loop, and what waits for the disk.
+
+All puts of all connections that arrive in one turn are staged, then appended with one write at the turn's end. At MEMORY they
+are answered then. At DISK they are parked until a sync covers them: one sync releases every put before it (group commit).
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gevent.event import Event
+from gevent.hub import Hub
+
+from metaq.config import Settings
+from metaq.errors import MetaqError, Overloaded, StoreError
+from metaq.message import Durability
+from metaq.protocol.replies import ERROR, OK
+from metaq.server.session import Session
+from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.files import Run
+from metaq.store.messagestore import MessageStore
+
+logger = logging.getLogger(__name__)
+
+
+class Parked(NamedTuple):
+    """The replies to one session's puts of one turn."""
+
+    end: int
+    """Log offset that must be durable first."""
+    deadline: float
+    session: Session
+    replies: list[str]
+    size: int
+
+
+def result(code: int, text: str, opaque: str) -> str:
+    """A ``result`` frame as text; the length is counted in UTF-8 bytes."""
+    return f"result {code} {len(text) if text.isascii() else len(text.encode())} {opaque}\r\n{text}"
+
+
+def replace_result(reply: str, code: int, text: Callable[[str], str]) -> str:
+    """The answer to the same put with another outcome, unless it was refused before. ``text`` gets the old body."""
+    line, _, body = reply.partition("\r\n")
+    _, old_code, _, opaque = line.split(" ")
+    return result(code, text(body), opaque) if int(old_code) == OK else reply
+
+
+class Turns:
+    """Collects puts, appends them, and answers when the durability level is reached."""
+
+    def __init__(
+        self, store: MessageStore, settings: Settings, hub: Hub, run: Run, wake: Callable[[list[ConsumeQueue]], None]
+    ) -> None:
+        """``run`` takes system calls off the hub; ``wake`` is told the queues in which readers see more."""
+        self._store = store
+        self._clock = store.clock
+        self._loop = hub.loop
+        self._run = run
+        self._wake = wake
+        self._at_disk = settings.durability is Durability.DISK
+        self._sync_timeout = settings.sync_timeout_ms / 1000
+        self._flush_messages = settings.flush_messages
+        self._flush_interval = settings.flush_interval_ms / 1000
+        self._max_waiting_bytes = settings.max_waiting_bytes
+        self._sessions: list[Session] = []
+        self._parked: deque[Parked] = deque()
+        self._waiting_bytes = 0
+        self._synced_messages = 0
+        self._sync_due = Event()
+        self._last_sync_ms = 1
+        self._stopping = False
+
+    # -- staging ------------------------------------------------------------------------------------------------------
+
+    def check_load(self) -> None:
+        """Raise ``Overloaded`` while too much waits for the disk."""
+        if self._waiting_bytes > self._max_waiting_bytes:
+            reason = f"{self._waiting_bytes} bytes of puts wait for the disk, the limit is {self._max_waiting_bytes}"
+            raise Overloaded(f"{reason} (max_waiting_bytes)", retry_after_ms=self._last_sync_ms)
+
+    def staged(self, session: Session, replies: list[str], size: int) -> None:
+        """Take the replies to a session's puts, which hold when the append at the end of this turn succeeds."""
+        if not self._sessions:
+            self._loop.run_callback(self.finish)
+        if not session.staged:
+            self._sessions.append(session)
+        session.staged.extend(replies)
+        session.staged_bytes += size
+        session.owed += len(replies)
+        session.owed_bytes += size
+        self._waiting_bytes += size
+
+    def finish(self) -> None:
+        """The end of the turn: append, then answer or park."""
+        sessions, self._sessions = self._sessions, []
+        store = self._store
+        failure: StoreError | None = None
+        try:
+            readable = store.append()
+        except StoreError as error:
+            logger.error("append failed reason=%s", error)
+            failure, readable = error, []
+        end = store.log.end
+        deadline = self._clock.monotonic() + self._sync_timeout
+        for session in sessions:
+            replies, session.staged = session.staged, []
+            size, session.staged_bytes = session.staged_bytes, 0
+            if failure is not None:
+                replies = [_refused(reply, failure) for reply in replies]
+            parked = Parked(end, deadline, session, replies, size)
+            if self._at_disk and (self._parked or end > store.durable_end):
+                self._parked.append(parked)
+            else:
+                self._answer(parked, replies)
+        if self._at_disk:
+            if self._parked:
+                self._sync_due.set()
+        elif store.messages_put - self._synced_messages >= self._flush_messages:
+            self._sync_due.set()
+        if readable:
+            self._wake(readable)
+
+    def _answer(self, parked: Parked, replies: list[str]) -> None:
+        self._waiting_bytes -= parked.size
+        parked.session.answer(len(replies), parked.size, "".join(replies).encode())
+
+    # -- syncing ------------------------------------------------------------------------------------------------------
+
+    def sync_forever(self) -> None:
+        """The greenlet that syncs: one at a time, the next at once when more has come meanwhile."""
+        store = self._store
+        while not self._stopping:
+            self._sync_due.wait(None if self._at_disk else self._flush_interval)
+            self._sync_due.clear()
+            self._synced_messages = store.messages_put
+            started = self._clock.monotonic()
+            try:
+                readable = store.sync(self._run)
+            except StoreError as error:
+                logger.critical("sync failed, the broker is read-only until it is restarted reason=%s", error)
+                self._fail_parked(error)
+                continue
+            self._last_sync_ms = max(1, round((self._clock.monotonic() - started) * 1000))
+            self._release()
+            if readable:
+                self._wake(readable)
+
+    def _release(self) -> None:
+        durable = self._store.durable_end
+        while self._parked and self._parked[0].end <= durable:
+            parked = self._parked.popleft()
+            self._answer(parked, parked.replies)
+        if self._parked:
+            self._sync_due.set()
+
+    def _fail_parked(self, error: StoreError) -> None:
+        while self._parked:
+            parked = self._parked.popleft()
+            self._answer(parked, [_refused(reply, error) for reply in parked.replies])
+
+    def expire(self) -> None:
+        """Answer the puts that have waited too long: they are stored, but not yet as durable as asked."""
+        now = self._clock.monotonic()
+        while self._parked and self._parked[0].deadline <= now:
+            parked = self._parked.popleft()
+            text = "stored at {}, not yet " + Durability.DISK
+            self._answer(parked, [replace_result(reply, ERROR, text.format) for reply in parked.replies])
+
+    def stop(self) -> None:
+        """Let the syncing greenlet end after what it is doing."""
+        self._stopping = True
+        self._sync_due.set()
+
+    def nothing_parked(self) -> bool:
+        return not self._parked and not self._sessions
+
+
+def _refused(reply: str, error: MetaqError) -> str:
+    return replace_result(reply, error.status, lambda _: f"the message was not stored: {error}")
