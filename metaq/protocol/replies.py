@@ -4,6 +4,7 @@
 the 1.3 manual calls it ``data``, so the reader takes both words.
 """
 
+import re
 from typing import Final, NamedTuple
 
 from metaq.errors import StreamLost
@@ -20,7 +21,9 @@ VALUE: Final = 0
 """The ``code`` of a ``Reply`` that is a ``value`` frame."""
 
 _MAX_LINE: Final = 4096
-_WORDS: Final = {b"result": 4, b"value": 3, b"data": 3}
+_NO_LINE_END: Final = f"no line end within {_MAX_LINE} bytes: this is not a metaq broker"
+# 19 digits: int() of more than that is work that a broken peer could ask for
+_LINE: Final = re.compile(rb"(?:result (\d{1,9})|value|data) (-?\d{1,19}) ([+-]?\d{1,19})(?: .*)?", re.DOTALL)
 
 
 class Reply(NamedTuple):
@@ -70,22 +73,20 @@ class ReplyReader:
             replies.append(Reply(code, opaque, data[start : start + length]))
             at = start + length
         rest = data[at:]
-        if not self._need and len(rest) > _MAX_LINE:
-            raise StreamLost(f"no line end within {_MAX_LINE} bytes: this is not a metaq broker")
+        if not self._need and len(rest) > _MAX_LINE + 1:  # a CR whose LF has not arrived is no part of the line
+            raise StreamLost(_NO_LINE_END)
         self._chunks = [rest] if rest else []
         self._have = len(rest)
         return replies
 
     def _read_line(self, line: bytes) -> tuple[int, int, int]:
         """Code, length and opaque of a reply's line."""
-        tokens = line.split(b" ")
-        if len(tokens) < _WORDS.get(tokens[0], len(tokens) + 1):
+        if len(line) > _MAX_LINE:
+            raise StreamLost(_NO_LINE_END)
+        match = _LINE.fullmatch(line)
+        if match is None:
             raise StreamLost(f"{line[:80]!r} is not a reply")
-        try:
-            code = int(tokens[1]) if tokens[0] == b"result" else VALUE
-            length, opaque = (int(token) for token in tokens[_WORDS[tokens[0]] - 2 :][:2])
-        except ValueError as error:
-            raise StreamLost(f"{line[:80]!r} is not a reply: {error}") from error
+        code, length, opaque = int(match[1] or VALUE), int(match[2]), int(match[3])
         if not 0 <= length <= self._max_body_bytes:
             raise StreamLost(f"a reply of {length} bytes; the limit is {self._max_body_bytes} (max_body_bytes)")
         return code, length, opaque

@@ -37,6 +37,8 @@ TRANSACTION_TYPES: Final = frozenset(
     ("BEGIN", "END", "PREPARE", "COMMIT_ONE_PHASE", "COMMIT_TWO_PHASE", "ROLLBACK", "RECOVER", "FORGET")
 )
 WAIT: Final = "wait="
+_OPAQUE_AT: Final = {"get": 6, "offset": 5, "stats": 2, "version": 1, "help": 1, "create": 3, "auth": 3}
+"""Of the commands that may have tokens behind their opaque; elsewhere it is the last one."""
 _HEADS_KEPT: Final = 1024
 
 
@@ -77,9 +79,11 @@ def _opaque(token: str) -> str:
 
 
 def _fits(token: str, bounds: tuple[int, int]) -> bool:
-    """Whether ``integer`` would take the token; most are short and without sign."""
+    """Whether ``integer`` would take the token and it has no plus; most are short and without sign."""
     if token.isdecimal() and len(token) < 10:
         return True
+    if token.startswith("+"):
+        return False  # as the sixth of seven tokens it begins a transaction key
     try:
         integer(token, "", bounds)
     except BadRequest:
@@ -88,9 +92,10 @@ def _fits(token: str, bounds: tuple[int, int]) -> bool:
 
 
 def _opaque_or_default(tokens: list[str]) -> str:
-    """The last token when it reads as an opaque: what a refusal is answered with."""
+    """What a refusal is answered with: the token in the opaque's place, or the last one, when it reads as an opaque."""
+    place = _OPAQUE_AT.get(tokens[0], -1)
     try:
-        return _opaque(tokens[-1])
+        return _opaque(tokens[place if place < len(tokens) else -1])
     except BadRequest:
         return NO_OPAQUE
 
