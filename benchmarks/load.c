@@ -63,7 +63,7 @@ static struct {
 static int poller;
 static struct connection *connections;
 static size_t request_size, pattern_size, in_size, asked_mask;
-static uint64_t admitted, answered; /* all requests, to know when to stop */
+static uint64_t admitted, answered, messages_read; /* since the start, to know when to stop */
 static struct {
     uint64_t since, requests, messages, errors, wraps;
     char first_error[160];
@@ -152,6 +152,7 @@ static void take_get(struct connection *c, const struct reply *reply, uint64_t p
         broke_off("a get at %llu was answered: %.*s", (unsigned long long)position,
                   reply->text_size < 200 ? (int)reply->text_size : 200, reply->text ? reply->text : "");
     measured.messages += reply->messages;
+    messages_read += reply->messages;
     if (c->head == c->tail) /* nothing else in flight: go on exactly where this reply ended */
         c->ask.position = position + reply->advance;
 }
@@ -236,7 +237,7 @@ static int turn(struct epoll_event *events, int room, uint64_t until)
 /* Has the run sent all it should? Puts stop at --count admitted, gets at --count messages read. */
 static int all_asked(void)
 {
-    uint64_t reached = opt.protocol->reads ? measured.messages : admitted;
+    uint64_t reached = opt.protocol->reads ? messages_read : admitted;
     return opt.count && reached >= (uint64_t)opt.count;
 }
 

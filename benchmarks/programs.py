@@ -28,6 +28,8 @@ def build(source: Path, libraries: Sequence[str] = ()) -> Path:
     if shutil.which("gcc") is None:
         raise MeasurementError("the benchmarks need gcc: apt-get install gcc libc6-dev")
     BUILD.mkdir(exist_ok=True)
+    for stale in BUILD.glob(f"{source.stem}-*"):
+        stale.unlink()
     fresh = program.with_suffix(".new")
     made = subprocess.run(
         ["gcc", "-O2", "-o", str(fresh), str(source), *(f"-l{name}" for name in libraries)],

@@ -246,13 +246,14 @@ static struct reply parse_beanstalkd(const char *p, size_t n, const struct ask *
 static size_t greet_nats(char *out, size_t room, const struct ask *ask)
 {
     return (size_t)snprintf(out, room,
-                            "CONNECT {\"verbose\":false,\"pedantic\":false}\r\nSUB ack.%d 1\r\nSUB pulled.%d 2\r\n",
+                            "CONNECT {\"verbose\":false,\"pedantic\":false}\r\nSUB ack.%04d 1\r\nSUB pulled.%d 2\r\n",
                             ask->connection, ask->connection);
 }
 
+/* The inbox has a fixed width: the puts of all connections are equally long. */
 static size_t put_nats(char *out, size_t room, const struct ask *ask)
 {
-    size_t head = (size_t)snprintf(out, room, "PUB %s ack.%d %zu\r\n", ask->topic, ask->connection, ask->body);
+    size_t head = (size_t)snprintf(out, room, "PUB %s ack.%04d %zu\r\n", ask->topic, ask->connection, ask->body);
     head += fill_body(out + head, ask->body);
     return head + (size_t)snprintf(out + head, room - head, "\r\n");
 }

@@ -191,5 +191,5 @@ def _commit() -> str:
         command = [git, "-C", str(REPOSITORY), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
 
-    changed = run("status", "--porcelain", "--untracked-files=no", "--", "metaq", "benchmarks")
+    changed = run("status", "--porcelain", "--untracked-files=no", "--", "metaq", "benchmarks", ":!benchmarks/results")
     return run("rev-parse", "--short", "HEAD") + ("-changed" if changed else "")
