@@ -11,7 +11,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from benchmarks.figures import Load, MeasurementError
-from benchmarks.peers import System
+from benchmarks.peers import Level, System
 from benchmarks.programs import LoadPlan, run_load
 
 Figure = TypeVar("Figure")
@@ -47,6 +47,12 @@ class Bench:
             if note not in self.notes:
                 self.notes.append(note)
         return system.available
+
+    def storing(self) -> list[System]:
+        """The usable brokers, for suites that do not put: peers at one level, since syncing changes only their puts."""
+        brokers = [system for system in self.systems if system.gets]
+        chosen = [system for system in brokers if system.gets == "metaq-get" or system.level is Level.MEMORY]
+        return [system for system in chosen if self.usable(system)]
 
     @contextmanager
     def fresh_folder(self) -> Iterator[Path]:

@@ -5,8 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-KIBIBYTE = 1024
-MEBIBYTE = 1 << 20
+KILOBYTE, MEGABYTE = 1000, 1_000_000
 
 
 def status_bytes(pid: int, name: str) -> int:
@@ -14,7 +13,7 @@ def status_bytes(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         key, _, value = line.partition(":")
         if key == name:
-            return int(value.split()[0]) * KIBIBYTE  # /proc says kB and means KiB
+            return int(value.split()[0]) * 1024  # /proc says kB and means KiB
     raise ValueError(f"/proc/{pid}/status has no {name}")
 
 
@@ -22,7 +21,7 @@ class Sampler:
     """Samples one figure in a thread of its own, every `period_seconds`, from entering to leaving the block."""
 
     def __init__(self, pid: int, name: str, period_seconds: float = 0.1) -> None:
-        self.samples: list[int] = []
+        self.samples = [status_bytes(pid, name)]
         self._pid, self._name, self._period = pid, name, period_seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)

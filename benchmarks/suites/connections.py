@@ -8,13 +8,13 @@ from functools import partial
 
 from benchmarks.bench import Bench
 from benchmarks.figures import Check, MeasurementError
-from benchmarks.memory import KIBIBYTE, MEBIBYTE, status_bytes
+from benchmarks.memory import KILOBYTE, MEGABYTE, status_bytes
 from benchmarks.peers import REPLY_SECONDS, Server, System
 from benchmarks.report import Report, Table, number
 
 CONNECTIONS = 5000
-IDLE_MUST_MIB, IDLE_AIM_MIB = 60, 45
-EACH_MUST_KIB, EACH_AIM_KIB = 4, 2
+IDLE_MUST_MB, IDLE_AIM_MB = 60, 45
+EACH_MUST_KB, EACH_AIM_KB = 4, 2
 # A process is at rest when its resident memory stays the same for this long.
 REST_SECONDS, REST_DEADLINE_SECONDS = 1.0, 30.0
 
@@ -23,17 +23,15 @@ def run(bench: Bench) -> Report:
     many = 1000 if bench.quick else CONNECTIONS
     cells: list[Mapping[str, object]] = []
     rows = []
-    for system in bench.systems:
-        if not bench.usable(system):
-            continue
+    for system in bench.storing():
         figures = bench.attempt(f"{system.name}, connections", partial(measure, bench, system, many))
         if figures:
             cells.append({"system": system.name, **figures})
             rows.append([system.name, *(number(figures[key], 2) for key in COLUMNS)])
     ours = next((cell for cell in cells if cell["system"] == "metaq disk"), None)
     checks = [
-        Check("idle, resident", _of(ours, "idle_mib"), "at most", IDLE_MUST_MIB, IDLE_AIM_MIB, "MiB"),
-        Check("each idle connection", _of(ours, "spoken_kib"), "at most", EACH_MUST_KIB, EACH_AIM_KIB, "KiB"),
+        Check("idle, resident", _of(ours, "idle_mb"), "at most", IDLE_MUST_MB, IDLE_AIM_MB, "MB"),
+        Check("each idle connection", _of(ours, "spoken_kb"), "at most", EACH_MUST_KB, EACH_AIM_KB, "KB"),
     ]
     settings = {
         "connections": f"{many:,}, opened one after the other; `spoken` after one request and reply on each",
@@ -43,7 +41,7 @@ def run(bench: Bench) -> Report:
     return Report("connections", settings, [table], checks, cells, bench.notes, bench.failures)
 
 
-COLUMNS = {"idle_mib": "idle MiB", "silent_kib": "KiB a silent connection", "spoken_kib": "KiB a spoken connection"}
+COLUMNS = {"idle_mb": "idle MB", "silent_kb": "KB a silent connection", "spoken_kb": "KB a spoken connection"}
 
 
 def _of(cell: Mapping[str, object] | None, key: str) -> float | None:
@@ -51,7 +49,7 @@ def _of(cell: Mapping[str, object] | None, key: str) -> float | None:
 
 
 def measure(bench: Bench, system: System, many: int) -> dict[str, float]:
-    """Idle memory in MiB, and in KiB what each connection adds before and after it was used."""
+    """Idle memory in MB, and in KB what each connection adds before and after it was used."""
     with bench.fresh_folder() as folder, system.running(folder / "server") as server, ExitStack() as opened:
         idle = resting_bytes(server)
         connections = [
@@ -62,9 +60,9 @@ def measure(bench: Bench, system: System, many: int) -> dict[str, float]:
         for connection in connections[:-1]:
             exchange(connection, system)
         spoken = resting_bytes(server)
-    each = [(bytes_ - idle) / many / KIBIBYTE for bytes_ in (silent, spoken)]
-    bench.console.print(f"{system.name}: {idle / MEBIBYTE:.1f} MiB, {each[0]:.2f} and {each[1]:.2f} KiB a connection")
-    return {"idle_mib": idle / MEBIBYTE, "silent_kib": each[0], "spoken_kib": each[1]}
+    each = [(bytes_ - idle) / many / KILOBYTE for bytes_ in (silent, spoken)]
+    bench.console.print(f"{system.name}: {idle / MEGABYTE:.1f} MB, {each[0]:.2f} and {each[1]:.2f} KB a connection")
+    return {"idle_mb": idle / MEGABYTE, "silent_kb": each[0], "spoken_kb": each[1]}
 
 
 def exchange(connection: socket.socket, system: System) -> None:

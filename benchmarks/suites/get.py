@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.bench import Bench, describe, raw
 from benchmarks.figures import Load, MeasurementError, ratio, spread
-from benchmarks.peers import Level, Server, System, sendfile_loop
+from benchmarks.peers import Server, System, sendfile_loop
 from benchmarks.programs import LoadPlan, run_load
 from benchmarks.report import Report, Table, middle, number
 from benchmarks.suites.put import CONNECTIONS, IN_FLIGHT, SIZES, Step
@@ -74,9 +74,7 @@ def run(bench: Bench) -> Report:
     seconds, warmup = (0.5, 0.1) if bench.quick else (1.0, 0.2)
     sizes, connections, depths = ((1024, 65536), (1, 50), (1, 100)) if bench.quick else (SIZES, CONNECTIONS, IN_FLIGHT)
     rounds = bench.rounds(ROUNDS)
-    # What a peer keeps of a put when it is killed does not change how it reads: one level of each is enough.
-    peers = [s for s in bench.systems if s.gets and (s.gets == "metaq-get" or s.level is Level.MEMORY)]
-    systems = [sendfile_loop(Path("records")), *(system for system in peers if bench.usable(system))]
+    systems = [sendfile_loop(Path("records")), *bench.storing()]
     figures: dict[tuple[Step, str], list[Load]] = defaultdict(list)
     cells: list[Mapping[str, object]] = []
     for turn, size, system in product(range(1, rounds + 1), sizes, systems):
