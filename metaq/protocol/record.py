@@ -37,7 +37,9 @@ BLANK_SIZE: Final = 8
 FIXED_SIZE: Final = 91
 """Bytes of a record beside body, topic and properties."""
 CHECKSUM_SIZE: Final = 20
-CHECKSUM_NAME: Final = b"__CRC32#\x01"
+_CHECKSUM_REVERSED: Final = b"\x02%010d\x01#23CRC__"
+"""The checksum property written backwards: the digits come least significant first, and one format is faster than three."""
+
 MAX_TOPIC_LENGTH: Final = 127
 MAX_PROPERTIES_LENGTH: Final = 32767
 TAGS: Final = "TAGS"
@@ -49,7 +51,7 @@ CONSTANT_MIDDLE: Final = struct.Struct(">iq8sq8si")
 
 assert HEADER.size == PATCHED_HEADER.size == HEADER_SIZE
 assert CONSTANT_MIDDLE.size == 40
-assert len(CHECKSUM_NAME) + 10 + 1 == CHECKSUM_SIZE
+assert len(_CHECKSUM_REVERSED % 0) == CHECKSUM_SIZE
 
 
 class Record(NamedTuple):
@@ -76,7 +78,7 @@ class Record(NamedTuple):
 
 def checksum_property(data: bytes | memoryview) -> bytes:
     """The 20 bytes that close a record whose other bytes are ``data``."""
-    return b"%b%b\x02" % (CHECKSUM_NAME, (b"%010d" % (zlib.crc32(data) & 0x7FFFFFFF))[::-1])
+    return (_CHECKSUM_REVERSED % (zlib.crc32(data) & 0x7FFFFFFF))[::-1]
 
 
 def host_bytes(address: str, port: int) -> bytes:

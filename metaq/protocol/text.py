@@ -274,6 +274,7 @@ class CommandReader:
         """Append what is complete in ``data``; return how many bytes were used. Sets ``_need`` for the rest."""
         at, end = 0, len(data)
         heads, find, max_line = self._heads, data.find, self._limits.max_line_bytes
+        new = tuple.__new__
         while at < end:
             line_end = find(b"\r\n", at)
             if line_end < 0 or line_end - at > max_line:
@@ -284,21 +285,24 @@ class CommandReader:
                 return at
             line = data[at:line_end].decode("latin-1")
             start = line_end + 2
-            head, _, tail = line.rpartition(" ")
-            prefix, _, sixth = head.rpartition(" ")
-            known = heads.get(prefix)
-            if known is not None and _fits(tail, OPAQUE) and _fits(sixth, INT32):
-                topic, partition, length, flag = known
-                stop = start + length
-                if stop > end:
-                    self._need = stop - at
-                    return at
-                if flag is None:
-                    commands.append(Put(topic, partition, int(sixth), NO_CHECKSUM, None, tail, data[start:stop]))
-                else:
-                    commands.append(Put(topic, partition, flag, int(sixth), None, tail, data[start:stop]))
-                at = stop
-                continue
+            prefix, *pair = line.rsplit(" ", 2)
+            if (known := heads.get(prefix)) is not None:
+                sixth, tail = pair
+                # most numbers are short and without sign: asking for that first saves a call
+                if ((tail.isdecimal() and len(tail) < 10) or _fits(tail, OPAQUE)) and (
+                    (sixth.isdecimal() and len(sixth) < 10) or _fits(sixth, INT32)
+                ):
+                    topic, partition, length, flag = known
+                    stop = start + length
+                    if stop > end:
+                        self._need = stop - at
+                        return at
+                    number = int(sixth)
+                    fields = (number, NO_CHECKSUM) if flag is None else (flag, number)
+                    # tuple.__new__ skips the named tuple's own constructor, 0.1 µs of the 1.2 that a put takes here
+                    commands.append(new(Put, (topic, partition, *fields, None, tail, data[start:stop])))
+                    at = stop
+                    continue
             used = self._read_line(line, data, start, commands)
             if used < 0:
                 self._need = -used - at

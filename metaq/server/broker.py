@@ -13,7 +13,7 @@ from gevent.hub import get_hub
 from metaq.clock import Clock, SystemClock
 from metaq.config import Settings
 from metaq.errors import ConfigError, DiskFull, StoreError
-from metaq.protocol.commands import Auth, Command, Create, Get, Help, Offset, Put, Stats, Sync, Transaction, Version
+from metaq.protocol.commands import Auth, Command, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.protocol.record import host_bytes
 from metaq.protocol.replies import write_result
 from metaq.protocol.text import CommandReader, PutHead, TextLimits
@@ -276,8 +276,8 @@ class Broker:
     def now(self) -> float:
         return float(self._loop.now())
 
-    def puts(self, session: Session, puts: Sequence[Put]) -> None:
-        self._puts.puts(session, puts)
+    def puts(self, session: Session, commands: Sequence[Command], at: int) -> int:
+        return self._puts.puts(session, commands, at)
 
     def command(self, session: Session, command: Command) -> None:
         self._handlers[type(command)](session, command)

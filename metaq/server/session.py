@@ -41,8 +41,8 @@ class Handlers(Protocol):
         """Seconds of the loop's own clock, read once a turn."""
         ...
 
-    def puts(self, session: "Session", puts: Sequence[Put]) -> None:
-        """Stage puts; each is owed from then on."""
+    def puts(self, session: "Session", commands: Sequence[Command], at: int) -> int:
+        """Stage the run of puts at ``at``, each of which is owed from then on; return where the run ends."""
         ...
 
     def command(self, session: "Session", command: Command) -> None:
@@ -136,12 +136,7 @@ class Session:
         at, end = 0, len(commands)
         while at < end and self._socket is not None:
             if type(commands[at]) is Put:
-                stop = at + 1
-                while stop < end and type(commands[stop]) is Put:
-                    stop += 1
-                puts: Any = commands[at:stop] if stop - at < end else commands
-                self._handlers.puts(self, puts)
-                at = stop
+                at = self._handlers.puts(self, commands, at)
             elif self.owed:
                 self._backlog = commands[at:]
                 break
@@ -181,7 +176,9 @@ class Session:
         self.owed_bytes -= size
         if self._socket is None:
             return
-        self.reply(*buffers)
+        for buffer in buffers:
+            self._out.append(buffer)
+            self._unsent += len(buffer)
         if not self.owed and self._backlog:
             commands, self._backlog = self._backlog, ()
             self._process(commands)
@@ -192,10 +189,12 @@ class Session:
         """Send what can be sent now, watch for the rest, and decide whether to read on."""
         if self._unsent and self._socket is not None:
             self._send(self._socket)
-        if self._socket is not None:
+        if self._socket is None:
+            return
+        if not self._reading or self._unsent or self._backlog or self.owed_bytes > self._handlers.max_unsent_bytes:
             self._pace()
-            if self._eof and self.idle:
-                self.close()
+        if self._eof and self.idle:
+            self.close()
 
     def _send(self, connection: socket.socket) -> None:
         out = self._out

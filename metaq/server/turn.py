@@ -63,10 +63,10 @@ class Turns:
         self._sync_timeout = settings.sync_timeout_ms / 1000
         self._flush_messages = settings.flush_messages
         self._flush_interval = settings.flush_interval_ms / 1000
-        self._max_waiting_bytes = settings.max_waiting_bytes
+        self.max_waiting_bytes = settings.max_waiting_bytes
         self._sessions: list[Session] = []
         self._parked: deque[Parked] = deque()
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
         self._synced_messages = 0
         self._sync_due = Event()
         self._last_sync_ms = 1
@@ -74,23 +74,30 @@ class Turns:
 
     # -- staging ------------------------------------------------------------------------------------------------------
 
+    @property
+    def overloaded(self) -> bool:
+        """Whether too much waits for the disk already."""
+        return self.waiting_bytes > self.max_waiting_bytes
+
     def check_load(self) -> None:
         """Raise ``Overloaded`` while too much waits for the disk."""
-        if self._waiting_bytes > self._max_waiting_bytes:
-            reason = f"{self._waiting_bytes} bytes of puts wait for the disk, the limit is {self._max_waiting_bytes}"
+        if self.waiting_bytes > self.max_waiting_bytes:
+            reason = f"{self.waiting_bytes} bytes of puts wait for the disk, the limit is {self.max_waiting_bytes}"
             raise Overloaded(f"{reason} (max_waiting_bytes)", retry_after_ms=self._last_sync_ms)
 
     def staged(self, session: Session, replies: list[str], size: int) -> None:
         """Take the replies to a session's puts, which hold when the append at the end of this turn succeeds."""
         if not self._sessions:
             self._loop.run_callback(self.finish)
-        if not session.staged:
+        if session.staged:
+            session.staged += replies
+        else:
+            session.staged = replies
             self._sessions.append(session)
-        session.staged.extend(replies)
         session.staged_bytes += size
         session.owed += len(replies)
         session.owed_bytes += size
-        self._waiting_bytes += size
+        self.waiting_bytes += size
 
     def finish(self) -> None:
         """The end of the turn: append, then answer or park."""
@@ -109,11 +116,10 @@ class Turns:
             size, session.staged_bytes = session.staged_bytes, 0
             if failure is not None:
                 replies = [_refused(reply, failure) for reply in replies]
-            parked = Parked(end, deadline, session, replies, size)
             if self._at_disk and (self._parked or end > store.durable_end):
-                self._parked.append(parked)
+                self._parked.append(Parked(end, deadline, session, replies, size))
             else:
-                self._answer(parked, replies)
+                self._answer(session, replies, size)
         if self._at_disk:
             if self._parked:
                 self._sync_due.set()
@@ -122,9 +128,9 @@ class Turns:
         if readable:
             self._wake(readable)
 
-    def _answer(self, parked: Parked, replies: list[str]) -> None:
-        self._waiting_bytes -= parked.size
-        parked.session.answer(len(replies), parked.size, "".join(replies).encode())
+    def _answer(self, session: Session, replies: list[str], size: int) -> None:
+        self.waiting_bytes -= size
+        session.answer(len(replies), size, "".join(replies).encode())
 
     # -- syncing ------------------------------------------------------------------------------------------------------
 
@@ -151,14 +157,14 @@ class Turns:
         durable = self._store.durable_end
         while self._parked and self._parked[0].end <= durable:
             parked = self._parked.popleft()
-            self._answer(parked, parked.replies)
+            self._answer(parked.session, parked.replies, parked.size)
         if self._parked:
             self._sync_due.set()
 
     def _fail_parked(self, error: StoreError) -> None:
         while self._parked:
             parked = self._parked.popleft()
-            self._answer(parked, [_refused(reply, error) for reply in parked.replies])
+            self._answer(parked.session, [_refused(reply, error) for reply in parked.replies], parked.size)
 
     def expire(self) -> None:
         """Answer the puts that have waited too long: they are stored, but not yet as durable as asked."""
@@ -166,7 +172,8 @@ class Turns:
         while self._parked and self._parked[0].deadline <= now:
             parked = self._parked.popleft()
             text = "stored at {}, not yet " + Durability.DISK
-            self._answer(parked, [replace_result(reply, ERROR, text.format) for reply in parked.replies])
+            replies = [replace_result(reply, ERROR, text.format) for reply in parked.replies]
+            self._answer(parked.session, replies, parked.size)
 
     def stop(self) -> None:
         """Let the syncing greenlet end after what it is doing."""

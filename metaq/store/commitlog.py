@@ -24,6 +24,7 @@ from metaq.protocol.record import (
     FIXED_SIZE,
     MAGIC,
     MAGIC_BYTES,
+    checksum_property,
     is_intact,
 )
 from metaq.protocol.textmessage import Stored
@@ -149,11 +150,12 @@ class CommitLog:
 
     # -- appending ----------------------------------------------------------------------------------------------------
 
-    def stage(self, record: bytes, checksum: bytes) -> None:
-        """Take the next record, which was made for log offset ``staged_end`` after ``make_room``."""
-        self._parts.append(record)
-        self._parts.append(checksum)
-        self.staged_end += len(record) + len(checksum)
+    def stage(self, record: bytes) -> None:
+        """Take the next record, still without checksum, which was made for log offset ``staged_end``."""
+        parts = self._parts
+        parts.append(record)
+        parts.append(checksum_property(record))
+        self.staged_end += len(record) + CHECKSUM_SIZE
 
     def make_room(self, size: int) -> None:
         """Go to the next segment: the active one has no room for ``size`` bytes and a blank record.

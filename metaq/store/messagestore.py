@@ -15,13 +15,12 @@ from typing import Final
 
 from metaq.clock import Clock, SystemClock
 from metaq.errors import DiskFailed, DiskFull, NotWritable, StoreError
-from metaq.message import Durability, LogOffset, TextPosition, TopicPartition
+from metaq.message import Durability, TextPosition, TopicPartition
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
     MAGIC,
     PATCHED_HEADER,
-    checksum_property,
     record_tail,
 )
 from metaq.protocol.textmessage import Stored, plain_overhead
@@ -70,14 +69,6 @@ class StoreStatistics:
     failure: str | None
 
 
-@dataclass(slots=True)
-class Turn:
-    """What was staged since the last append: per partition how to take it back."""
-
-    number: int = 0
-    touched: list[tuple[ConsumeQueue, int, int, int]] = field(default_factory=list)
-
-
 class MessageStore:
     """An open data folder. Made by ``metaq.store.recovery.open_store``."""
 
@@ -104,7 +95,8 @@ class MessageStore:
         self._behind: StoreError | None = None  # why pending units could not be written
         self.messages_put = 0
         self.syncs = 0
-        self._turn = Turn()
+        self._turn = 0
+        self._touched: list[tuple[ConsumeQueue, int, int, int]] = []  # per queue how to take back what was staged
         self._unpublished: deque[tuple[int, list[tuple[ConsumeQueue, int, int]]]] = deque()
         self._unwritten: set[ConsumeQueue] = set()  # have pending units
         self._changed: set[ConsumeQueue] = set()  # differ from the last durable checkpoint
@@ -132,6 +124,11 @@ class MessageStore:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
+    @property
+    def writable(self) -> bool:
+        """Whether puts are taken now."""
+        return self.failure is None and self._behind is None and self.no_room is None
+
     def check_writable(self) -> None:
         """Raise why a put would be refused now."""
         if self.failure is not None:
@@ -151,7 +148,7 @@ class MessageStore:
         text_size: int,
         tail: bytes | None = None,
         tag: int = 0,
-    ) -> LogOffset:
+    ) -> int:
         """Stage one message and return where it will be; ``check_writable`` came first.
 
         ``crc`` is the body's CRC, ``middle`` comes from ``constant_middle``, ``tail`` from ``record_tail`` when the message
@@ -160,33 +157,31 @@ class MessageStore:
         """
         if tail is None:
             tail = queue.tail
-        size = HEADER_SIZE + len(body) + len(tail) + CHECKSUM_SIZE
+        length = len(body)
+        size = HEADER_SIZE + length + len(tail) + CHECKSUM_SIZE
         log = self.log
         if log.staged_end + size > log.room_end:
             log.make_room(size)
-        turn = self._turn
-        if queue.turn != turn.number:
-            queue.turn = turn.number
-            turn.touched.append((queue, queue.next, queue.text_end, len(queue.pending)))
         offset = log.staged_end
-        record = (
-            PATCHED_HEADER.pack(size, MAGIC, crc, queue.partition, flag, queue.next, offset, middle, queue.text_end, len(body))
-            + body
-            + tail
-        )
-        log.stage(record, checksum_property(record))
+        ordinal, position = queue.next, queue.text_end
+        if queue.turn != self._turn:
+            queue.turn = self._turn
+            self._touched.append((queue, ordinal, position, len(queue.pending)))
+        header = PATCHED_HEADER.pack(size, MAGIC, crc, queue.partition, flag, ordinal, offset, middle, position, length)
+        log.stage(header + body + tail)
         queue.add(offset, size, tag, text_size)
-        return LogOffset(offset)
+        return offset
 
     def append(self) -> list[ConsumeQueue]:
         """Write all staged messages; return the queues in which readers now see more.
 
         On failure nothing of the turn is stored: ``DiskFull`` may be tried again, anything else makes the store read-only.
         """
-        touched = self._turn.touched
+        touched = self._touched
         if not touched:
             return []
-        self._turn = Turn(self._turn.number + 1)
+        self._touched = []
+        self._turn += 1
         before = self.log.end
         try:
             self.log.append()
@@ -202,9 +197,9 @@ class MessageStore:
             self.messages_put += queue.next - ordinal
             changes.append((queue, queue.next, queue.text_end))
             self._unwritten.add(queue)
+            self._changed.add(queue)
             if len(queue.pending) >= WRITE_AT:
                 self.write_units(queue)
-        self._changed.update(self._unwritten)
         self._unpublished.append((self.log.end, changes))
         return self._publish(self.log.end) if self.settings.durability is Durability.MEMORY else []
 

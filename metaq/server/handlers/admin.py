@@ -3,11 +3,12 @@
 import os
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import metaq
 from metaq.errors import MetaqError
+from metaq.message import TopicPartition
 from metaq.protocol.commands import Auth, Create, Help, Stats, Sync, Transaction, Version
 from metaq.protocol.replies import BAD_REQUEST, ERROR, FORBIDDEN, OK, UNAVAILABLE, write_result
 from metaq.server.context import Context, Meter
@@ -103,15 +104,25 @@ class AdminHandler:
             return self._config()
         if item == "reset":
             self._reset()
-        lines = {
-            "": self._broker_lines,
-            "topics": self._topics_lines,
-            "offsets": self._offsets_lines,
-            "realtime": self._realtime_lines,
-            "help": lambda: iter(STATS_HELP.splitlines()),
-            "reset": lambda: iter(["reset ok"]),
-        }.get(item, lambda: self._topic_lines(item))
-        return "".join(f"{line}\r\n" for line in ("STATS", *lines(), "END"))
+        lines = self._lines(item)
+        return "".join(f"{line}\r\n" for line in ("STATS", *lines, "END"))
+
+    def _lines(self, item: str) -> Iterable[str]:
+        match item:
+            case "":
+                return self._broker_lines()
+            case "topics":
+                return self._topics_lines()
+            case "offsets":
+                return self._offsets_lines()
+            case "realtime":
+                return self._realtime_lines()
+            case "help":
+                return STATS_HELP.splitlines()
+            case "reset":
+                return ["reset ok"]
+            case topic:
+                return self._topic_lines(topic)
 
     def _config(self) -> str:
         return "".join(f"{name}: {value}\n" for name, value in self._context.settings.model_dump(mode="json").items())
@@ -163,7 +174,7 @@ class AdminHandler:
 
     def _queues(self, topic: Topic) -> list[ConsumeQueue]:
         """The partitions of a topic that ever had a message."""
-        found = (self._context.store.queues.get((topic.name, number)) for number in range(topic.partitions))
+        found = (self._context.store.queues.get(TopicPartition(topic.name, number)) for number in range(topic.partitions))
         return [queue for queue in found if queue is not None and queue.readable]
 
     def _totals(self, topic: Topic) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from metaq.errors import (
     WrongPartition,
 )
 from metaq.message import TopicPartition
-from metaq.protocol.commands import BROKER_CHOOSES, NO_CHECKSUM, Put
+from metaq.protocol.commands import BROKER_CHOOSES, NO_CHECKSUM, Command, Put
 from metaq.protocol.record import MAX_PROPERTIES_LENGTH, TAGS, constant_middle, encode_properties, java_hash, record_tail
 from metaq.protocol.textmessage import EPOCH_SHIFT, HEADER_SIZE_TEXT, split_attribute
 from metaq.server.context import Context
@@ -39,17 +39,20 @@ class PutHandler:
         self._partitions: dict[tuple[str, int], ConsumeQueue] = {}  # those that are known to take puts
         self._rotation: dict[str, int] = {}
 
-    def puts(self, session: Session, puts: Sequence[Put]) -> None:
-        """Stage puts that arrived together; each reply is owed to the session from then on."""
+    def puts(self, session: Session, commands: Sequence[Command], at: int) -> int:
+        """Stage the run of puts at ``at``; each reply is owed to the session from then on. Returns where the run ends."""
         store, known, id_base = self._store, self._partitions, self._id_base
         now_ms = store.clock.now_ms()
         middle = constant_middle(0, now_ms, session.born_host, now_ms, self._context.store_host)
         replies: list[str] = []
         size = failed = 0
         topic = ""
-        obstacle = self._obstacle()
-        for put in puts:
-            size += len(put.body)
+        obstacle = None if store.writable and not self._turns.overloaded else self._obstacle()
+        for put in commands[at:] if at else commands:
+            if type(put) is not Put:
+                break
+            body = put.body
+            size += len(body)
             try:
                 if obstacle is not None:
                     raise obstacle
@@ -62,7 +65,6 @@ class PutHandler:
                 if put.flag & 1:
                     offset = self._put_with_attribute(queue, put, middle)
                 else:
-                    body = put.body
                     crc = zlib.crc32(body) & 0x7FFFFFFF
                     if crc != put.checksum != NO_CHECKSUM:
                         raise _checksum_mismatch()
@@ -75,10 +77,11 @@ class PutHandler:
                 text = f"{id_base | offset} {queue.partition} {position}"
                 replies.append(f"result 200 {len(text)} {put.opaque}\r\n{text}")
         counters = self._context.counters
-        counters.put.add(len(puts), size)
+        counters.put.add(len(replies), size)
         if failed:
             counters.put_failed.add(failed)
         self._turns.staged(session, replies, size)
+        return at + len(replies)
 
     def _obstacle(self) -> MetaqError | None:
         """Why no put at all can be taken now."""
