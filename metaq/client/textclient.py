@@ -166,6 +166,31 @@ class TextClient:
             raise ClientError(f"{max_bytes} bytes hold no whole message of {topic}-{partition} at {position}; raise max_bytes")
         return Batch(messages, messages[-1].next_position)
 
+    def batches(
+        self,
+        topic: str,
+        *,
+        partition: int = 0,
+        position: int = 0,
+        group: str = DEFAULT_GROUP,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        follow: bool = False,
+    ) -> Iterator[Batch]:
+        """The messages from ``position`` to the end, as they arrive; with ``follow`` also those to come, without end."""
+        at = TextPosition(position)
+        while True:
+            asked = time.monotonic()
+            wait_ms = _HOLD_MS if follow else 0
+            batch = self.get(topic, at, partition=partition, group=group, max_bytes=max_bytes, wait_ms=wait_ms)
+            if batch.messages:
+                yield batch
+            elif batch.next_position == at:
+                if not follow:
+                    return
+                if time.monotonic() - asked < _PAUSE_S:
+                    time.sleep(_PAUSE_S)
+            at = batch.next_position
+
     def iterate(
         self,
         topic: str,
@@ -176,19 +201,11 @@ class TextClient:
         max_bytes: int = DEFAULT_MAX_BYTES,
         follow: bool = False,
     ) -> Iterator[Message]:
-        """The messages from ``position`` to the end; with ``follow`` also those to come, without end."""
-        at = TextPosition(position)
-        while True:
-            asked = time.monotonic()
-            wait_ms = _HOLD_MS if follow else 0
-            batch = self.get(topic, at, partition=partition, group=group, max_bytes=max_bytes, wait_ms=wait_ms)
+        """The messages of ``batches``, one by one."""
+        for batch in self.batches(
+            topic, partition=partition, position=position, group=group, max_bytes=max_bytes, follow=follow
+        ):
             yield from batch.messages
-            if batch.next_position == at:
-                if not follow:
-                    return
-                if time.monotonic() - asked < _PAUSE_S:
-                    time.sleep(_PAUSE_S)
-            at = batch.next_position
 
     def offset(self, topic: str, position: int, *, partition: int = 0, group: str = DEFAULT_GROUP) -> TextPosition:
         """The valid position nearest to ``position``: 0 asks for the oldest message, ``END_OF_LOG`` for the end."""

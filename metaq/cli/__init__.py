@@ -1,0 +1,96 @@
+"""The ``metaq`` command."""
+
+import importlib
+import os
+import sys
+from typing import Any, Final
+
+import click
+
+from metaq import __version__
+from metaq.client import PutManyFailed
+from metaq.errors import ConfigError, ConnectionFailed, MetaqError, ProtocolError, Refused, RequestTimeout
+
+FAILED: Final = 1
+USAGE: Final = 2
+NOT_CONNECTED: Final = 3
+REFUSED: Final = 4
+INTERRUPTED: Final = 130
+OUTPUT_CLOSED: Final = 141
+
+EXIT_CODES: Final = f"""\
+\b
+Exit codes:
+  0    done
+  {FAILED}    get, tail: nothing there; verify: damage found; serve: not started
+  {USAGE}    a wrong argument or setting
+  {NOT_CONNECTED}    no connection to the broker, or no answer in time
+  {REFUSED}    the broker refused
+  {INTERRUPTED}  interrupted by Ctrl-C
+  {OUTPUT_CLOSED}  nobody reads the output any more
+"""
+
+
+def exit_code(error: MetaqError) -> int:
+    """The process's exit code for an error that ended a command."""
+    if isinstance(error, PutManyFailed):
+        return exit_code(error.reason)
+    if isinstance(error, ConnectionFailed | RequestTimeout):
+        return NOT_CONNECTED
+    if isinstance(error, Refused):
+        return REFUSED
+    return USAGE if isinstance(error, ConfigError | ProtocolError) else FAILED
+
+
+MODULES: Final = {
+    "serve": "serve",
+    "put": "messages",
+    "get": "messages",
+    "tail": "messages",
+    "offset": "admin",
+    "stats": "admin",
+    "topic": "admin",
+    "verify": "verify",
+    "bench": "bench",
+}
+"""Where each command is. Imported when it is used: a broker needs no rich, and a put none of the settings' libraries."""
+
+
+class Commands(click.Group):
+    """Commands that return their exit code, or raise an error of the tree."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in MODULES:
+            return None
+        command = getattr(importlib.import_module(f"metaq.cli.{MODULES[cmd_name]}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+        except MetaqError as error:
+            click.echo(f"metaq: {error}", err=True)
+            code = exit_code(error)
+        except BrokenPipeError:
+            # The interpreter flushes standard output once more when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = OUTPUT_CLOSED
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        ctx.exit(code or 0)
+
+
+@click.group(cls=Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def commands() -> None:
+    """A message broker in one process: start it, put and get messages, look after it."""
+
+
+def main() -> None:
+    """Run the command line; never returns."""
+    commands(prog_name="metaq")

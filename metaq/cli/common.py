@@ -1,0 +1,63 @@
+"""What several commands share: where the broker is, and how they print."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import click
+
+from metaq.client import TextClient
+from metaq.client.textclient import DEFAULT_PORT
+
+DEFAULT_BROKER: Final = f"127.0.0.1:{DEFAULT_PORT}"
+NOTHING: Final = 1
+"""Exit code: there was nothing to get."""
+
+Decorated = Callable[..., Any]
+
+
+class Address(click.ParamType[tuple[str, int]]):
+    """``HOST:PORT``, a host of IPv6 in brackets."""
+
+    name = "HOST:PORT"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        host, _, port = str(value).rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            self.fail(f"{value!r} is not HOST:PORT", parameter, context)
+        return host.strip("[]"), int(port)
+
+
+def broker_option(command: Decorated) -> Decorated:
+    """Adds ``--broker``, whose value is host and port."""
+    return click.option(
+        "--broker",
+        type=Address(),
+        default=DEFAULT_BROKER,
+        envvar="METAQ_BROKER",
+        show_default=True,
+        show_envvar=True,
+        help="The broker to talk to.",
+    )(command)
+
+
+def json_option(command: Decorated) -> Decorated:
+    """Adds ``--json``."""
+    return click.option("as_json", "--json", is_flag=True, help="Print JSON, for scripts.")(command)
+
+
+def partition_option(default: int, text: str) -> Callable[[Decorated], Decorated]:
+    """Adds ``--partition``."""
+    return click.option("--partition", type=int, default=default, show_default=True, metavar="N", help=text)
+
+
+def connect(broker: tuple[str, int]) -> TextClient:
+    """A client of the broker that ``--broker`` names."""
+    return TextClient(*broker)
+
+
+def print_json(value: Mapping[str, Any] | list[Any]) -> None:
+    """One line of JSON."""
+    click.echo(json.dumps(value, ensure_ascii=False))
