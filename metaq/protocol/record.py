@@ -49,6 +49,10 @@ TAGS: Final = "TAGS"
 PATCHED_HEADER: Final = struct.Struct(">iiiiiqq40sqi")
 CONSTANT_MIDDLE: Final = struct.Struct(">iq8sq8si")
 
+_PLACE: Final = struct.Struct(">ii20xq")  # total, magic, log offset
+_IDENTITY: Final = struct.Struct(">12xi4xq48xqi")  # partition, queue offset, text position, body length
+
+assert _IDENTITY.size == HEADER_SIZE
 assert HEADER.size == PATCHED_HEADER.size == HEADER_SIZE
 assert CONSTANT_MIDDLE.size == 40
 assert len(_CHECKSUM_REVERSED % 0) == CHECKSUM_SIZE
@@ -76,6 +80,15 @@ class Record(NamedTuple):
     """Without the checksum property."""
 
 
+class Identity(NamedTuple):
+    """Which message of which partition a record is."""
+
+    topic: str
+    partition: int
+    queue_offset: int
+    text_position: int
+
+
 def checksum_property(data: bytes | memoryview) -> bytes:
     """The 20 bytes that close a record whose other bytes are ``data``."""
     return (_CHECKSUM_REVERSED % (zlib.crc32(data) & 0x7FFFFFFF))[::-1]
@@ -96,7 +109,7 @@ def constant_middle(sys_flag: int, born_ms: int, born_host: bytes, store_ms: int
 
 
 def record_tail(topic: str, properties: bytes) -> bytes:
-    """What follows the body, up to the checksum's digits: topic, properties, and the checksum's name."""
+    """What follows the body, up to the checksum property, whose size is counted as part of the properties."""
     name = topic.encode("ascii")
     return b"%b%b%b%b" % (
         bytes((len(name),)),
@@ -130,16 +143,21 @@ def java_hash(text: str) -> int:
     return value - (1 << 32) if value & 0x80000000 else value
 
 
-def is_intact(data: bytes | memoryview, log_offset: int) -> bool:
+def is_intact(data: memoryview, log_offset: int) -> bool:
     """True when ``data`` is exactly one record of this store, written at ``log_offset``, with every bit as written."""
     size = len(data)
-    if size < FIXED_SIZE + CHECKSUM_SIZE:
-        return False
-    total, magic = BLANK.unpack_from(data)
-    if total != size or magic != MAGIC or struct.unpack_from(">q", data, 28)[0] != log_offset:
+    if size < FIXED_SIZE + CHECKSUM_SIZE or _PLACE.unpack_from(data) != (size, MAGIC, log_offset):
         return False
     end = size - CHECKSUM_SIZE
-    return bytes(data[end:]) == checksum_property(data[:end])
+    return data[end:] == checksum_property(data[:end])
+
+
+def identity(data: memoryview) -> Identity:
+    """Whose message an intact record is; a fraction of the cost of ``decode_record``."""
+    partition, queue_offset, text_position, length = _IDENTITY.unpack_from(data)
+    topic_at = HEADER_SIZE + length
+    topic = str(data[topic_at + 1 : topic_at + 1 + data[topic_at]], "ascii")
+    return Identity(topic, partition, queue_offset, text_position)
 
 
 def decode_record(data: bytes | memoryview) -> Record:

@@ -27,6 +27,7 @@ from metaq.protocol.commands import (
     Transaction,
     Version,
 )
+from metaq.protocol.record import MAX_TOPIC_LENGTH
 
 INT32: Final = (-(1 << 31), (1 << 31) - 1)
 INT64: Final = (-(1 << 63), (1 << 63) - 1)
@@ -40,6 +41,7 @@ WAIT: Final = "wait="
 _OPAQUE_AT: Final = {"get": 6, "offset": 5, "stats": 2, "version": 1, "help": 1, "create": 3, "auth": 3}
 """Of the commands that may have tokens behind their opaque; elsewhere it is the last one."""
 _HEADS_KEPT: Final = 1024
+_SMALL_CHUNK: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +255,10 @@ class CommandReader:
             self._drain -= drained
             data = data[drained:]
         if self._chunks:
-            self._chunks.append(data)
             self._have += len(data)
+            if len(data) < _SMALL_CHUNK and len(self._chunks[-1]) < _SMALL_CHUNK:
+                data = self._chunks.pop() + data  # an object for every two bytes would take twenty times their room
+            self._chunks.append(data)
             if self._have < self._need:
                 return []
             data = b"".join(self._chunks)
@@ -368,8 +372,8 @@ class CommandReader:
         return stop
 
     def _remember(self, tokens: list[str], put: Put, length: int) -> None:
-        """Keep the head of an ordinary put, so that the next one like it needs no parsing."""
-        if len(tokens) not in (6, 7) or put.transaction is not None:
+        """Keep the head of an ordinary put to a topic that may exist, so that the next one like it needs no parsing."""
+        if len(tokens) not in (6, 7) or put.transaction is not None or len(put.topic) > MAX_TOPIC_LENGTH:
             return
         if len(self._heads) >= _HEADS_KEPT:
             self._heads.clear()
