@@ -42,7 +42,9 @@ def structured(item: str, text: str) -> dict[str, Any]:
     return rows
 
 
-def _scalar(text: str) -> int | str:
+def _scalar(text: str) -> int | bool | str:
+    if text in ("true", "false"):
+        return text == "true"
     return int(text) if text.removeprefix("-").isdecimal() else text
 
 

@@ -86,8 +86,10 @@ class Connection:
                 self._outgoing.sendall(frames)
             except TimeoutError as error:
                 raise self._timed_out() from error
-            except OSError as error:
-                raise self._failed(str(error)) from error
+            except OSError:
+                # The replies it sent before it closed, and perhaps its reason, are still to be read; then reading fails too.
+                with contextlib.suppress(OSError):
+                    self._outgoing.shutdown(socket.SHUT_WR)
             except BaseException:
                 self.lose("a request was interrupted in the middle")
                 raise

@@ -76,10 +76,10 @@ class TextClient:
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, timeout_s: float = 10.0) -> None:
-        """Connect. ``timeout_s`` limits the wait for a connection, and for each answer."""
+        """Connect. ``timeout_s`` limits the wait for a connection and for each answer; as an attribute it can be changed."""
         self._host = host
         self._port = port
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._closed = False
         self._connecting = threading.Lock()  # guards what follows
         self._connection = Connection(host, port, timeout_s)
@@ -233,14 +233,14 @@ class TextClient:
         return _text(_ok(self._ask(lambda opaque: write_line("version", opaque))))
 
     def _deadline(self, held_s: float = 0.0) -> float:
-        return time.monotonic() + self._timeout_s + held_s
+        return time.monotonic() + self.timeout_s + held_s
 
     def _usable_connection(self) -> Connection:
         with self._connecting:
             if self._closed:
                 raise ClientError("this client was closed")
             if not self._connection.usable():
-                self._connection = Connection(self._host, self._port, self._timeout_s)
+                self._connection = Connection(self._host, self._port, self.timeout_s)
             return self._connection
 
     def _ask(self, write: Callable[[int], bytes], held_s: float = 0.0) -> Reply:
