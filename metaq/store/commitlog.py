@@ -233,7 +233,7 @@ class CommitLog:
 
     def hot_from(self) -> int:
         """What this process appended from here on is read through the map and needs no verification."""
-        return max(self._written_from, self.end - self._hot_bytes)
+        return max(self._written_from, self.end - self._hot_bytes, self.begin)
 
     def view(self, segment: Segment) -> memoryview:
         """The whole segment, mapped."""

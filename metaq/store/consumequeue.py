@@ -133,6 +133,8 @@ class ConsumeQueue:
         self.text_end = text_end
 
     def _drop_files(self, index: int) -> None:
+        if index == len(self._bases):
+            return  # not even the folder may be there
         disk = self._files.disk
         for base in self._bases[index:]:
             self._files.forget(self._path(base))

@@ -21,6 +21,7 @@ UNITS_AT_ONCE: Final = 256
 GAP_WORTH_READING: Final = 16 * 1024
 """Bytes of other partitions between two records that are read along rather than asked for apart."""
 CURSORS_KEPT: Final = 64
+NOWHERE: Final = 1 << 62
 
 Unit = tuple[int, int, int]
 
@@ -41,7 +42,7 @@ class Reader:
         while ordinal < queue.readable:
             count = min(UNITS_AT_ONCE, queue.readable - ordinal)
             units: list[Unit] = list(UNIT.iter_unpack(queue.units(ordinal, count, read)))
-            hot = log.hot_from() if ordinal >= queue.live_from else log.end
+            hot = log.hot_from() if ordinal >= queue.live_from else NOWHERE
             index = 0
             while index < len(units):
                 offset = units[index][0]
@@ -113,13 +114,30 @@ class Reader:
         low, high = max(queue.base, queue.first), queue.readable
         while low < high:
             middle = (low + high) // 2
-            if queue.unit(middle, read)[0] >= begin:
+            if self._is_kept(queue, middle, low, read):
                 high = middle
             else:
                 low = middle + 1
         ordinal, position = self.next_intact(queue, low, read)
         queue.first, queue.first_position, queue.first_for = ordinal, position, begin
         return ordinal, TextPosition(position)
+
+    def _is_kept(self, queue: ConsumeQueue, ordinal: int, low: int, read: Read) -> bool:
+        """Whether the log still reaches back to an ordinal; ``low`` is the first one that may be kept.
+
+        Fillers say nothing about that, so the unit before them is asked. A unit alone may be damaged: two must agree that
+        they have aged out, because a wrong answer would hide every message before this one.
+        """
+        aged = 0
+        for place in range(ordinal, low - 1, -1):
+            offset, size, _ = queue.unit(place, read)
+            if SMALLEST_RECORD <= size < FILLER_SIZE:
+                if offset >= self._log.begin:
+                    return True
+                aged += 1
+                if aged == 2:
+                    break
+        return False
 
     def locate(self, queue: ConsumeQueue, position: int, read: Read) -> tuple[int, TextPosition]:
         """The message that contains ``position``, else the first behind it, else the next one to come."""
