@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from metaq.checksum import body_crc
 from metaq.errors import BadRequest, CorruptRecord
 from metaq.message import Message, TextPosition
-from metaq.protocol.record import CHECKSUM_SIZE, FIXED_SIZE, HEADER_SIZE, TAGS, decode_properties, decode_record
+from metaq.protocol.record import CHECKSUM_SIZE, FIXED_SIZE, HEADER_SIZE, TAGS, decode_properties, decode_record, java_hash
 
 HEADER: Final = struct.Struct(">iiqi")
 HEADER_SIZE_TEXT: Final = 20
@@ -102,6 +102,15 @@ def encode_stored(stored: Stored, overhead: int, id_base: int, out: list[bytes |
 def text_size(stored: Stored, overhead: int) -> int:
     """Size of the text form of one intact record."""
     return encode_stored(stored, overhead, 0, [])
+
+
+def tag_hash(stored: Stored, overhead: int) -> int:
+    """What an intact record's index unit says of its tag; 0 without one."""
+    length: int = _PLAIN_FIELDS.unpack_from(stored.buffer, stored.at)[2]
+    if stored.size - length == overhead:
+        return 0
+    record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
+    return java_hash(decode_properties(record.properties).get(TAGS, ""))
 
 
 def decode_messages(data: bytes, position: int) -> Iterator[Message]:

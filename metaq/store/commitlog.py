@@ -22,6 +22,7 @@ from metaq.protocol.record import (
     BLANK_SIZE,
     CHECKSUM_SIZE,
     FIXED_SIZE,
+    HEADER_SIZE,
     MAGIC,
     MAGIC_BYTES,
     checksum_property,
@@ -138,13 +139,14 @@ class CommitLog:
         at = file.next_data(end - segment.base)
         zeroed = False
         while at < segment.capacity:
-            chunk = file.read(min(CHUNK, segment.capacity - at), at)
+            chunk = file.read(_chunk_end(segment.base + at, segment) - segment.base - at, at)
             if chunk.count(0) != len(chunk):
                 file.write(bytes(len(chunk)), at)
                 zeroed = True
             at = file.next_data(at + len(chunk))
         if zeroed:
             file.datasync()
+        self._files.forget(segment.path)  # the search for data has switched its readahead off
         self.end = self.staged_end = self._written_from = end
         self._use(segment, end)
 
@@ -272,6 +274,16 @@ class CommitLog:
                 bad = walk.expected
 
 
+def _chunk_end(log_offset: int, segment: Segment) -> int:
+    """Where a read from ``log_offset`` on should end: at a multiple of ``CHUNK`` in the file.
+
+    A page that is read although nothing was ever written to it counts as data from then on, so a search for data must not
+    go on in the middle of a page (or of a larger folio) that it has just read.
+    """
+    at = log_offset - segment.base
+    return segment.base + min(segment.capacity, (at // CHUNK + 1) * CHUNK)
+
+
 class _SegmentWalk:
     """Finds the intact records of one segment, through a window of the file that moves on."""
 
@@ -286,6 +298,7 @@ class _SegmentWalk:
     def records(self, start: int) -> Iterator[Stored]:
         """Records in order. ``expected`` becomes the segment's end when a blank record closes it."""
         segment = self._segment
+        self._file.next_data(start - segment.base)  # no readahead from here on, so that a later search finds the holes
         at = self.expected = start
         while at + BLANK_SIZE <= segment.end:
             window = self._bytes(at, SMALLEST_RECORD)
@@ -314,19 +327,17 @@ class _SegmentWalk:
     def _next_candidate(self, at: int) -> int:
         """The next place after ``at`` where a record may begin: the magic, and behind it the place's own offset."""
         segment = self._segment
-        place = at + 1
-        while place + SMALLEST_RECORD <= segment.end:
-            place = max(place, segment.base + self._file.next_data(place - segment.base) - 4)
-            if place >= segment.end:
-                break
-            data = self._file.read(CHUNK, place - segment.base)
+        frontier = at + 1
+        while frontier < segment.end:
+            data_at = segment.base + self._file.next_data(frontier - segment.base)
+            # a header across the border of two chunks is seen whole in the second
+            place = max(at + 1, data_at - HEADER_SIZE)
+            frontier = _chunk_end(data_at, segment)
+            data = self._file.read(frontier - place, place - segment.base)
             found = data.find(MAGIC_BYTES, 4)
             while found >= 0:
                 begin = place + found - 4
                 if data[found + 24 : found + 32] == begin.to_bytes(8):
                     return begin
                 found = data.find(MAGIC_BYTES, found + 1)
-            if len(data) < CHUNK:
-                break
-            place += CHUNK - 64  # a header across the border is seen whole in the next chunk
         return segment.end

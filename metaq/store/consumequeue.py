@@ -86,7 +86,7 @@ class ConsumeQueue:
         self.first_for = -1  # the log's begin that ``first`` was found for
         self.cursors: dict[int, int] = {}  # text position → ordinal, where sequential readers go on
         self.turn = -1
-        self.live_from = 1 << 62  # the first ordinal that this process added: its unit needs no verification
+        self.live_from = 0  # the first ordinal whose unit this process made: it needs no verification
 
     def __repr__(self) -> str:
         return f"<ConsumeQueue {self.topic}-{self.partition} {self.base}…{self.next} readable {self.readable}>"
@@ -106,7 +106,7 @@ class ConsumeQueue:
                 self._drop_files(index)
                 break
             end = base + self._open(base).size() // UNIT_SIZE
-        self.next = self.written = end
+        self.next = self.written = self.live_from = end
 
     def trust(self, synced: int, text_end: int) -> None:
         """Keep all units; those from ordinal ``synced`` on are still to be synced. The next message gets ``text_end``."""

@@ -51,7 +51,11 @@ class File(Protocol):
         ...
 
     def next_data(self, offset: int) -> int:
-        """Where bytes other than zero may begin, at or after ``offset``; the file's size when there are none."""
+        """Where bytes other than zero may begin, at or after ``offset``; the file's size when there are none.
+
+        From the first call on the open file has no readahead: that would fill holes with zeros in the page cache, where
+        they count as data.
+        """
         ...
 
     def view(self) -> memoryview:
@@ -190,6 +194,7 @@ class RealFile:
 
     def next_data(self, offset: int) -> int:
         try:
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
             return os.lseek(self._fd, offset, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from metaq.message import TextPosition
-from metaq.protocol.record import FIXED_SIZE, decode_record, is_intact
+from metaq.protocol.record import identity, is_intact
 from metaq.protocol.textmessage import Stored, text_size
 from metaq.store.commitlog import SMALLEST_RECORD, CommitLog
 from metaq.store.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
@@ -89,8 +89,7 @@ class Reader:
         data = stored.buffer[stored.at : stored.at + stored.size]
         if not is_intact(data, stored.log_offset):
             return False
-        record = decode_record(data)
-        return (record.topic, record.partition, record.queue_offset) == (queue.topic, queue.partition, ordinal)
+        return identity(data)[:3] == (queue.topic, queue.partition, ordinal)
 
     def _report(self, queue: ConsumeQueue, ordinal: int, unit: Unit) -> None:
         if unit[1] != FILLER_SIZE:  # a filler was reported when it was written
@@ -175,8 +174,5 @@ class Reader:
         for found in range(ordinal, end):
             stored = self.record(queue, found, read)
             if stored is not None:
-                return found, int.from_bytes(stored.buffer[stored.at + 76 : stored.at + 84])
+                return found, identity(stored.buffer[stored.at :]).text_position
         return end, queue.readable_text_end
-
-
-assert FIXED_SIZE > 84

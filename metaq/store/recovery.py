@@ -16,8 +16,8 @@ from typing import Final
 from metaq.clock import Clock
 from metaq.errors import UnknownVersion
 from metaq.message import Durability
-from metaq.protocol.record import TAGS, decode_properties, decode_record, java_hash
-from metaq.protocol.textmessage import Stored, text_size
+from metaq.protocol.record import identity
+from metaq.protocol.textmessage import Stored, tag_hash, text_size
 from metaq.store.checkpoint import Checkpoint, Progress, read_checkpoint, read_live
 from metaq.store.commitlog import Gap
 from metaq.store.consumequeue import UNIT, WRITE_AT, ConsumeQueue
@@ -165,8 +165,8 @@ def _text_end(store: MessageStore, queue: ConsumeQueue, progress: Progress) -> i
     for ordinal in range(queue.next - 1, floor - 1, -1):
         stored = store.reader.record(queue, ordinal, read_here)
         if stored is not None:
-            record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
-            return record.text_position + text_size(stored, queue.overhead) + beyond
+            position = identity(stored.buffer[stored.at :]).text_position
+            return position + text_size(stored, queue.overhead) + beyond
         offset, size, _ = queue.unit(ordinal, read_here)
         if store.log.find(offset) is None:
             break  # aged out, and so is everything before it
@@ -189,17 +189,16 @@ def _walk(store: MessageStore, recovery: Recovery) -> int:
 
 def dispatch(store: MessageStore, stored: Stored) -> None:
     """Enter an intact record into its queue unless it is there already; messages missing before it leave fillers."""
-    record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
-    queue = store.queue(record.topic, record.partition)
-    if record.queue_offset < queue.next:
+    topic, partition, ordinal, position = identity(stored.buffer[stored.at :])
+    queue = store.queue(topic, partition)
+    if ordinal < queue.next:
         return
-    if record.queue_offset > queue.next:
+    if ordinal > queue.next:
         if queue.next == queue.base:
-            queue.reset(record.queue_offset, 0)
-        queue.fill(record.queue_offset)
-    queue.text_end = record.text_position
-    tag = decode_properties(record.properties).get(TAGS, "") if record.properties else ""
-    queue.add(stored.log_offset, stored.size, java_hash(tag), text_size(stored, queue.overhead))
+            queue.reset(ordinal, 0)
+        queue.fill(ordinal)
+    queue.text_end = position
+    queue.add(stored.log_offset, stored.size, tag_hash(stored, queue.overhead), text_size(stored, queue.overhead))
     if len(queue.pending) >= WRITE_AT:
         store.write_units(queue)
 
