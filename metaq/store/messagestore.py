@@ -98,8 +98,9 @@ class MessageStore:
         self._turn = 0
         self._touched: list[tuple[ConsumeQueue, int, int, int]] = []  # per queue how to take back what was staged
         self._unpublished: deque[tuple[int, list[tuple[ConsumeQueue, int, int]]]] = deque()
-        self._unwritten: set[ConsumeQueue] = set()  # have pending units
-        self._changed: set[ConsumeQueue] = set()  # differ from the last durable checkpoint
+        # ordered, so that the same work makes the same calls
+        self._unwritten: dict[ConsumeQueue, None] = {}  # have pending units
+        self._changed: dict[ConsumeQueue, None] = {}  # differ from the last durable checkpoint
         self._checkpointed: dict[tuple[str, int], Progress] = {}
         self._checkpoint_mark = -1
         self._live_mark = -1
@@ -196,8 +197,8 @@ class MessageStore:
         for queue, ordinal, _, _ in touched:
             self.messages_put += queue.next - ordinal
             changes.append((queue, queue.next, queue.text_end))
-            self._unwritten.add(queue)
-            self._changed.add(queue)
+            self._unwritten[queue] = None
+            self._changed[queue] = None
             if len(queue.pending) >= WRITE_AT:
                 self.write_units(queue)
         self._unpublished.append((self.log.end, changes))
@@ -239,7 +240,7 @@ class MessageStore:
         except DiskFailed as error:
             self.failure = error
         else:
-            self._unwritten.discard(queue)
+            self._unwritten.pop(queue, None)
 
     def sweep(self) -> None:
         """Write all pending units and set the live mark; retried by the next sweep when there is no room."""
@@ -259,7 +260,7 @@ class MessageStore:
         mark = self.log.end
         if self.failure is not None or (mark == self._checkpoint_mark and not self._changed):
             return
-        changed, self._changed = self._changed, set()
+        changed, self._changed = self._changed, {}
         progress = {(queue.topic, queue.partition): Progress(queue.next, queue.text_end) for queue in changed}
         try:
             for queue in changed:
@@ -284,9 +285,9 @@ class MessageStore:
             queue.live_from = queue.next
             queue.publish(queue.next, queue.text_end)
             if queue.pending:
-                self._unwritten.add(queue)
+                self._unwritten[queue] = None
             if checkpointed.get((queue.topic, queue.partition)) != (queue.next, queue.text_end):
-                self._changed.add(queue)
+                self._changed[queue] = None
 
     def close(self) -> None:
         """Make everything durable and leave the mark of an orderly stop. The store is not used after that."""
