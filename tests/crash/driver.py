@@ -1,0 +1,207 @@
+"""Random work on a store above a faulty disk, followed by the model."""
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from metaq.clock import ManualClock
+from metaq.errors import DiskFull
+from metaq.message import Durability
+from metaq.store.disk import Usage
+from metaq.store.documents import read_document, write_document
+from metaq.store.files import read_here, run_here
+from metaq.store.messagestore import MessageStore, StoreSettings
+from metaq.store.recovery import Recovery, open_store
+from metaq.store.retention import RetentionRules
+from tests.crash.model import KEYS, Model, expect, random_message
+from tests.support.faultydisk import DATA, EMPTY, FaultyDisk
+
+T = TypeVar("T")
+
+NEARLY_FULL: Final = Usage(used=87, available=13)
+DOCUMENT: Final = DATA / "topics.json"
+
+
+class CaseFailed(AssertionError):
+    """A random case broke a promise; the text says how to run it alone."""
+
+
+@contextmanager
+def case(module: str, seed: int) -> Iterator[None]:
+    """Around one case: quiet, and its failure names the seed that replays it."""
+    logger = logging.getLogger("metaq.store")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    except Exception as error:
+        raise CaseFailed(f"{error!r}\nreplay: python -m {module} --seed {seed}") from error
+    finally:
+        logger.setLevel(level)
+
+
+def random_settings(rng: random.Random) -> StoreSettings:
+    """Small files, so that a few messages roll segments and queue files."""
+    return StoreSettings(
+        segment_bytes=rng.choice((4096, 8192, 16384)),
+        queue_file_bytes=rng.choice((64, 256, 512)),
+        hot_bytes=rng.choice((0, 2000, 1 << 20)),
+        open_files=rng.choice((2, 4, 64)),
+        durability=rng.choice((Durability.DISK, Durability.DISK, Durability.MEMORY)),
+        retention=RetentionRules(keep_ms=1000, ample_free_bytes=1 << 30, least_free_bytes=1),
+    )
+
+
+class Driver:
+    """One data folder through many processes: opens, works, and keeps the model in step."""
+
+    def __init__(self, rng: random.Random, disk: FaultyDisk, settings: StoreSettings) -> None:
+        self.rng = rng
+        self.disk = disk
+        self.settings = settings
+        self.clock = ManualClock()
+        self.model = Model()
+        self.document = 0
+        self.document_tried = 0
+        self._depth = 0
+        self._syncing = False
+
+    def fork(self, disk: FaultyDisk) -> "Driver":
+        """The same folder's future on another disk."""
+        twin = Driver(self.rng, disk, self.settings)
+        twin.model = self.model.copy()
+        twin.document, twin.document_tried = self.document, self.document_tried
+        return twin
+
+    def ended(self, *, power: bool) -> None:
+        """The process is gone, and with ``power`` the machine too: all that was not synced is at risk."""
+        if power:
+            self.disk = self.disk.power_cut(self.rng)
+        else:
+            self.disk.killed()
+        self.model.ended(power=power)
+
+    def open(self) -> Recovery:
+        """Open the folder and compare it with the model."""
+        self.store, recovery = open_store(DATA, self.settings, self.clock, self.disk)
+        self.model.check(self.store, self.rng)
+        self._check_document()
+        return recovery
+
+    def _check_document(self) -> None:
+        content, problems = read_document(self.disk, DOCUMENT)
+        version = 0 if content is None else content["version"]
+        expect(self.document <= version <= self.document_tried, "a document is never torn or old", version, self.document)
+        expect(not problems, "no copy of a document is torn", problems)
+        self.document = self.document_tried = version
+
+    # -- single operations --------------------------------------------------------------------------------------------
+
+    def put(self) -> None:
+        """One turn of the loop: some messages, one append."""
+        largest = self.settings.segment_bytes - 400 if self.rng.random() < 0.1 else 600
+        for _ in range(self.rng.choice((1, 1, 2, 5))):
+            self.model.put(self.store, self.rng.choice(KEYS), *random_message(self.rng, largest))
+        self.store.append()
+        self.model.appended()
+        self.check_readable()
+
+    def sync(self) -> None:
+        if self._syncing:
+            return  # one sync at a time
+        self._syncing = True
+        try:
+            covered = self.model.before_sync()
+            self.store.sync(self.run)
+            self.model.synced(covered)
+        finally:
+            self._syncing = False
+
+    def sweep(self) -> None:
+        self.store.sweep()
+
+    def prepare(self) -> None:
+        self.store.log.prepare(self.run)
+
+    def checkpoint(self) -> None:
+        covered = self.model.before_sync()
+        self.store.checkpoint(self.run)
+        self.model.synced(covered)
+
+    def retire(self) -> None:
+        self.model.begin_allowed = self.store.log.segments[-1].base
+        self.disk.room = NEARLY_FULL
+        self.store.retire(self.run)
+        self.disk.room = EMPTY
+        self.store.retire(self.run)
+
+    def write_document(self) -> None:
+        self.document_tried += 1
+        write_document(self.disk, DOCUMENT, {"version": self.document_tried})
+        self.document = self.document_tried
+
+    def read(self) -> None:
+        """What readers see is what was put."""
+        key = self.rng.choice(KEYS)
+        queue = self.store.queue(*key)
+        first, _ = self.store.first(queue, read_here)
+        if first < queue.readable:
+            ordinal = self.rng.randrange(first, queue.readable)
+            for _ in range(3):
+                stored = self.store.reader.record(queue, ordinal, read_here) if ordinal < queue.readable else None
+                sent = self.model.tracks[key].sent[ordinal] if stored is not None else None
+                expect((stored is None) == (sent is None) or ordinal >= queue.readable, "readable", key, ordinal)
+                ordinal += 1
+
+    def close(self) -> None:
+        """An orderly stop."""
+        covered = self.model.before_sync()
+        self.store.close()
+        self.model.synced(covered)
+
+    def check_readable(self) -> None:
+        """Readers see no message that is not as durable as was promised."""
+        for key, track in self.model.tracks.items():
+            readable = self.store.queue(*key).readable
+            durable = track.appended if self.settings.durability is Durability.MEMORY else track.synced
+            expect(readable <= durable, "readers see only what is durable", key, readable, durable)
+
+    # -- random work --------------------------------------------------------------------------------------------------
+
+    def run(self, call: Callable[[], T]) -> T:
+        """A wait for the disk, during which other work goes on."""
+        if self._depth or self.rng.random() < 0.7:
+            return run_here(call)
+        self._depth += 1
+        try:
+            before = self.rng.random() < 0.5
+            if before:
+                self._meanwhile()
+            result = call()
+            if not before:
+                self._meanwhile()
+            return result
+        finally:
+            self._depth -= 1
+
+    def _meanwhile(self) -> None:
+        for work in self.rng.choices((self.put, self.sync, self.sweep, self.prepare), (6, 2, 2, 1), k=2):
+            work()
+
+    def step(self) -> None:
+        """Some operation."""
+        operations = (
+            self.put, self.sync, self.sweep, self.checkpoint, self.prepare, self.retire, self.write_document, self.read,
+        )  # fmt: skip
+        self.rng.choices(operations, (40, 16, 12, 8, 3, 2, 3, 8))[0]()
+
+    def refused_step(self) -> bool:
+        """Some operation that may meet a full disk; whether it did."""
+        try:
+            self.step()
+        except DiskFull:
+            self.model.refused()
+            return True
+        return False

@@ -1,0 +1,207 @@
+"""What a store must remember: the messages given to it, and which of them an end of the process must leave.
+
+The model keeps, per partition, every message by ordinal with the text position and log offset that the store gave it.
+``appended`` of them survive a killed process, ``synced`` of them a power cut. ``check`` compares an opened store with that and
+takes over what else it found: messages in flight at the end may be there, whole and in their place, or not.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from metaq.checksum import body_crc
+from metaq.message import Durability, TextPosition, TopicPartition
+from metaq.protocol.record import (
+    TAGS,
+    constant_middle,
+    decode_properties,
+    decode_record,
+    encode_properties,
+    host_bytes,
+    java_hash,
+    record_tail,
+)
+from metaq.protocol.textmessage import HEADER_SIZE_TEXT, Stored, decode_messages, encode_stored
+from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.files import read_here
+from metaq.store.messagestore import MessageStore
+
+KEYS: Final = [TopicPartition(topic, partition) for topic in ("orders", "t") for partition in (0, 1)]
+_HOST: Final = host_bytes("127.0.0.1", 8123)
+
+
+class Violation(AssertionError):
+    """The store broke a promise."""
+
+
+def expect(condition: bool, text: str, *details: object) -> None:
+    """``assert`` that is never optimised away and formats only on failure."""
+    if not condition:
+        raise Violation(f"{text}: {' '.join(map(repr, details))}")
+
+
+class Sent(NamedTuple):
+    """One message as it was given to the store, and where that put it."""
+
+    body: bytes
+    flag: int
+    attribute: str | None
+    position: int
+    log_offset: int
+
+    @property
+    def text_size(self) -> int:
+        extra = 0 if self.attribute is None else 4 + len(self.attribute.encode())
+        return HEADER_SIZE_TEXT + extra + len(self.body)
+
+
+@dataclass(slots=True)
+class Track:
+    """One partition. ``None`` in ``sent``: was in flight at a power cut and is lost, with one behind it kept."""
+
+    sent: list[Sent | None] = field(default_factory=list)
+    appended: int = 0
+    synced: int = 0
+
+
+def random_message(rng: random.Random, largest: int) -> tuple[bytes, int, str | None]:
+    """Body, flag and attribute."""
+    length = rng.choice((0, 1, 30, 30, 100, 100, 500, rng.randrange(largest + 1)))
+    attribute = rng.choice((None, None, None, "", "tag", "größer"))
+    return rng.randbytes(length), rng.choice((0, 0, 0, 2, -2, 0x7FFFFFFE)), attribute
+
+
+class Model:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.tracks: dict[TopicPartition, Track] = {}
+        self.begin_allowed = 0
+        """The log may have lost what is before this offset: retention was told so."""
+
+    def copy(self) -> "Model":
+        """For another future of the same past."""
+        twin = Model()
+        twin.tracks = {
+            key: Track(list(track.sent), track.appended, track.synced) for key, track in self.tracks.items()
+        }
+        twin.begin_allowed = self.begin_allowed
+        return twin
+
+    # -- following what the store does --------------------------------------------------------------------------------
+
+    def put(self, store: MessageStore, key: TopicPartition, body: bytes, flag: int, attribute: str | None) -> None:
+        """Stage one message; it is remembered only when the store took it."""
+        queue = store.queue(*key)
+        properties = b"" if attribute is None else encode_properties([(TAGS, attribute)])
+        tail = None if attribute is None else record_tail(key.topic, properties)
+        middle = constant_middle(0, store.clock.now_ms(), _HOST, store.clock.now_ms(), _HOST)
+        sent = Sent(body, flag, attribute, queue.text_end, 0)
+        ordinal = queue.next
+        tag = 0 if attribute is None else java_hash(attribute)
+        log_offset = store.put(queue, flag, body, body_crc(body), middle, sent.text_size, tail, tag)
+        track = self.tracks.setdefault(key, Track())
+        expect(ordinal == len(track.sent), "ordinals are consecutive", key, ordinal, len(track.sent))
+        track.sent.append(sent._replace(log_offset=log_offset))
+
+    def appended(self) -> None:
+        """``append`` returned."""
+        for track in self.tracks.values():
+            track.appended = len(track.sent)
+
+    def refused(self) -> None:
+        """``append`` failed: nothing of the turn was stored."""
+        for track in self.tracks.values():
+            del track.sent[track.appended :]
+
+    def before_sync(self) -> dict[TopicPartition, int]:
+        """What a sync that begins now will cover."""
+        return {key: track.appended for key, track in self.tracks.items()}
+
+    def synced(self, covered: dict[TopicPartition, int]) -> None:
+        """The sync is finished."""
+        for key, count in covered.items():
+            self.tracks[key].synced = max(self.tracks[key].synced, count)
+
+    def ended(self, *, power: bool) -> None:
+        """The process is gone: what must be there is now what it leaves."""
+        if power:
+            for track in self.tracks.values():
+                track.appended = track.synced
+
+    # -- comparing ----------------------------------------------------------------------------------------------------
+
+    def check(self, store: MessageStore, rng: random.Random) -> None:
+        """Compare a store just opened, and go on from what it has."""
+        expect(store.failure is None, "an opened store takes messages", store.failure)
+        begin = store.log.begin
+        expect(begin <= self.begin_allowed, "only retention deletes segments", begin, self.begin_allowed)
+        expect(set(store.queues) <= set(KEYS), "no partition appears from nowhere", *store.queues)
+        for key, track in self.tracks.items():
+            queue = store.queue(*key)
+            expect(queue.next >= track.appended, "ordinals never go back", key, queue.next, track.appended)
+            expect(queue.next <= len(track.sent), "nothing appears that was not put", key, queue.next, len(track.sent))
+            expect(queue.readable == queue.next, "all that was found is readable", key, queue.readable, queue.next)
+            del track.sent[queue.next :]
+            self._check_messages(store, queue, track, begin)
+            self._check_positions(store, queue, track, begin, rng)
+            track.appended = queue.next
+            if store.settings.durability is Durability.DISK:
+                track.synced = queue.next
+
+    def _check_messages(self, store: MessageStore, queue: ConsumeQueue, track: Track, begin: int) -> None:
+        found = list(store.records(queue, queue.base, 1000, read_here)) if queue.base < queue.readable else []
+        expect(len(found) == queue.readable - queue.base, "one answer a message", queue, len(found))
+        for ordinal, sent in enumerate(track.sent):
+            stored = found[ordinal - queue.base] if ordinal >= queue.base else None
+            if stored is not None:
+                expect(sent is not None, "a lost message stays lost", queue, ordinal)
+                assert sent is not None
+                compare(queue, ordinal, sent, stored, store.epoch << 47)
+            elif ordinal < track.appended:
+                gone = sent is None or sent.log_offset < begin
+                expect(gone, "nothing acknowledged is lost", queue, ordinal, sent, begin)
+            else:
+                track.sent[ordinal] = None
+
+    def _check_positions(
+        self, store: MessageStore, queue: ConsumeQueue, track: Track, begin: int, rng: random.Random
+    ) -> None:
+        last = track.sent[-1] if track.sent else None
+        if last is not None:
+            expected = last.position + last.text_size
+            expect(queue.text_end == expected, "positions go on where they were", queue, queue.text_end, expected)
+        there = [
+            (ordinal, sent) for ordinal, sent in enumerate(track.sent) if sent is not None and sent.log_offset >= begin
+        ]
+        first = (there[0][0], there[0][1].position) if there else (queue.readable, queue.text_end)
+        expect(store.first(queue, read_here) == first, "first", queue, store.first(queue, read_here), first)
+        for index in rng.sample(range(len(there)), min(2, len(there))):
+            ordinal, sent = there[index]
+            inside = sent.position + rng.randrange(sent.text_size)
+            answer = store.locate(queue, inside, read_here)
+            expect(answer == (ordinal, sent.position), "locate", queue, inside, answer, (ordinal, sent.position))
+        end = (queue.readable, TextPosition(queue.text_end))
+        expect(store.locate(queue, queue.text_end, read_here) == end, "locate the end", queue)
+
+
+def compare(queue: ConsumeQueue, ordinal: int, sent: Sent, stored: Stored, id_base: int) -> None:
+    """A delivered record against what was put, as binary and as text readers get it."""
+    record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
+    attribute = decode_properties(record.properties).get(TAGS)
+    got = Sent(bytes(record.body), record.flag, attribute, record.text_position, record.log_offset)
+    expect(got == sent, "a message is as it was put", queue, ordinal, got, sent)
+    expect(record.queue_offset == ordinal, "a message is in its place", queue, ordinal, record.queue_offset)
+    out: list[bytes | memoryview] = []
+    size = encode_stored(stored, queue.overhead, id_base, out)
+    (message,) = decode_messages(b"".join(out), sent.position)
+    whole = (message.body, message.attribute, message.next_position, message.id)
+    expected = (sent.body, sent.attribute, sent.position + sent.text_size, id_base | sent.log_offset)
+    expect(whole == expected and size == sent.text_size, "the text form is as it was put", queue, ordinal, whole, expected)
+
+
+def delivered(store: MessageStore, queue: ConsumeQueue) -> Iterator[tuple[int, Stored | None]]:
+    """Every readable ordinal of a partition with what a reader gets for it."""
+    if queue.base < queue.readable:
+        yield from enumerate(store.records(queue, queue.base, 1000, read_here), queue.base)
