@@ -1,0 +1,338 @@
+"""The command line as scripts and people use it: real processes against a real broker."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import metaq
+from metaq.cli import commands
+from metaq.client import TextClient
+from metaq.config import Settings
+from tests.support.broker import BrokerProcess, wait_until
+
+DEADLINE_S = 60.0
+MANY_LINES = 200_000
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("cli") / "data", "--max-body-bytes", "100000") as process:
+        yield process
+
+
+def command(*arguments: str | bytes) -> list[str | bytes]:
+    return [sys.executable, "-m", "metaq", *arguments]
+
+
+def environment(broker: BrokerProcess | None) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("METAQ_")}
+    return clean if broker is None else {**clean, "METAQ_BROKER": f"{broker.host}:{broker.port}"}
+
+
+def run(
+    broker: BrokerProcess | None, *arguments: str | bytes, given: bytes = b"", code: int = 0
+) -> subprocess.CompletedProcess[bytes]:
+    """Run ``metaq`` to its end and check its exit code."""
+    done = subprocess.run(
+        command(*arguments), input=given, capture_output=True, env=environment(broker), timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == code, (arguments, done.returncode, done.stderr.decode(errors="replace"))
+    assert b"Traceback" not in done.stderr
+    return done
+
+
+def output(broker: BrokerProcess | None, *arguments: str) -> str:
+    return run(broker, *arguments).stdout.decode()
+
+
+def as_json(broker: BrokerProcess, *arguments: str) -> Any:
+    return json.loads(run(broker, *arguments, "--json").stdout)
+
+
+def test_put_and_get(broker: BrokerProcess) -> None:
+    """MQ-037, MQ-059, MQ-060: one message each way."""
+    assert output(broker, "put", "greet", "hello").startswith("stored in greet-0 at 0, id ")
+    assert output(broker, "put", "greet", "").startswith("stored in greet-0 at 25, id ")
+    assert output(broker, "get", "greet") == "hello\n\n"
+    assert output(broker, "get", "greet", "--no-final-newline", "--count", "1") == "hello"
+    assert output(broker, "get", "greet", "--position", "25") == "\n"
+
+
+def test_a_body_may_hold_any_bytes_that_an_argument_may(broker: BrokerProcess) -> None:
+    """MQ-011: also those that are no text."""
+    body = bytes(range(1, 256))
+    run(broker, "put", "bytes", b"--", body)
+    assert run(broker, "get", "bytes", "-n").stdout == body
+
+
+def test_json_of_messages(broker: BrokerProcess) -> None:
+    """MQ-010, MQ-012, MQ-033: everything that is known about a message, one object a line."""
+    sent = as_json(broker, "put", "json", "é", "--attribute", "TagA")
+    assert sent == {"topic": "json", "id": sent["id"], "partition": 0, "position": 0}
+    run(broker, "put", "json", b"\xff")
+    first, second = run(broker, "get", "json", "--json").stdout.splitlines()
+    assert json.loads(first) == {
+        "id": sent["id"],
+        "flag": 1,
+        "attribute": "TagA",
+        "body": "é",
+        "position": 0,
+        "next_position": 30,
+    }
+    assert json.loads(second)["attribute"] is None
+    assert json.loads(second)["body_base64"] == "/w=="
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"\0", b"put t 0 1 0 1", b"\xff\xfe", b"a" * 3000]), max_size=25))
+def test_lines_come_back_byte_for_byte(broker: BrokerProcess, pieces: list[bytes]) -> None:
+    """MQ-011: empty lines, carriage returns, no text at all, with and without a newline at the end."""
+    data = b"".join(pieces)
+    topic = f"lines-{next(_topics)}"
+    flags = ["--broker", f"{broker.host}:{broker.port}"]
+    stored = CliRunner().invoke(commands, ["put", topic, "--lines", "-", *flags], input=data)
+    assert stored.exit_code == 0
+    ending = [] if data.endswith(b"\n") else ["--no-final-newline"]
+    assert ("the last line has no newline" in stored.stderr) == bool(data and ending)
+    found = CliRunner().invoke(commands, ["get", topic, *ending, *flags])
+    assert found.stdout_bytes == data
+    assert found.exit_code == (0 if data else 1)
+
+
+_topics = iter(range(1_000_000))
+
+
+def many_lines(file: Path) -> int:
+    """Write the standard library's sources into one file, over and over until it has many lines; return their number."""
+    library = Path(sysconfig.get_path("stdlib"))
+    lines = 0
+    with file.open("wb") as out:
+        while lines <= MANY_LINES:
+            for source in sorted(library.glob("*.py")):
+                data = source.read_bytes()
+                out.write(data if data.endswith(b"\n") else data + b"\n")
+                lines += data.count(b"\n")
+    return lines
+
+
+def test_a_file_of_many_lines_survives_a_killed_broker(tmp_path: Path) -> None:
+    """MQ-004, MQ-011, RD-005: in through `put --lines`, out through `get`, before and after SIGKILL."""
+    file = tmp_path / "file"
+    lines = many_lines(file)
+    with BrokerProcess(tmp_path / "data") as broker:
+        stored = as_json(broker, "put", "file", "--lines", str(file))
+        assert stored["messages"] == lines > MANY_LINES
+        assert stored["bytes"] == file.stat().st_size - lines
+        assert run(broker, "get", "file").stdout == file.read_bytes()
+        broker.restart()
+        assert run(broker, "get", "file").stdout == file.read_bytes()
+
+
+def test_lines_stay_together_in_a_topic_of_several_partitions(broker: BrokerProcess) -> None:
+    """MQ-017: in order in the partition that the broker chose for the first one, or in the one that was asked for."""
+    run(broker, "topic", "create", "several", "4")
+    given = b"".join(b"%d\n" % number for number in range(100))
+    stored = json.loads(run(broker, "put", "several", "--lines", "-", "--json", given=given).stdout)
+    partition = stored["partition"]
+    assert run(broker, "get", "several", "--partition", str(partition)).stdout == given
+    asked = (partition + 1) % 4
+    run(broker, "put", "several", "--lines", "-", "--partition", str(asked), given=given)
+    assert run(broker, "get", "several", "--partition", str(asked)).stdout == given
+
+
+def test_lines_that_the_broker_refuses(broker: BrokerProcess) -> None:
+    """E-15: the exit code, and how many lines are stored for certain."""
+    given = b"small\n" * 1234 + b"x" * 100_001 + b"\nsmall\n"
+    done = run(broker, "put", "refused", "--lines", "-", given=given, code=4)
+    assert b"lines 1 to 1234 are stored" in done.stderr
+    assert b"100000 (max_body_bytes)" in done.stderr
+    assert run(broker, "get", "refused", "--count", "1234").stdout == b"small\n" * 1234
+
+
+def test_tail(broker: BrokerProcess) -> None:
+    """MQ-060, MQ-063: the newest messages, however far back they begin."""
+    bodies = [b"%d " % number + b"x" * (number % 7) * 1000 for number in range(300)]
+    with TextClient(broker.host, broker.port) as client:
+        client.put_many("tail", bodies)
+    for count in (0, 1, 10, 150, 300, 1000):
+        expected = b"".join(body + b"\n" for body in bodies[300 - min(count, 300) :])
+        assert run(broker, "tail", "tail", "-n", str(count), code=0 if count else 1).stdout == expected
+    assert run(broker, "tail", "tail").stdout == b"".join(body + b"\n" for body in bodies[-10:])
+    run(broker, "tail", "tail-unknown", code=1)
+
+
+def wait_for_content(file: Path, content: bytes) -> None:
+    wait_until(lambda: file.read_bytes() == content, DEADLINE_S, f"{file} holds {content!r}")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_tail_follows_until_it_is_interrupted(broker: BrokerProcess, tmp_path: Path, known: bool) -> None:
+    """MQ-005, SG-084: also a topic that does not exist yet; Ctrl-C ends it without a word."""
+    topic = f"follow-{known}"
+    with TextClient(broker.host, broker.port) as client, (tmp_path / "out").open("w+b") as out:
+        if known:
+            client.put_many(topic, [b"0", b"1", b"2"])
+        process = subprocess.Popen(
+            command("tail", topic, "-f", "-n", "1"), stdout=out, stderr=subprocess.PIPE, env=environment(broker)
+        )
+        expected = b"2\n" if known else b""
+        try:
+            wait_for_content(tmp_path / "out", expected)
+            for body in (b"a", b"b", b"c"):
+                client.put(topic, body)
+                expected += body + b"\n"
+                wait_for_content(tmp_path / "out", expected)
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=DEADLINE_S)
+    assert errors == b""
+    assert process.returncode == 130
+
+
+def test_a_closed_pipe_is_no_error_message(broker: BrokerProcess) -> None:
+    """MQ-060: `metaq get | head`."""
+    with TextClient(broker.host, broker.port) as client:
+        client.put_many("pipe", [b"x" * 50_000] * 100)
+    process = subprocess.Popen(command("get", "pipe"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(broker))
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(100)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(DEADLINE_S) == 141
+
+
+def test_offset(broker: BrokerProcess) -> None:
+    """MQ-063: the oldest position, the end, and the one nearest to another."""
+    for body in ("one", "two"):
+        run(broker, "put", "offsets", body)
+    assert output(broker, "offset", "offsets") == "oldest 0\nend 46\n"
+    assert as_json(broker, "offset", "offsets") == {"topic": "offsets", "partition": 0, "oldest": 0, "end": 46}
+    assert output(broker, "offset", "offsets", "--position", "30") == "nearest 23\n"
+    run(broker, "offset", "offsets-unknown", code=4)
+
+
+def test_stats(broker: BrokerProcess) -> None:
+    """MQ-064: the broker's own lines, or JSON."""
+    run(broker, "put", "counted", "hello")
+    assert f"pid {broker.pid}" in output(broker, "stats").splitlines()
+    assert as_json(broker, "stats")["pid"] == broker.pid
+    assert as_json(broker, "stats", "counted")["message_count"] == 1
+    assert as_json(broker, "stats", "offsets")["counted part 0"] == {"min_offset": 0, "max_offset": 25}
+    assert "STATS" not in output(broker, "stats", "topics")
+
+
+def test_topics(broker: BrokerProcess) -> None:
+    """MQ-006, MQ-017: create, grow, list."""
+    assert output(broker, "topic", "create", "grown") == "grown has 1 partition\n"
+    assert as_json(broker, "topic", "create", "grown", "3") == {"topic": "grown", "partitions": 3}
+    assert output(broker, "topic", "create", "grown", "2") == "grown has 3 partitions\n"
+    run(broker, "put", "grown", "hello", "--partition", "2")
+    (row,) = [row for row in as_json(broker, "topic", "list") if row["topic"] == "grown"]
+    assert (row["message_count"], row["message_bytes"], row["accept_publish"]) == (1, 25, True)
+    assert any(line.startswith("grown partitions 1 message_count 1 ") for line in output(broker, "topic", "list").splitlines())
+
+
+def test_bench(broker: BrokerProcess) -> None:
+    """MQ-037: a bounded load and its rates."""
+    rates = as_json(broker, "bench", "--messages", "25000", "--size", "10", "--topic", "bench")
+    assert rates["put"]["messages"] == 25_000
+    assert rates["get"]["messages"] == 25_001
+    assert rates["get"]["bytes"] == 250_010
+    assert "put" in output(broker, "bench", "--messages", "100", "--topic", "bench")
+
+
+def test_exit_codes(broker: BrokerProcess) -> None:
+    """E-15: a script can tell what went wrong, a person reads it."""
+    assert b"nothing in void-0 from 5 on" in run(broker, "get", "void", "--position", "5", code=1).stderr
+    assert b"give either BODY or --lines FILE" in run(broker, "put", "t", code=2).stderr
+    assert b"give either BODY or --lines FILE" in run(broker, "put", "t", "x", "--lines", "-", code=2).stderr
+    assert b"topic 'a b' is not" in run(broker, "get", "a b", code=2).stderr
+    assert b"'nowhere' is not HOST:PORT" in run(broker, "get", "t", "--broker", "nowhere", code=2).stderr
+    assert b"No such command 'gte'" in run(broker, "gte", code=2).stderr
+    assert b"cannot connect to 127.0.0.1:1: " in run(broker, "get", "t", "--broker", "127.0.0.1:1", code=3).stderr
+    assert b"the broker answered 500" in run(broker, "put", "t", "x", "--partition", "99", code=4).stderr
+    assert b"characters other than" in run(broker, "topic", "create", "a/b", code=4).stderr
+
+
+def test_help_and_version() -> None:
+    """MQ-057: every command says what it does, and the exit codes are there to read."""
+    text = output(None, "--help")
+    assert all(f"  {code} " in text for code in (0, 1, 2, 3, 4, 130, 141))
+    for name in commands.list_commands(None):  # type: ignore[arg-type]
+        assert f"  {name} " in text
+    assert output(None, "--version") == f"metaq {metaq.__version__}\n"
+
+
+def test_help_of_serve_shows_every_setting() -> None:
+    """MQ-103: with its description and its default."""
+    text = " ".join(output(None, "serve", "--help").split())
+    for name, field in Settings.model_fields.items():
+        if name != "topics":
+            assert f"--{name.replace('_', '-')} " in text
+            assert f"{field.description} [default: {field.default}]" in text
+
+
+def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path) -> None:
+    """MQ-103: and every source is checked with the same words."""
+    file = tmp_path / "broker.yaml"
+    file.write_text("max_body_bytes: 1000\nmax_line_bytes: 2000\nmax_topics: 30\ntopics:\n  made: {partitions: 2}\n")
+    with BrokerProcess(tmp_path / "data", "--config", str(file), "--max-line-bytes", "2222") as broker:
+        shown = as_json(broker, "stats", "config")
+        assert "made" in output(broker, "topic", "list")
+    assert shown["max_body_bytes:"] == 1000
+    assert shown["max_line_bytes:"] == 2222
+    for arguments, problem in (
+        (["--max-topics", "many"], b"max_topics: Input should be a valid integer"),
+        (["--durability", "none"], b"durability: Input should be"),
+        (["--no-such-setting", "1"], b"No such option '--no-such-setting'"),
+        (["--config", str(tmp_path / "absent")], b"cannot read the configuration file"),
+    ):
+        assert problem in run(None, "serve", *arguments, code=2).stderr
+
+
+def test_serve_that_cannot_start(broker: BrokerProcess, tmp_path: Path) -> None:
+    """SG-042: the address or the folder of another broker."""
+    taken = f"{broker.host}:{broker.port}"
+    assert b"is another broker running?" in run(None, "serve", "--data", str(tmp_path), "--listen", taken, code=1).stderr
+    locked = run(None, "serve", "--data", str(broker.data), "--listen", "127.0.0.1:0", code=1)
+    assert locked.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_stops_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    """MQ-054: with exit code 0, whether a service manager or a person stops it."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        os.kill(broker.pid, number)
+        wait_until(lambda: not broker.running, DEADLINE_S, f"the end after {number.name}")
+        assert broker.terminate() == 0
+        assert "Traceback" not in broker.stderr()
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("metaq", {"metaq.client", "socket"}),
+        ("metaq.cli", {"gevent", "rich", "pydantic", "yaml", "metaq.server", "metaq.store"}),
+        ("metaq.cli.messages", {"gevent", "rich", "pydantic", "yaml", "metaq.server", "metaq.store"}),
+        ("metaq.cli.serve", {"rich", "metaq.cli.messages"}),
+        ("metaq.client", {"gevent", "click", "rich", "pydantic", "yaml", "metaq.server", "metaq.store"}),
+    ],
+)
+def test_commands_import_only_what_they_need(module: str, absent: set[str]) -> None:
+    """P15: a broker stays small, and a put from a script starts fast."""
+    program = f"import sys, {module}; print(*sorted(sys.modules), sep='\\n')"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert module in loaded
+    assert absent & set(loaded) == set()
