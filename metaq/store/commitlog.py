@@ -98,6 +98,8 @@ class CommitLog:
     # -- opening ------------------------------------------------------------------------------------------------------
 
     def _open_segments(self) -> list[Segment]:
+        # a killed process may have made files without syncing their names, which a power cut would then take away
+        self._disk.sync_directory(self.directory)
         bases = [int(name) for name in self._disk.list_directory(self.directory) if is_segment_name(name)]
         if not bases:
             return [self._create(0, run_here)]
@@ -213,8 +215,9 @@ class CommitLog:
 
     def sync(self, since: int, run: Run) -> None:
         """Make everything appended since log offset ``since`` durable."""
-        for segment in [segment for segment in self.segments if segment.end > since]:
-            run(self._files.open(segment.path).datasync)
+        # opened before the first wait: a segment that is removed meanwhile must not be made again by opening it
+        for file in [self.file(segment) for segment in self.segments if segment.end > since]:
+            run(file.datasync)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

@@ -196,21 +196,25 @@ class ConsumeQueue:
         """Make the written units and their files' names durable."""
         unsynced, self.unsynced = self.unsynced, set()
         try:
-            for base in sorted(unsynced):
-                run(self._open(base).datasync)
+            # opened before the first wait: a file that is dropped meanwhile must not be made again by opening it
+            for file in [self._open(base) for base in sorted(unsynced)]:
+                run(file.datasync)
             if unsynced:
                 run(lambda: self._files.disk.sync_directory(self.directory))
         except BaseException:
-            self.unsynced |= unsynced
+            self.unsynced |= unsynced.intersection(self._bases)
             raise
 
     def drop_before(self, ordinal: int, run: Run) -> None:
         """Delete the files whose units all lie before ``ordinal``, never the last file."""
         disk = self._files.disk
         while len(self._bases) > 1 and self._bases[1] <= ordinal:
-            path = self._path(self._bases.pop(0))
+            base = self._bases.pop(0)
+            self.unsynced.discard(base)
+            path = self._path(base)
             self._files.forget(path)
             run(lambda path=path: disk.unlink(path))  # type: ignore[misc]
+            run(lambda: disk.sync_directory(self.directory))  # one by one: a power cut leaves no hole
         self.base = self._bases[0] if self._bases else self.base
 
     # -- reading ------------------------------------------------------------------------------------------------------

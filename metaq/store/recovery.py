@@ -59,6 +59,7 @@ def open_store(
     disk = disk or RealDisk()
     disk.make_directories(directory)
     lock = disk.lock(directory / LOCK)
+    disk.sync_directory(directory)  # a document that is read now must not be an older one after the next power cut
     recovery = Recovery(unclean=ABORT in disk.list_directory(directory))
     identity, problems = read_document(disk, directory / IDENTITY)
     recovery.problems += problems
