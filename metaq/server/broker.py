@@ -44,6 +44,14 @@ SWEEP_SHARE: Final = 20
 """A sweep's pause is at least this many times its own length, so that it costs at most 5 % of the time."""
 
 
+def _attempt(call: Callable[[], T]) -> tuple[T, None] | tuple[None, Exception]:
+    """Bring a failure home as a value: the pool itself would print it, handled or not."""
+    try:
+        return call(), None
+    except Exception as error:  # noqa: BLE001 - raised again by ``run``
+        return None, error
+
+
 def store_settings(settings: Settings) -> StoreSettings:
     """The store's part of the settings."""
     return StoreSettings(
@@ -140,7 +148,11 @@ class Broker:
 
     def run(self, call: Callable[[], T]) -> T:
         """Make one system call in the hub's thread pool; only the calling greenlet waits."""
-        return self._hub.threadpool.apply(call)
+        outcome: Any
+        outcome, error = self._hub.threadpool.apply(_attempt, (call,))
+        if error is not None:
+            raise error
+        return outcome
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import sys
 
 import gevent
 from gevent.event import Event
+from gevent.hub import Hub
 
 from metaq import logs
 from metaq.config import Settings
@@ -25,6 +26,7 @@ def run(settings: Settings) -> int:
     Once it serves it prints one line to standard output: ``metaq ready listen=HOST:PORT data=DIR pid=N``.
     """
     logs.configure(settings.log_level)
+    Hub.SYSTEM_ERROR = (*Hub.SYSTEM_ERROR, AssertionError)  # a failed assertion ends the process
     stopping = Event()
     watchers = [gevent.signal_handler(number, stopping.set) for number in (signal.SIGTERM, signal.SIGINT)]
     try:

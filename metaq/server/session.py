@@ -128,8 +128,15 @@ class Session:
             return
         self.last_io = self._handlers.now()
         commands = self.reader.receive(data)
-        if commands:
+        if not commands:
+            return
+        try:
             self._process(commands)
+        except AssertionError:
+            raise  # the broker's own state is wrong: the process ends
+        except Exception:
+            logger.exception("command failed, connection closed session=%s", self)
+            self.close()
 
     def _process(self, commands: Sequence[Command]) -> None:
         """Handle commands in order, until one has to wait for what is owed."""
@@ -143,18 +150,23 @@ class Session:
             else:
                 command = commands[at]
                 at += 1
-                self._one(command)
+                if not self._one(command):
+                    break
         self._flush()
 
-    def _one(self, command: Command) -> None:
+    def _one(self, command: Command) -> bool:
+        """Answer one command; false when no other is to be taken after it."""
         if type(command) is Quit:
             self.finish()
-        elif type(command) is Invalid:
+            return False
+        if type(command) is Invalid:
             self.reply(write_result(command.error.status, str(command.error), command.opaque))
             if command.error.closes_connection:
-                self.finish()
+                self._eof = True
+                return False
         else:
             self._handlers.command(self, command)
+        return True
 
     def finish(self) -> None:
         """Take no more commands; close when everything due is sent."""
