@@ -152,7 +152,7 @@ class Broker:
         outcome, error = self._hub.threadpool.apply(_attempt, (call,))
         if error is not None:
             raise error
-        return outcome
+        return outcome  # type: ignore[no-any-return]
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
