@@ -8,21 +8,16 @@ from typing import Any, Final
 import click
 
 from metaq import __version__
+from metaq.cli.common import FAILED, INTERRUPTED, NOT_CONNECTED, OUTPUT_CLOSED, REFUSED, USAGE
 from metaq.client import PutManyFailed
 from metaq.errors import ConfigError, ConnectionFailed, MetaqError, ProtocolError, Refused, RequestTimeout
-
-FAILED: Final = 1
-USAGE: Final = 2
-NOT_CONNECTED: Final = 3
-REFUSED: Final = 4
-INTERRUPTED: Final = 130
-OUTPUT_CLOSED: Final = 141
+from metaq.protocol.replies import NOT_FOUND
 
 EXIT_CODES: Final = f"""\
 \b
 Exit codes:
   0    done
-  {FAILED}    get, tail: nothing there; verify: damage found; serve: not started
+  {FAILED}    get, tail, offset: nothing there; verify: damage found; serve: not started
   {USAGE}    a wrong argument or setting
   {NOT_CONNECTED}    no connection to the broker, or no answer in time
   {REFUSED}    the broker refused
@@ -38,7 +33,7 @@ def exit_code(error: MetaqError) -> int:
     if isinstance(error, ConnectionFailed | RequestTimeout):
         return NOT_CONNECTED
     if isinstance(error, Refused):
-        return REFUSED
+        return FAILED if error.code == NOT_FOUND else REFUSED
     return USAGE if isinstance(error, ConfigError | ProtocolError) else FAILED
 
 

@@ -10,8 +10,14 @@ from metaq.client import TextClient
 from metaq.client.textclient import DEFAULT_PORT
 
 DEFAULT_BROKER: Final = f"127.0.0.1:{DEFAULT_PORT}"
-NOTHING: Final = 1
-"""Exit code: there was nothing to get."""
+
+# Exit codes beside 0; described in the help of `metaq`.
+FAILED: Final = 1
+USAGE: Final = 2
+NOT_CONNECTED: Final = 3
+REFUSED: Final = 4
+INTERRUPTED: Final = 130
+OUTPUT_CLOSED: Final = 141
 
 Decorated = Callable[..., Any]
 
@@ -58,6 +64,11 @@ def connect(broker: tuple[str, int]) -> TextClient:
     return TextClient(*broker)
 
 
+def json_line(value: Mapping[str, Any] | list[Any]) -> bytes:
+    """One line of JSON, in UTF-8 wherever it goes."""
+    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
+
+
 def print_json(value: Mapping[str, Any] | list[Any]) -> None:
-    """One line of JSON."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    """Write one line of JSON to standard output."""
+    click.echo(json_line(value), nl=False)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final
 
 import click
 
-from metaq.cli.common import NOTHING, broker_option, connect, json_option, partition_option, print_json
+from metaq.cli.common import FAILED, broker_option, connect, json_line, json_option, partition_option, print_json
 from metaq.client import PutManyFailed, TextClient
 from metaq.client.textclient import DEFAULT_MAX_BYTES
 from metaq.errors import Refused
@@ -125,14 +125,13 @@ class Writer:
     def write(self, messages: Iterable[Message]) -> None:
         """Write whole lines, and hand them on to whoever reads them."""
         if self._as_json:
-            for message in messages:
-                print_json(describe(message))
-            return
-        parts = [b"\n"] if self._line_is_open else []
-        parts.append(b"\n".join(message.body for message in messages))
-        self._line_is_open = not self._final_newline
-        if self._final_newline:
-            parts.append(b"\n")
+            parts = [json_line(describe(message)) for message in messages]
+        else:
+            parts = [b"\n"] if self._line_is_open else []
+            parts.append(b"\n".join(message.body for message in messages))
+            if self._final_newline:
+                parts.append(b"\n")
+            self._line_is_open = not self._final_newline
         self._out.write(b"".join(parts))
         self._out.flush()
 
@@ -196,7 +195,7 @@ def get(
                     break
     if not found:
         click.echo(f"metaq: nothing in {topic}-{partition} from {position} on", err=True)
-        return NOTHING
+        return FAILED
     return 0
 
 
@@ -246,7 +245,7 @@ def tail(topic: str, follow: bool, count: int, partition: int, broker: tuple[str
             writer.write(messages)
         elif not follow:
             click.echo(f"metaq: nothing in {topic}-{partition}", err=True)
-            return NOTHING
+            return FAILED
         if follow:
             for batch in client.batches(topic, partition=partition, position=position, follow=True):
                 writer.write(batch.messages)

@@ -220,7 +220,7 @@ def test_offset(broker: BrokerProcess) -> None:
     assert output(broker, "offset", "offsets") == "oldest 0\nend 46\n"
     assert as_json(broker, "offset", "offsets") == {"topic": "offsets", "partition": 0, "oldest": 0, "end": 46}
     assert output(broker, "offset", "offsets", "--position", "30") == "nearest 23\n"
-    run(broker, "offset", "offsets-unknown", code=4)
+    run(broker, "offset", "offsets-unknown", code=1)
 
 
 def test_stats(broker: BrokerProcess) -> None:
@@ -291,8 +291,8 @@ def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path) -> 
     with BrokerProcess(tmp_path / "data", "--config", str(file), "--max-line-bytes", "2222") as broker:
         shown = as_json(broker, "stats", "config")
         assert "made" in output(broker, "topic", "list")
-    assert shown["max_body_bytes:"] == 1000
-    assert shown["max_line_bytes:"] == 2222
+    assert shown["max_body_bytes"] == 1000
+    assert shown["max_line_bytes"] == 2222
     for arguments, problem in (
         (["--max-topics", "many"], b"max_topics: Input should be a valid integer"),
         (["--durability", "none"], b"durability: Input should be"),
