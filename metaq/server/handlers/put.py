@@ -46,36 +46,37 @@ class PutHandler:
         middle = constant_middle(0, now_ms, session.born_host, now_ms, self._context.store_host)
         replies: list[str] = []
         size = failed = 0
-        topic = ""
+        topic, asked = "", -1  # of the put before: runs to one partition are looked up once
         obstacle = None if store.writable and not self._turns.overloaded else self._obstacle()
         for put in commands[at:] if at else commands:
             if type(put) is not Put:
                 break
-            body = put.body
+            put_topic, number, flag, checksum, transaction, opaque, body = put
             size += len(body)
             try:
                 if obstacle is not None:
                     raise obstacle
-                if put.topic != topic:
-                    topic = self._check_topic(session, put)
-                if put.transaction is not None:
+                if transaction is not None:
                     raise BadRequest(NO_TRANSACTIONS)
-                queue = known.get((topic, put.partition)) or self._partition(put)
+                if put_topic != topic or number != asked or number < 0:
+                    self._check_allowed(session, put)
+                    queue = known.get((put_topic, number)) or self._partition(put)
+                    topic, asked = put_topic, number
                 position = queue.text_end
-                if put.flag & 1:
+                if flag & 1:
                     offset = self._put_with_attribute(queue, put, middle)
                 else:
                     crc = zlib.crc32(body) & 0x7FFFFFFF
-                    if crc != put.checksum != NO_CHECKSUM:
+                    if crc != checksum != NO_CHECKSUM:
                         raise _checksum_mismatch()
-                    offset = store.put(queue, put.flag, body, crc, middle, HEADER_SIZE_TEXT + len(body))
+                    offset = store.put(queue, flag, body, crc, middle, HEADER_SIZE_TEXT + len(body))
             except (BrokerError, ProtocolError, StoreError) as error:
                 failed += 1
                 self._context.topic_counters(put.topic).put_failed.add(1)
                 replies.append(self._refusal(put, error))
             else:
                 text = f"{id_base | offset} {queue.partition} {position}"
-                replies.append(f"result 200 {len(text)} {put.opaque}\r\n{text}")
+                replies.append(f"result 200 {len(text)} {opaque}\r\n{text}")
         counters = self._context.counters
         counters.put.add(len(replies), size)
         if failed:
@@ -92,10 +93,9 @@ class PutHandler:
             return error
         return None
 
-    def _check_topic(self, session: Session, put: Put) -> str:
+    def _check_allowed(self, session: Session, put: Put) -> None:
         if not allowed(session.principal, Action.PUBLISH, put.topic):
             raise AccessDenied(f"{session.principal} may not publish to {put.topic}")
-        return put.topic
 
     def _partition(self, put: Put) -> ConsumeQueue:
         """The partition that a put names or leaves open, its topic created when that is allowed."""
