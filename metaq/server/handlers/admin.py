@@ -8,7 +8,7 @@ from typing import Final
 
 import metaq
 from metaq.errors import MetaqError
-from metaq.message import TopicPartition
+from metaq.message import Durability, TopicPartition
 from metaq.protocol.commands import Auth, Create, Help, Stats, Sync, Transaction, Version
 from metaq.protocol.replies import BAD_REQUEST, ERROR, FORBIDDEN, OK, UNAVAILABLE, write_result
 from metaq.server.context import Context, Meter
@@ -35,7 +35,7 @@ stats help <opaque>      this list
 stats topics <opaque>    all topics
 stats offsets <opaque>   first and next position of every partition
 stats realtime <opaque>  counters since the last reset
-stats config <opaque>    the settings in force
+stats config <opaque>    the settings in force and the topics, as an INI file
 stats reset <opaque>     begin new real-time counters
 stats <topic> <opaque>   one topic
 """
@@ -125,7 +125,32 @@ class AdminHandler:
                 return self._topic_lines(topic)
 
     def _config(self) -> str:
-        return "".join(f"{name}: {value}\n" for name, value in self._context.settings.model_dump(mode="json").items())
+        """In the form of the original's ``server.ini``: a slave of its kind takes its topics from here."""
+        context, settings = self._context, self._context.settings
+        at_disk = settings.durability is Durability.DISK
+        sections: dict[str, dict[str, object]] = {
+            "system": {
+                "brokerId": settings.broker_number,
+                "hostName": context.host,
+                "serverPort": context.port,
+                "numPartitions": settings.default_partitions,
+                "unflushThreshold": 0 if at_disk else settings.flush_messages,
+                "unflushInterval": settings.flush_interval_ms,
+                "maxSegmentSize": settings.segment_bytes,
+                "maxTransferSize": settings.max_transfer_bytes,
+                "deletePolicy": f"delete,{settings.keep_hours:g}h",
+            },
+            "metaq": settings.model_dump(mode="json", exclude={"topics"}),
+        }
+        for topic in context.topics:
+            sections[f"topic={topic.name}"] = {
+                "numPartitions": topic.partitions,
+                "acceptPublish": str(bool(topic.permission & WRITE)).lower(),
+                "acceptSubscribe": str(bool(topic.permission & READ)).lower(),
+            }
+        return "\n".join(
+            f"[{name}]\n" + "".join(f"{key}={value}\n" for key, value in section.items()) for name, section in sections.items()
+        )
 
     def _broker_lines(self) -> Iterator[str]:
         context, counters = self._context, self._context.counters
