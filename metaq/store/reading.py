@@ -17,7 +17,8 @@ from metaq.store.files import Read
 
 logger = logging.getLogger(__name__)
 
-UNITS_AT_ONCE: Final = 256
+UNITS_AT_FIRST: Final = 64
+UNITS_AT_ONCE: Final = 512
 GAP_WORTH_READING: Final = 16 * 1024
 """Bytes of other partitions between two records that are read along rather than asked for apart."""
 CURSORS_KEPT: Final = 64
@@ -39,8 +40,10 @@ class Reader:
     def records(self, queue: ConsumeQueue, ordinal: int, hint_bytes: int, read: Read) -> Iterator[Stored | None]:
         """The readable records from ``ordinal`` on; ``None`` for one that is damaged or lost."""
         log = self._log
+        at_once = min(UNITS_AT_FIRST, max(1, hint_bytes // SMALLEST_RECORD))
         while ordinal < queue.readable:
-            count = min(UNITS_AT_ONCE, queue.readable - ordinal)
+            count = min(at_once, queue.readable - ordinal)
+            at_once = UNITS_AT_ONCE
             units: list[Unit] = list(UNIT.iter_unpack(queue.units(ordinal, count, read)))
             hot = log.hot_from() if ordinal >= queue.live_from else NOWHERE
             index = 0
@@ -140,8 +143,9 @@ class Reader:
 
     def locate(self, queue: ConsumeQueue, position: int, read: Read) -> tuple[int, TextPosition]:
         """The message that contains ``position``, else the first behind it, else the next one to come."""
-        ordinal = queue.cursors.get(position)
+        ordinal = queue.cursors.pop(position, None)
         if ordinal is not None:
+            queue.cursors[position] = ordinal  # the last to be dropped now
             return ordinal, TextPosition(position)
         if position >= queue.readable_text_end:
             return queue.readable, TextPosition(queue.readable_text_end)
@@ -164,8 +168,9 @@ class Reader:
 
     def remember(self, queue: ConsumeQueue, position: int, ordinal: int) -> None:
         """A sequential reader will ask for ``position`` next."""
+        queue.cursors.pop(position, None)
         if len(queue.cursors) >= CURSORS_KEPT:
-            queue.cursors.clear()
+            del queue.cursors[next(iter(queue.cursors))]
         queue.cursors[position] = ordinal
 
     def next_intact(self, queue: ConsumeQueue, ordinal: int, read: Read, high: int = -1) -> tuple[int, int]:
