@@ -14,9 +14,9 @@ Two marks, both log offsets: all units of records before the mark are in the que
         at  size  field
          0  8     magic "mqlive01"
          8  36    boot id, ASCII
-        44  8     mark
-        52  4     CRC-32C of the bytes before
-        56  8     zeros
+        44  8     mark; −1 after a failed write or sync: the page cache may hold what the disk does not
+        52  8     units before the mark in all queues together, so that a queue file cut short is noticed
+        60  4     CRC-32C of the bytes before
 """
 
 import struct
@@ -24,17 +24,19 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from metaq.checksum import crc32c
+from metaq.errors import CorruptRecord
 from metaq.store.disk import Disk, File
-from metaq.store.documents import read_document, write_document
+from metaq.store.documents import BACKUP, decode_document, read_document, write_document
 
 NAME: Final = "checkpoint"
 LIVE_NAME: Final = "checkpoint.live"
-_LIVE: Final = struct.Struct(">8s36sq")
+_LIVE: Final = struct.Struct(">8s36sqq")
 _CRC: Final = struct.Struct(">I")
 _LIVE_MAGIC: Final = b"mqlive01"
 LIVE_SIZE: Final = 64
+FAILED: Final = -1
 
-assert _LIVE.size + _CRC.size + 8 == LIVE_SIZE
+assert _LIVE.size + _CRC.size == LIVE_SIZE
 
 
 class Progress(NamedTuple):
@@ -49,6 +51,13 @@ class Checkpoint(NamedTuple):
 
     mark: int
     partitions: dict[tuple[str, int], Progress]
+
+
+class Live(NamedTuple):
+    """A live mark."""
+
+    mark: int
+    units: int
 
 
 def write_checkpoint(disk: Disk, directory: Path, checkpoint: Checkpoint) -> None:
@@ -71,21 +80,32 @@ def read_checkpoint(disk: Disk, directory: Path) -> tuple[Checkpoint | None, lis
     return Checkpoint(content["mark"], partitions), problems
 
 
-def write_live(file: File, boot_id: str, mark: int) -> None:
+def covered_by_both(disk: Disk, directory: Path) -> int:
+    """The mark up to which the checkpoint and its backup cover the log; −1 when one of them is missing or altered."""
+    marks = []
+    for name in (NAME, NAME + BACKUP):
+        try:
+            marks.append(int(decode_document(disk.read_file(directory / name), directory / name)["mark"]))
+        except (FileNotFoundError, CorruptRecord):
+            return -1
+    return min(marks)
+
+
+def write_live(file: File, boot_id: str, live: Live) -> None:
     """Overwrite the live mark in place: 64 bytes within one page are not torn by a killed process."""
-    data = _LIVE.pack(_LIVE_MAGIC, boot_id.encode("ascii"), mark)
-    file.write((data + _CRC.pack(crc32c(data))).ljust(LIVE_SIZE, b"\0"), 0)
+    data = _LIVE.pack(_LIVE_MAGIC, boot_id.encode("ascii"), *live)
+    file.write(data + _CRC.pack(crc32c(data)), 0)
 
 
-def read_live(disk: Disk, directory: Path) -> int | None:
+def read_live(disk: Disk, directory: Path) -> Live | None:
     """The live mark when it was written during this boot of the machine and is intact."""
     try:
         data = disk.read_file(directory / LIVE_NAME)
     except FileNotFoundError:
         return None
-    if len(data) != LIVE_SIZE or data[_LIVE.size : _LIVE.size + _CRC.size] != _CRC.pack(crc32c(data[: _LIVE.size])):
+    if len(data) != LIVE_SIZE or data[_LIVE.size :] != _CRC.pack(crc32c(data[: _LIVE.size])):
         return None
-    magic, boot_id, mark = _LIVE.unpack_from(data)
+    magic, boot_id, mark, units = _LIVE.unpack_from(data)
     if magic != _LIVE_MAGIC or boot_id != disk.boot_id().encode("ascii").ljust(36, b"\0"):
         return None
-    return int(mark)
+    return Live(mark, units)

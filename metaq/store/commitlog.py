@@ -152,6 +152,15 @@ class CommitLog:
         self.end = self.staged_end = self._written_from = end
         self._use(segment, end)
 
+    def rewrite(self, start: int) -> None:
+        """Write the log from ``start`` on as it is read: after a failed sync the disk may have older bytes than the cache."""
+        for segment in [segment for segment in self.segments if segment.end > start]:
+            at = max(start, segment.base)
+            while at < segment.end:
+                chunk = self.file(segment).read(_chunk_end(at, segment) - at, at - segment.base)
+                self.file(segment).write(chunk, at - segment.base)
+                at += len(chunk)
+
     # -- appending ----------------------------------------------------------------------------------------------------
 
     def stage(self, record: bytes) -> None:
@@ -170,7 +179,8 @@ class CommitLog:
             raise BadRequest(f"a record of {size} bytes does not fit into a segment of {self._segment_bytes} bytes")
         following = self._spare or self._create(self._active.end, run_here)
         self._spare = None
-        self._parts.append(BLANK.pack(self._active.end - self.staged_end, BLANK_MAGIC))
+        if self.staged_end < self._active.end:  # else its file was lost, and the log goes on behind it
+            self._parts.append(BLANK.pack(self._active.end - self.staged_end, BLANK_MAGIC))
         self._active = following
         self._parts = []
         self._groups.append(_Group(following, following.base, self._parts))
@@ -247,6 +257,17 @@ class CommitLog:
                 other.view = None  # a reader that still holds slices keeps its map alive
             segment.view = self._files.open(segment.path).view()
         return segment.view
+
+    def record_at(self, log_offset: int) -> Stored | None:
+        """The intact record that begins at a log offset, if there is one. May wait for the disk."""
+        segment = self.find(log_offset)
+        if segment is None or log_offset + SMALLEST_RECORD > segment.end:
+            return None
+        size, magic = BLANK.unpack(self.file(segment).read(BLANK_SIZE, log_offset - segment.base))
+        if magic != MAGIC or not SMALLEST_RECORD <= size <= segment.end - log_offset:
+            return None
+        data = memoryview(self.file(segment).read(size, log_offset - segment.base))
+        return Stored(data, 0, size, log_offset) if is_intact(data, log_offset) else None
 
     def remove(self, segment: Segment, run: Run = run_here) -> None:
         """Delete one segment at either end of the log."""

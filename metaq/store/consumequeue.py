@@ -229,7 +229,8 @@ class ConsumeQueue:
         end = min(self.written, base + self._units_per_file, ordinal + count)
         if index + 1 < len(self._bases):
             end = min(end, self._bases[index + 1])
-        return read(self._open(base), (end - ordinal) * UNIT_SIZE, (ordinal - base) * UNIT_SIZE)
+        size = (end - ordinal) * UNIT_SIZE
+        return read(self._open(base), size, (ordinal - base) * UNIT_SIZE).ljust(size, b"\0")  # a file cut from outside
 
     def unit(self, ordinal: int, read: Read) -> tuple[int, int, int]:
         """Log offset, record size and tag hash of one message."""

@@ -71,7 +71,7 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def datasync(self) -> None:
-        """Make everything written so far, and the size, survive a power cut."""
+        """Make everything written so far, and the size, survive a power cut; ``DiskFailed`` when that may not be so."""
         ...
 
     def close(self) -> None: ...
@@ -217,8 +217,10 @@ class RealFile:
             os.ftruncate(self._fd, size)
 
     def datasync(self) -> None:
-        with _translated("sync", self._path):
+        try:
             os.fdatasync(self._fd)
+        except OSError as error:  # a full disk too: what was written before is gone and cannot be synced again
+            raise DiskFailed(f"cannot sync {self._path}: {error.strerror}") from error
 
     def close(self) -> None:
         if self._fd >= 0:

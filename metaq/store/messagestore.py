@@ -7,9 +7,11 @@ What a turn of the broker's loop brings is staged by ``put`` and becomes part of
 nothing. Readers see whole appends, at MEMORY when they are written, at DISK when they are synced.
 """
 
+import contextlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +23,11 @@ from metaq.protocol.record import (
     HEADER_SIZE,
     MAGIC,
     PATCHED_HEADER,
+    decode_record,
     record_tail,
 )
 from metaq.protocol.textmessage import Stored, plain_overhead
-from metaq.store.checkpoint import LIVE_NAME, Checkpoint, Progress, write_checkpoint, write_live
+from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress, write_checkpoint, write_live
 from metaq.store.commitlog import CommitLog
 from metaq.store.consumequeue import WRITE_AT, ConsumeQueue
 from metaq.store.disk import Disk, File, RealDisk
@@ -103,6 +106,8 @@ class MessageStore:
         self._changed: dict[ConsumeQueue, None] = {}  # differ from the last durable checkpoint
         self._checkpointed: dict[tuple[str, int], Progress] = {}
         self._checkpoint_mark = -1
+        self._covered = -1  # both copies of the checkpoint cover the log up to here
+        self._units_before = 0  # units in all queues when the store was opened
         self._live_mark = -1
         self._boot_id = self.disk.boot_id()
         self._live = self.disk.open(directory / LIVE_NAME)
@@ -190,7 +195,7 @@ class MessageStore:
             for queue, ordinal, text_end, pending in touched:
                 queue.take_back(ordinal, text_end, pending)
             if not isinstance(error, DiskFull):
-                self.failure = error
+                self._fail(error)
             raise
         assert self.log.end > before
         changes = []
@@ -217,17 +222,27 @@ class MessageStore:
         """Make what is appended now durable; return the queues in which readers see more. One call at a time.
 
         A failure makes the store read-only: after it the kernel may report the next sync as good without having written.
+        It is raised again for as long as there is something to sync.
         """
         end = self.log.end
-        if end > self.durable_end and self.failure is None:
+        if end > self.durable_end:
+            if self.failure is not None:
+                raise self.failure
             try:
                 self.log.sync(self.durable_end, run)
             except StoreError as error:
-                self.failure = error
+                self._fail(error)
                 raise
             self.syncs += 1
             self.durable_end = max(end, self.durable_end)
         return self._publish(self.durable_end)
+
+    def _fail(self, error: StoreError) -> None:
+        """Take no more messages, and tell the next process that the page cache may hold what the disk does not."""
+        if self.failure is None:
+            self.failure = error
+            with contextlib.suppress(StoreError):  # the failure is what is reported
+                write_live(self._live, self._boot_id, Live(FAILED, 0))
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -238,7 +253,7 @@ class MessageStore:
         except DiskFull as error:
             self._behind = error
         except DiskFailed as error:
-            self.failure = error
+            self._fail(error)
         else:
             self._unwritten.pop(queue, None)
 
@@ -251,14 +266,17 @@ class MessageStore:
             return
         self._behind = None
         if self.failure is None and mark != self._live_mark:
-            write_live(self._live, self._boot_id, mark)
+            write_live(self._live, self._boot_id, Live(mark, self._units_before + self.messages_put))
             self._live_mark = mark
 
     def checkpoint(self, run: Run = run_here) -> None:
-        """Make everything up to now durable and write it down, so that recovery after a power cut begins here."""
+        """Make everything up to now durable and write it down, so that recovery after a power cut begins here.
+
+        When nothing has changed it is written once more, so that its backup says the same, and then no more.
+        """
         self.append()
         mark = self.log.end
-        if self.failure is not None or (mark == self._checkpoint_mark and not self._changed):
+        if self.failure is not None or (mark == self._covered and not self._changed):
             return
         changed, self._changed = self._changed, {}
         progress = {(queue.topic, queue.partition): Progress(queue.next, queue.text_end) for queue in changed}
@@ -270,17 +288,22 @@ class MessageStore:
                 queue.sync(run)
             checkpointed = {**self._checkpointed, **progress}
             run(lambda: write_checkpoint(self.disk, self.directory, Checkpoint(mark, checkpointed)))
-        except StoreError as error:
+        except BaseException as error:  # also when the caller gives up while it waits
             self._changed |= changed
             if isinstance(error, DiskFailed):
-                self.failure = error
+                self._fail(error)
             raise
         self._checkpointed = checkpointed
-        self._checkpoint_mark = mark
+        self._covered, self._checkpoint_mark = self._checkpoint_mark, mark
 
-    def recovered(self, checkpointed: dict[tuple[str, int], Progress]) -> None:
-        """Go on from what recovery found; ``checkpointed`` is what the durable checkpoint on disk says."""
+    def recovered(self, checkpointed: dict[tuple[str, int], Progress], covered: int) -> None:
+        """Go on from what recovery found.
+
+        ``checkpointed`` is what the durable checkpoint on disk says; it and its backup cover the log up to ``covered``.
+        """
         self._checkpointed = checkpointed
+        self._covered = covered
+        self._units_before = sum(queue.next for queue in self.queues.values())
         for queue in self.queues.values():
             queue.live_from = queue.next
             queue.publish(queue.next, queue.text_end)
@@ -324,24 +347,42 @@ class MessageStore:
     # -- retention ----------------------------------------------------------------------------------------------------
 
     def retire(self, run: Run = run_here) -> Plan:
-        """Delete what is due and look whether there is room to write."""
+        """Delete what is due and look whether there is room to write.
+
+        A segment waits until the checkpoint and its backup cover all of it: they alone remember the ordinals and positions
+        of its messages when it is gone.
+        """
         usage = self.disk.usage(self.directory)
-        decision = plan(list(self._ages()), self.clock.now_ms(), usage, self.settings.retention)
+        decision = plan(self._ages(), self.clock.now_ms(), usage, self.settings.retention)
+        deleted = []
         for base in decision.delete:
             segment = self.log.segments[0]
             assert segment.base == base
+            if segment.end > self._covered:
+                break
             self.log.remove(segment, run)
-        if decision.delete:
+            deleted.append(base)
+        if deleted:
             for queue in list(self.queues.values()):
                 first, _ = self.first(queue, _read_through(run))
                 queue.drop_before(first, run)
+                queue.cursors.clear()
         self.no_room = decision.refuse
-        return decision
+        return Plan(deleted, decision.refuse)
 
-    def _ages(self) -> Iterable[SegmentAge]:
-        for segment, following in zip(self.log.segments, self.log.segments[1:], strict=False):
-            store_ms = self.log.file(following).read(8, 56)
-            yield SegmentAge(segment.base, int.from_bytes(store_ms))
+    def _ages(self) -> list[SegmentAge]:
+        """When each full segment was closed: the store time of the first record behind it.
+
+        Of a later one when that record is damaged, so that no segment goes too early.
+        """
+        closed_ms = self.clock.now_ms()
+        ages = []
+        for segment, following in reversed(list(pairwise(self.log.segments))):
+            stored = self.log.record_at(following.base)
+            if stored is not None:
+                closed_ms = decode_record(stored.buffer).store_ms
+            ages.append(SegmentAge(segment.base, closed_ms))
+        return ages[::-1]
 
     def statistics(self) -> StoreStatistics:
         return StoreStatistics(

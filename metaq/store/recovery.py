@@ -15,12 +15,12 @@ from typing import Final
 
 from metaq.clock import Clock
 from metaq.errors import UnknownVersion
-from metaq.message import Durability
-from metaq.protocol.record import identity
+from metaq.message import Durability, TopicPartition
+from metaq.protocol.record import BLANK_MAGIC, HEADER, HEADER_SIZE, MAGIC, identity
 from metaq.protocol.textmessage import Stored, tag_hash, text_size
-from metaq.store.checkpoint import Checkpoint, Progress, read_checkpoint, read_live
-from metaq.store.commitlog import Gap
-from metaq.store.consumequeue import UNIT, WRITE_AT, ConsumeQueue
+from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress, covered_by_both, read_checkpoint, read_live
+from metaq.store.commitlog import SMALLEST_RECORD, Gap
+from metaq.store.consumequeue import FILLER_SIZE, UNIT, WRITE_AT, ConsumeQueue
 from metaq.store.disk import Disk, RealDisk
 from metaq.store.documents import read_document, write_document
 from metaq.store.files import read_here
@@ -92,12 +92,20 @@ def _recover(store: MessageStore, recovery: Recovery) -> None:
     disk, log = store.disk, store.log
     checkpoint, problems = read_checkpoint(disk, store.directory)
     recovery.problems += problems
-    live = read_live(disk, store.directory)
     partitions = {} if checkpoint is None else checkpoint.partitions
     _load_queues(store, partitions)
-    walk_from = _trust(store, checkpoint, live, recovery)
-    recovery.walked_from = max(log.begin, min(walk_from, log.segments[-1].end))
-    recovery.end = _walk(store, recovery)
+    live = read_live(disk, store.directory)
+    failed = live is not None and live.mark == FAILED
+    if failed:
+        live = None
+    elif live is not None and live.units != _units_before(store, live.mark):
+        recovery.problems.append(f"the queue files do not hold the {live.units} units of {LIVE_NAME}: rebuilt from the log")
+        live = None
+    mark = max(log.begin if checkpoint is None else checkpoint.mark, log.begin if live is None else live.mark)
+    mark = min(mark, log.segments[-1].end)
+    starts = [_trust(store, queue, checkpoint, live, mark) for queue in store.queues.values()]
+    recovery.walked_from = min(mark, *starts, log.segments[-1].end)
+    recovery.end = max(mark, _walk(store, recovery, mark))
     log.start_at(recovery.end)
     for key, progress in partitions.items():
         queue = store.queue(*key)
@@ -106,7 +114,9 @@ def _recover(store: MessageStore, recovery: Recovery) -> None:
     if recovery.gaps:
         _quarantine(store, recovery)
     store.durable_end = log.begin if checkpoint is None else min(checkpoint.mark, recovery.end)
-    store.recovered(partitions)
+    if failed:
+        log.rewrite(store.durable_end)
+    store.recovered(partitions, covered_by_both(disk, store.directory))
     if store.settings.durability is Durability.DISK:
         store.sync()
 
@@ -121,33 +131,86 @@ def _load_queues(store: MessageStore, partitions: dict[tuple[str, int], Progress
         store.queue(*key)
 
 
-def _trust(store: MessageStore, checkpoint: Checkpoint | None, live: int | None, recovery: Recovery) -> int:
-    """Cut every queue to what may be trusted of it; return the log offset from which records must be walked."""
-    short = False
-    for key, queue in store.queues.items():
-        progress = Progress(0, 0) if checkpoint is None else checkpoint.partitions.get(key, Progress(0, 0))
-        if queue.written < progress.next:
-            short = True
-            recovery.problems.append(
-                f"{queue.directory} has {queue.written} units, the checkpoint {progress.next}: rebuilt from the log"
-            )
-        if live is None:
-            trusted = min(queue.written, progress.next) if checkpoint else _aged_out(store, queue)
-            queue.reset(trusted, 0)
-        queue.trust(progress.next, _text_end(store, queue, progress))
-    if short or (checkpoint is None and live is None):
-        return store.log.begin
-    marks = [mark for mark in (live, checkpoint.mark if checkpoint else None) if mark is not None]
-    return max(marks)
+def _units_before(store: MessageStore, mark: int) -> int:
+    """Units of records before a mark in all queues, fillers and units of dropped files included."""
+    total = 0
+    for queue in store.queues.values():
+        count = queue.written
+        while count > queue.base:
+            offset, size, _ = queue.unit(count - 1, read_here)
+            if offset < mark or size == FILLER_SIZE:
+                break
+            count -= 1
+        total += count
+    return total
+
+
+def _trust(
+    store: MessageStore, queue: ConsumeQueue, checkpoint: Checkpoint | None, live: Live | None, mark: int
+) -> int:
+    """Cut a queue to the units that may be trusted; return the log offset from which its records must be walked."""
+    progress = Progress(0, 0)
+    if checkpoint is not None:
+        progress = checkpoint.partitions.get(TopicPartition(queue.topic, queue.partition), progress)
+    if live is not None:
+        expected = max(queue.written, progress.next)
+    elif checkpoint is not None:
+        expected = progress.next
+    else:
+        expected = _aged_out(store, queue)
+    trusted = min(queue.written, expected)
+    while trusted > queue.base and not _agrees(store, queue, trusted - 1, mark):
+        trusted -= 1
+    if trusted < queue.written or trusted < queue.base:
+        queue.reset(trusted, 0)
+    queue.trust(progress.next, _text_end(store, queue, progress))
+    return mark if trusted == expected else _walk_start(store, queue)
+
+
+def _agrees(store: MessageStore, queue: ConsumeQueue, ordinal: int, mark: int) -> bool:
+    """Whether a unit tells the truth, as far as the log can say: zeros or a torn unit at the end of a file do not.
+
+    The record's own header may be damaged, so it is enough that another record, or what recovery trusts, ends where this
+    one should. Fillers and units of records that have aged out are taken as they are.
+    """
+    offset, size, _ = queue.unit(ordinal, read_here)
+    if size == FILLER_SIZE:
+        return True
+    if size < SMALLEST_RECORD:
+        return False
+    segment = store.log.find(offset)
+    if segment is None:
+        return offset < store.log.begin
+    end = offset + size
+    if end == mark:
+        return True
+    file = store.log.file(segment)
+    here = HEADER.unpack(file.read(HEADER_SIZE, offset - segment.base).ljust(HEADER_SIZE, b"\0"))
+    if (here[0], here[1], here[5], here[6]) == (size, MAGIC, ordinal, offset):
+        return True
+    behind = HEADER.unpack(file.read(HEADER_SIZE, end - segment.base).ljust(HEADER_SIZE, b"\0"))
+    return (behind[1], behind[6]) == (MAGIC, end) or (behind[0], behind[1]) == (segment.end - end, BLANK_MAGIC)
+
+
+def _walk_start(store: MessageStore, queue: ConsumeQueue) -> int:
+    """Where the records behind the last unit of a queue may begin."""
+    for ordinal in range(queue.written - 1, queue.base - 1, -1):
+        offset, size, _ = queue.unit(ordinal, read_here)
+        if size != FILLER_SIZE:
+            return max(offset + size, store.log.begin)
+    return store.log.begin
 
 
 def _aged_out(store: MessageStore, queue: ConsumeQueue) -> int:
-    """The first ordinal whose record may still be in the log: all a queue is trusted for without any checkpoint."""
+    """The first ordinal whose record may still be in the log: all a queue is trusted for without any checkpoint.
+
+    0 when that is the first unit there is: files before it may have been lost.
+    """
     ordinal = queue.base
     while ordinal < queue.written:
-        for unit in UNIT.iter_unpack(queue.units(ordinal, UNITS_AT_ONCE, read_here)):
-            if unit[1] <= 0 or unit[0] >= store.log.begin:
-                return ordinal
+        for offset, size, _ in UNIT.iter_unpack(queue.units(ordinal, UNITS_AT_ONCE, read_here)):
+            if size < SMALLEST_RECORD or offset >= store.log.begin:
+                return ordinal if ordinal > queue.base else 0
             ordinal += 1
     return ordinal
 
@@ -158,25 +221,26 @@ def _text_end(store: MessageStore, queue: ConsumeQueue, progress: Progress) -> i
     For a damaged one behind that, its record's size is added, which is more than its text form, so that positions never go
     back.
     """
-    if queue.next == progress.next:
+    if queue.next <= progress.next:
         return progress.text_end
-    floor = progress.next if progress.next < queue.next else queue.base
     queue.publish(queue.next, 0)
-    beyond = 0
-    for ordinal in range(queue.next - 1, floor - 1, -1):
+    beyond = aged_out = 0
+    for ordinal in range(queue.next - 1, max(progress.next, queue.base) - 1, -1):
         stored = store.reader.record(queue, ordinal, read_here)
         if stored is not None:
             position = identity(stored.buffer[stored.at :]).text_position
             return position + text_size(stored, queue.overhead) + beyond
         offset, size, _ = queue.unit(ordinal, read_here)
-        if store.log.find(offset) is None:
-            break  # aged out, and so is everything before it
-        beyond += min(max(size, 0), store.settings.segment_bytes)
+        if SMALLEST_RECORD <= size < FILLER_SIZE:
+            beyond += min(size, store.settings.segment_bytes)
+            aged_out += offset < store.log.begin
+            if aged_out == 2:  # one alone may be a damaged unit
+                break
     return progress.text_end + beyond
 
 
-def _walk(store: MessageStore, recovery: Recovery) -> int:
-    """Dispatch every intact record behind the mark; return where the last one ends."""
+def _walk(store: MessageStore, recovery: Recovery, mark: int) -> int:
+    """Dispatch every intact record from where it is needed on; return where the last one ends."""
     end = recovery.walked_from
     for found in store.log.walk(end):
         if isinstance(found, Gap):
@@ -185,6 +249,8 @@ def _walk(store: MessageStore, recovery: Recovery) -> int:
             dispatch(store, found)
             recovery.records += 1
             end = found.log_offset + found.size
+    if recovery.walked_from < mark and end < mark:
+        recovery.gaps.append(Gap(end, mark))
     return end
 
 
