@@ -204,15 +204,15 @@ def _walk_start(store: MessageStore, queue: ConsumeQueue) -> int:
 def _aged_out(store: MessageStore, queue: ConsumeQueue) -> int:
     """The first ordinal whose record may still be in the log: all a queue is trusted for without any checkpoint.
 
-    0 when that is the first unit there is: files before it may have been lost.
+    0 when there is no unit of one that has aged out: files before the first may have been lost.
     """
-    ordinal = queue.base
+    ordinal, aged_out = queue.base, 0
     while ordinal < queue.written:
         for offset, size, _ in UNIT.iter_unpack(queue.units(ordinal, UNITS_AT_ONCE, read_here)):
             if size < SMALLEST_RECORD or offset >= store.log.begin:
-                return ordinal if ordinal > queue.base else 0
-            ordinal += 1
-    return ordinal
+                return aged_out
+            ordinal = aged_out = ordinal + 1
+    return aged_out
 
 
 def _text_end(store: MessageStore, queue: ConsumeQueue, progress: Progress) -> int:
