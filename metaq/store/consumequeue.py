@@ -110,7 +110,8 @@ class ConsumeQueue:
 
     def trust(self, synced: int, text_end: int) -> None:
         """Keep all units; those from ordinal ``synced`` on are still to be synced. The next message gets ``text_end``."""
-        self.unsynced.update(base for base in self._bases if base + self._units_per_file > synced)
+        ends = (*self._bases[1:], self.written)
+        self.unsynced.update(base for base, end in zip(self._bases, ends, strict=False) if end > synced)
         self.text_end = text_end
 
     def reset(self, count: int, text_end: int) -> None:
@@ -226,7 +227,7 @@ class ConsumeQueue:
             return bytes(self.pending[start : start + count * UNIT_SIZE])
         index = bisect_right(self._bases, ordinal) - 1
         base = self._bases[index]
-        end = min(self.written, base + self._units_per_file, ordinal + count)
+        end = min(self.written, ordinal + count)
         if index + 1 < len(self._bases):
             end = min(end, self._bases[index + 1])
         size = (end - ordinal) * UNIT_SIZE
