@@ -7,7 +7,7 @@ PACKAGING := setup.py pyproject.toml
 # Debian keeps some servers that the tests talk to in sbin, which is not on everyone's PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: run test test-long lint format bench
+.PHONY: run test test-long lint format bench compile interpret
 
 run: .venv/.stamp-run
 	$(BIN)/metaq serve --data data --listen 127.0.0.1:8123
@@ -27,6 +27,14 @@ lint: .venv/.stamp-dev
 format: .venv/.stamp-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The hot modules as extensions, in place, from then on in every command; `make interpret` takes them away again.
+compile: .venv/.stamp-dev
+	METAQ_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace
+
+interpret:
+	find . -name '*.so' -path './metaq/*' -delete
+	rm -rf build *__mypyc.*.so
 
 bench: .venv/.stamp-dev
 	$(BIN)/python -m benchmarks

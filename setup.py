@@ -1,7 +1,9 @@
 """Packaging of the distribution `metaq-broker`, whose import name is `metaq`."""
 
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 from setuptools import find_packages, setup
 
@@ -14,6 +16,33 @@ VERSION = re.findall(r'^__version__ = "(.+)"$', (HERE / "metaq" / "__init__.py")
 # The linters change their rules between releases, so these two are held to one series; `make lint` stays reproducible.
 LINTERS = ["mypy~=2.4.0", "ruff~=0.17.0"]
 
+# The way of a put and of a get. mypyc makes extension modules of the same sources; without them all works the same, slower.
+COMPILED = [
+    "metaq/protocol/commands.py",
+    "metaq/protocol/record.py",
+    "metaq/protocol/text.py",
+    "metaq/protocol/textmessage.py",
+    "metaq/server/handlers/get.py",
+    "metaq/server/handlers/put.py",
+    "metaq/server/session.py",
+    "metaq/server/turn.py",
+    "metaq/store/commitlog.py",
+    "metaq/store/consumequeue.py",
+    "metaq/store/files.py",
+    "metaq/store/messagestore.py",
+    "metaq/store/reading.py",
+]
+
+
+def extensions() -> list[Any]:
+    """The compiled modules when METAQ_COMPILE=1 asks for them (`make compile`); needs mypy and a C compiler."""
+    if os.environ.get("METAQ_COMPILE") != "1":
+        return []
+    from mypyc.build import mypycify
+
+    return list(mypycify(COMPILED, opt_level="3"))
+
+
 setup(
     name="metaq-broker",
     version=VERSION,
@@ -25,6 +54,7 @@ setup(
     packages=find_packages(include=["metaq", "metaq.*"]),
     package_data={"metaq": ["py.typed"]},
     zip_safe=False,
+    ext_modules=extensions(),
     install_requires=[
         "click>=8.1",
         "crcmod>=1.7",

@@ -58,6 +58,10 @@ assert CONSTANT_MIDDLE.size == 40
 assert len(_CHECKSUM_REVERSED % 0) == CHECKSUM_SIZE
 
 
+View = memoryview
+"""Under this name because mypyc does not find the builtin in the body of a named tuple."""
+
+
 class Record(NamedTuple):
     """One decoded record; ``body`` and ``properties`` are slices of the buffer that was decoded."""
 
@@ -74,7 +78,7 @@ class Record(NamedTuple):
     store_host: bytes
     reconsume_times: int
     text_position: int
-    body: memoryview
+    body: View
     topic: str
     properties: bytes
     """Without the checksum property."""

@@ -20,7 +20,16 @@ from typing import Final, NamedTuple
 from metaq.checksum import body_crc
 from metaq.errors import BadRequest, CorruptRecord
 from metaq.message import Message, TextPosition
-from metaq.protocol.record import CHECKSUM_SIZE, FIXED_SIZE, HEADER_SIZE, TAGS, decode_properties, decode_record, java_hash
+from metaq.protocol.record import (
+    CHECKSUM_SIZE,
+    FIXED_SIZE,
+    HEADER_SIZE,
+    TAGS,
+    View,
+    decode_properties,
+    decode_record,
+    java_hash,
+)
 
 HEADER: Final = struct.Struct(">iiqi")
 HEADER_SIZE_TEXT: Final = 20
@@ -38,7 +47,7 @@ assert _PLAIN_FIELDS.size == HEADER_SIZE
 class Stored(NamedTuple):
     """Where one record's bytes are: ``buffer[at : at + size]``, written at ``log_offset``."""
 
-    buffer: memoryview
+    buffer: View
     at: int
     size: int
     log_offset: int
