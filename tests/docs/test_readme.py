@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,12 +17,6 @@ README: Final = "README.md"
 ADDRESS: Final = "127.0.0.1 8123"
 DEADLINE_S: Final = 60.0
 SHELL_PROMPT: Final = "$ "
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path / "data", durability="disk") as process:
-        yield process
 
 
 def only(kind: str) -> Fence:

@@ -1,0 +1,87 @@
+"""What the documents say is so: sessions, settings, features, links, layers."""
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from metaq.config import Settings, load
+from metaq.protocol.replies import BAD_REQUEST, ERROR, FORBIDDEN, MOVED, NOT_FOUND, OK, UNAVAILABLE
+from metaq.protocol.text import _READERS
+from tests.docs.examples import ROOT, Fence, fences, play
+from tests.support.broker import BrokerProcess
+
+PROTOCOL: Final = "docs/protocol.md"
+FEATURES: Final = "docs/features.md"
+CONFIGURATION: Final = ROOT / "conf" / "broker.yaml"
+DOCUMENTS: Final = ["README.md", "CHANGELOG.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+SUFFIXES: Final = "|".join(sorted({name.rpartition("_")[2] for name in Settings.model_fields}))
+SESSIONS: Final = fences(PROTOCOL, "telnet")
+
+
+def text_of(document: str) -> str:
+    return (ROOT / document).read_text("utf-8")
+
+
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fence", SESSIONS, ids=lambda fence: fence.place)
+def test_session(broker: BrokerProcess, fence: Fence) -> None:
+    """MQ-057, MQ-058, MQ-062: what the document shows is what a broker answers."""
+    with broker.connect() as connection:
+        play(fence, connection)
+
+
+def test_every_command_and_status_is_described() -> None:
+    """MQ-057, MQ-062: no word of the protocol is left out."""
+    text = text_of(PROTOCOL)
+    assert len(SESSIONS) > 10
+    for word in ("put", "sync", *_READERS):
+        assert re.search(rf"^    {word}\b|^\| `{word}\b", text, re.MULTILINE), word
+    for status in (OK, MOVED, BAD_REQUEST, FORBIDDEN, NOT_FOUND, ERROR, UNAVAILABLE):
+        assert re.search(rf"^\| {status} \|", text, re.MULTILINE), status
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_settings_file_names_every_setting_with_its_default() -> None:
+    """MQ-103: and in the order of the help; it loads, and changes nothing."""
+    content: dict[str, Any] = yaml.safe_load(CONFIGURATION.read_text("utf-8"))
+    assert list(content) == list(Settings.model_fields)
+    defaults = load(None, {}, {})
+    assert load(CONFIGURATION, {}, {}) == defaults
+    assert content == defaults.model_dump(mode="json")
+
+
+def test_the_settings_file_explains_every_setting() -> None:
+    """MQ-103: above each setting, or the group of settings that it belongs to, there is a comment."""
+    for block in CONFIGURATION.read_text("utf-8").split("\n\n"):
+        lines = block.splitlines()
+        assert lines[0].startswith("#"), block
+    named = re.findall(r"^(\w+):", CONFIGURATION.read_text("utf-8"), re.MULTILINE)
+    assert named == list(Settings.model_fields)
+
+
+def test_the_topics_that_the_settings_file_shows_load(tmp_path: Path) -> None:
+    """MQ-006, MQ-115: the example in its comment."""
+    lines = CONFIGURATION.read_text("utf-8").partition("#   topics:\n")[2].partition("topics: {}")[0].splitlines()
+    example = tmp_path / "broker.yaml"
+    example.write_text("topics:\n" + "".join(f"  {line.removeprefix('#').strip()}\n" for line in lines))
+    topics = load(example, {}, {}).topics
+    assert {name: topic.model_dump(exclude_defaults=True) for name, topic in topics.items()} == {
+        "orders": {"partitions": 8},
+        "audit": {"accept_subscribe": False},
+        "archive": {"accept_publish": False},
+    }
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_settings_that_a_document_names_exist(document: str) -> None:
+    """MQ-103: whatever is written like a setting is one."""
+    named = set(re.findall(rf"`(\w+_(?:{SUFFIXES}))`", text_of(document)))
+    statistics = {name for fence in SESSIONS for name in re.findall(r"^(\w+) ", fence.text, re.MULTILINE)}
+    assert named - set(Settings.model_fields) - statistics == set()
