@@ -70,6 +70,8 @@ def open_store(
     disk.open(directory / ABORT).close()
     store = MessageStore(directory, settings, clock, disk)
     store.lock = lock
+    if identity is None:
+        disk.sync_directory(directory.parent)  # a process killed before this line may have made the folder
     if identity is None or problems:
         _write_identity(store)
     _recover(store, recovery)
