@@ -7,7 +7,7 @@ PACKAGING := setup.py pyproject.toml
 # Debian keeps some servers that the tests talk to in sbin, which is not on everyone's PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: run test test-long lint format bench compile interpret
+.PHONY: run test test-long lint format bench compile interpret test-compiled
 
 run: .venv/.stamp-run
 	$(BIN)/metaq serve --data data --listen 127.0.0.1:8123
@@ -35,6 +35,10 @@ compile: .venv/.stamp-dev
 interpret:
 	find . -name '*.so' -path './metaq/*' -delete
 	rm -rf build *__mypyc.*.so
+
+test-compiled: compile
+	$(BIN)/python -m pytest tests/unit tests/wire tests/property tests/broker; status=$$?; \
+	    $(MAKE) interpret; exit $$status
 
 bench: .venv/.stamp-dev
 	$(BIN)/python -m benchmarks
