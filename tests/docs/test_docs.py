@@ -8,8 +8,12 @@ import pytest
 import yaml
 
 from metaq.config import Settings, load
+from metaq.protocol.record import HEADER_SIZE
 from metaq.protocol.replies import BAD_REQUEST, ERROR, FORBIDDEN, MOVED, NOT_FOUND, OK, UNAVAILABLE
 from metaq.protocol.text import _READERS
+from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.store.checkpoint import LIVE_SIZE
+from metaq.store.consumequeue import UNIT_SIZE
 from tests.docs.examples import ROOT, Fence, fences, play
 from tests.support.broker import BrokerProcess
 
@@ -85,3 +89,22 @@ def test_settings_that_a_document_names_exist(document: str) -> None:
     named = set(re.findall(rf"`(\w+_(?:{SUFFIXES}))`", text_of(document)))
     statistics = {name for fence in SESSIONS for name in re.findall(r"^(\w+) ", fence.text, re.MULTILINE)}
     assert named - set(Settings.model_fields) - statistics == set()
+
+
+# -- storage format ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("document", "sizes"),
+    [("docs/storage-format.md", [HEADER_SIZE, UNIT_SIZE, LIVE_SIZE]), (PROTOCOL, [HEADER_SIZE_TEXT])],
+)
+def test_the_fields_of_a_drawing_follow_each_other(document: str, sizes: list[int]) -> None:
+    """SG-016, MQ-015: the fields of fixed size, without a gap, up to the size that the code has."""
+    found = []
+    for drawing in re.findall(r"^ +at +size +field.*\n((?:    .+\n)+)", text_of(document), re.MULTILINE):
+        at = 0
+        for start, size in re.findall(r"^ +(\d+) +(\d+)  +\S", drawing, re.MULTILINE):
+            assert int(start) == at, drawing
+            at += int(size)
+        found.append(at)
+    assert found == sizes
