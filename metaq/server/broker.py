@@ -216,6 +216,7 @@ class Broker:
             started = clock.monotonic()
             try:
                 self.store.log.prepare(self.run)
+                self._settle()
                 self.store.sweep()
             except DiskFull as error:
                 logger.error("no room reason=%s", error)
@@ -225,7 +226,13 @@ class Broker:
 
     def _checkpoint(self) -> None:
         self._save_topics()
+        self._settle()
         self.store.checkpoint(self.run)
+
+    def _settle(self) -> None:
+        """Wait for the end of the turn: who has waited for the disk may come back in the middle of one."""
+        while not self.store.settled:
+            gevent.sleep(0)
 
     def _save_topics(self) -> None:
         if self.context.topics.unsaved and self.store.failure is None:

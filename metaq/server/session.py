@@ -128,18 +128,24 @@ class Session:
             return
         self.last_io = self._handlers.now()
         commands = self.reader.receive(data)
-        if not commands:
-            return
-        try:
+        if commands:
             self._process(commands)
-        except AssertionError:
-            raise  # the broker's own state is wrong: the process ends
-        except Exception:
-            logger.exception("command failed, connection closed session=%s", self)
-            self.close()
 
     def _process(self, commands: Sequence[Command]) -> None:
         """Handle commands in order, until one has to wait for what is owed."""
+        try:
+            self._handle(commands)
+        except AssertionError:
+            raise  # the broker's own state is wrong: the process ends
+        except Exception:
+            self.break_off()
+
+    def break_off(self) -> None:
+        """Close because of an error that nobody expected; other connections go on. Called while it is handled."""
+        logger.exception("command failed, connection closed session=%s", self)
+        self.close()
+
+    def _handle(self, commands: Sequence[Command]) -> None:
         at, end = 0, len(commands)
         while at < end and self._socket is not None:
             if type(commands[at]) is Put:

@@ -94,6 +94,10 @@ class GetHandler:
             self._found(asked, asked.work(self._read_off_hub))
         except StoreError as error:
             asked.fail(error)
+        except AssertionError:
+            raise  # the broker's own state is wrong: the process ends
+        except Exception:
+            asked.session.break_off()
         finally:
             self._cold_reads -= 1
 
