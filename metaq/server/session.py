@@ -137,7 +137,7 @@ class Session:
             self._handle(commands)
         except AssertionError:
             raise  # the broker's own state is wrong: the process ends
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged with its trace; see break_off
             self.break_off()
 
     def break_off(self) -> None:

@@ -96,7 +96,7 @@ class GetHandler:
             asked.fail(error)
         except AssertionError:
             raise  # the broker's own state is wrong: the process ends
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged with its trace; see break_off
             asked.session.break_off()
         finally:
             self._cold_reads -= 1
