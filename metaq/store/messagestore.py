@@ -257,8 +257,14 @@ class MessageStore:
         else:
             self._unwritten.pop(queue, None)
 
+    @property
+    def settled(self) -> bool:
+        """Whether no message is staged. Units of staged ones must not be written: their append may still fail."""
+        return not self._touched
+
     def sweep(self) -> None:
         """Write all pending units and set the live mark; retried by the next sweep when there is no room."""
+        assert self.settled
         mark = self.log.end
         for queue in list(self._unwritten):
             self.write_units(queue)
@@ -274,7 +280,7 @@ class MessageStore:
 
         When nothing has changed it is written once more, so that its backup says the same, and then no more.
         """
-        self.append()
+        assert self.settled
         mark = self.log.end
         if self.failure is not None or (mark == self._covered and not self._changed):
             return
