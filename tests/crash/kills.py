@@ -74,7 +74,7 @@ class _Life:
         self._draw_settings()
 
     def _draw_settings(self) -> None:
-        """Small files and short pauses, so that segments and queue files roll, and sweeps and checkpoints happen, all the time."""
+        """Small files and short pauses: segments and queue files roll, and sweeps and checkpoints happen, all the time."""
         rng = self._rng
         drawn = {
             "max-body-bytes": LARGEST_TEXT_BODY,
@@ -142,6 +142,7 @@ class _Life:
         with self._client() as client:
             self._history.check(client, self._rng, whole=True)
         expect(self.broker.terminate() == 0, "an orderly stop", self.broker.stderr()[-2000:])
+        expect("Traceback" not in self.broker.stderr(), "no surprises", self.broker.stderr()[-2000:])
         self.counts["acknowledged"] = self._history.acknowledged
         self.counts["placed"] = len(self._history.places)
         self.counts["sent"] = len(self._history.sent)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 START_DEADLINE_S: Final = 120.0
 STOP_DEADLINE_S: Final = 60.0
@@ -38,6 +38,9 @@ class BrokerProcess:
     ``host``, ``port`` and ``pid`` are those of the running process. Standard output and error go to files beside
     ``data``, of which ``log`` is the second; every start appends to them.
     """
+
+    program: ClassVar = ("-m", "metaq", "serve")
+    """What the interpreter is told to run."""
 
     def __init__(self, data: Path, *flags: str, durability: str = "memory", listen: str = "127.0.0.1:0") -> None:
         self.data = data
@@ -75,7 +78,7 @@ class BrokerProcess:
     def launch(self) -> None:
         """Start the process without waiting: it may be killed while it recovers."""
         assert not self.running, f"process {self.pid} still runs"
-        command = [sys.executable, "-m", "metaq", "serve", "--data", str(self.data), "--listen", self._listen]
+        command = [sys.executable, *self.program, "--data", str(self.data), "--listen", self._listen]
         command += ["--durability", self.durability, *self.flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("METAQ_")}
         self._output_before = self._output.stat().st_size if self._output.exists() else 0
