@@ -1,6 +1,7 @@
 """What the documents say is so: sessions, settings, features, links, layers."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any, Final
 
@@ -108,3 +109,37 @@ def test_the_fields_of_a_drawing_follow_each_other(document: str, sizes: list[in
             at += int(size)
         found.append(at)
     assert found == sizes
+
+
+# -- architecture -----------------------------------------------------------------------------------------------------
+
+
+def test_the_layers_are_those_that_lint_checks() -> None:
+    """SG-009: the drawing and the rule of import-linter say the same."""
+    (drawing,) = fences("docs/architecture.md", "layers")
+    drawn = [re.split(r"  +", line)[0] for line in drawing.text.splitlines()]
+    contracts = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    assert drawn == layers
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_that_a_document_names_exist(document: str) -> None:
+    """Modules by name, links by path."""
+    text = text_of(document)
+    modules = {path.name for folder in ("metaq", "tests") for path in (ROOT / folder).rglob("*.py")}
+    assert set(re.findall(r"\b\w+\.py\b", text)) - modules - {"setup.py"} == set()
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = (ROOT / document).parent / path if path else ROOT / document
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.read_text("utf-8")), link
+
+
+def anchors(text: str) -> set[str]:
+    """The names by which headings are linked to."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
