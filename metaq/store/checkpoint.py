@@ -103,9 +103,15 @@ def read_live(disk: Disk, directory: Path) -> Live | None:
         data = disk.read_file(directory / LIVE_NAME)
     except FileNotFoundError:
         return None
+    decoded = decode_live(data)
+    if decoded is None or decoded[0] != disk.boot_id().encode("ascii").ljust(36, b"\0"):
+        return None
+    return decoded[1]
+
+
+def decode_live(data: bytes) -> tuple[bytes, Live] | None:
+    """Boot id and mark, or ``None`` when a bit of it is not as written."""
     if len(data) != LIVE_SIZE or data[_LIVE.size :] != _CRC.pack(crc32c(data[: _LIVE.size])):
         return None
     magic, boot_id, mark, units = _LIVE.unpack_from(data)
-    if magic != _LIVE_MAGIC or boot_id != disk.boot_id().encode("ascii").ljust(36, b"\0"):
-        return None
-    return Live(mark, units)
+    return (boot_id, Live(mark, units)) if magic == _LIVE_MAGIC else None

@@ -276,26 +276,29 @@ class CommitLog:
         run(lambda: self._disk.unlink(segment.path))
         run(lambda: self._disk.sync_directory(self.directory))
 
-    # -- walking ------------------------------------------------------------------------------------------------------
-
     def walk(self, start: int) -> Iterator[Stored | Gap]:
-        """All intact records from log offset ``start`` on, and the gaps between them.
+        """``walk`` through this log."""
+        return walk([(segment, self.file(segment)) for segment in self.segments if segment.end > start], start)
 
-        What stands behind the last record is not reported: the caller knows where that one ended.
-        """
-        bad: int | None = None
-        for segment in [segment for segment in self.segments if segment.end > start]:
-            walk = _SegmentWalk(segment, self._files.open(segment.path))
-            for stored in walk.records(max(start, segment.base)):
-                if bad is None and stored.log_offset > walk.expected:
-                    bad = walk.expected
-                if bad is not None:
-                    yield Gap(bad, stored.log_offset)
-                    bad = None
-                walk.expected = stored.log_offset + stored.size
-                yield stored
-            if bad is None and walk.expected < segment.end:
-                bad = walk.expected
+
+def walk(segments: list[tuple[Segment, File]], start: int) -> Iterator[Stored | Gap]:
+    """All intact records from log offset ``start`` on, and the gaps between them.
+
+    What stands behind the last record is not reported: the caller knows where that one ended.
+    """
+    bad: int | None = None
+    for segment, file in segments:
+        steps = _SegmentWalk(segment, file)
+        for stored in steps.records(max(start, segment.base)):
+            if bad is None and stored.log_offset > steps.expected:
+                bad = steps.expected
+            if bad is not None:
+                yield Gap(bad, stored.log_offset)
+                bad = None
+            steps.expected = stored.log_offset + stored.size
+            yield stored
+        if bad is None and steps.expected < segment.end:
+            bad = steps.expected
 
 
 def _chunk_end(log_offset: int, segment: Segment) -> int:

@@ -11,7 +11,7 @@ Nothing here refuses to start over a short, empty, torn or altered file; only an
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from metaq.clock import Clock
 from metaq.errors import UnknownVersion
@@ -49,9 +49,14 @@ class Recovery:
 
 
 def open_store(
-    directory: Path, settings: StoreSettings | None = None, clock: Clock | None = None, disk: Disk | None = None
+    directory: Path,
+    settings: StoreSettings | None = None,
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+    *,
+    rebuild: bool = False,
 ) -> tuple[MessageStore, Recovery]:
-    """Open a folder, new or not, for one writer.
+    """Open a folder, new or not, for one writer. With ``rebuild`` no queue is trusted: all units are made from the log.
 
     Raises ``DirectoryLocked``, ``UnknownVersion``, or ``DiskFull`` and ``DiskFailed`` when the disk does not take the first
     writes.
@@ -73,15 +78,15 @@ def open_store(
     if identity is None:
         disk.sync_directory(directory.parent)  # a process killed before this line may have made the folder
     if identity is None or problems:
-        _write_identity(store)
-    _recover(store, recovery)
+        _write_identity(store, identity)
+    _recover(store, recovery, rebuild=rebuild)
     for problem in recovery.problems:
         logger.error("store problem: %s", problem)
     return store, recovery
 
 
-def _write_identity(store: MessageStore) -> None:
-    content = {
+def _write_identity(store: MessageStore, known: dict[str, Any] | None) -> None:
+    content = known or {
         "format": FORMAT_VERSION,
         "broker_name": store.settings.broker_name,
         "broker_number": store.settings.broker_number,
@@ -90,7 +95,7 @@ def _write_identity(store: MessageStore) -> None:
     write_document(store.disk, store.directory / IDENTITY, content)
 
 
-def _recover(store: MessageStore, recovery: Recovery) -> None:
+def _recover(store: MessageStore, recovery: Recovery, *, rebuild: bool) -> None:
     disk, log = store.disk, store.log
     checkpoint, problems = read_checkpoint(disk, store.directory)
     recovery.problems += problems
@@ -105,8 +110,11 @@ def _recover(store: MessageStore, recovery: Recovery) -> None:
         live = None
     mark = max(log.begin if checkpoint is None else checkpoint.mark, log.begin if live is None else live.mark)
     mark = min(mark, log.segments[-1].end)
+    if rebuild:
+        for queue in store.queues.values():
+            queue.reset(_aged_out(store, queue), 0)
     starts = [_trust(store, queue, checkpoint, live, mark) for queue in store.queues.values()]
-    recovery.walked_from = min(mark, *starts, log.segments[-1].end)
+    recovery.walked_from = log.begin if rebuild else min(mark, *starts)
     recovery.end = max(mark, _walk(store, recovery, mark))
     log.start_at(recovery.end)
     for key, progress in partitions.items():

@@ -1,0 +1,357 @@
+"""Checking a data folder that no broker uses, and rebuilding what is derived in it.
+
+``verify`` reads everything and writes nothing: every record of the log (checksum, place, ordinal, text position), every unit of
+every queue against its record, and every document. What a killed broker leaves is no damage: units and records that the next
+start would rebuild or cut are passed over. Ranges that a recovery has listed in ``quarantine.json`` are counted apart.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from metaq.errors import CorruptRecord, StoreError, UnknownVersion
+from metaq.message import TopicPartition
+from metaq.protocol.record import BLANK_SIZE, identity
+from metaq.protocol.textmessage import Stored, plain_overhead, tag_hash, text_size
+from metaq.store.checkpoint import LIVE_NAME, LIVE_SIZE, NAME, Progress, decode_live, read_checkpoint, read_live
+from metaq.store.commitlog import SMALLEST_RECORD, Gap, Segment, is_segment_name, walk
+from metaq.store.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE
+from metaq.store.disk import Disk, File, RealDisk, replace_file
+from metaq.store.documents import BACKUP, decode_document, read_document
+from metaq.store.messagestore import LOG, QUEUES, StoreSettings
+from metaq.store.recovery import FORMAT_VERSION, IDENTITY, LOCK, QUARANTINE, open_store
+
+UNITS_AT_ONCE: Final = 4096
+RECORDS_A_REPORT: Final = 1024
+"""Records between two calls of the progress callback."""
+FOLDERS_OF_DOCUMENTS: Final = (".", "config")
+
+OnProgress = Callable[[int, int], None]
+"""``on_progress(done_bytes, total_bytes)``."""
+
+
+class Damage(NamedTuple):
+    """One thing that is not as it was written."""
+
+    path: Path
+    offset: int
+    """Bytes from the begin of the file; 0 when a document as a whole is meant."""
+    text: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What was checked and what was wrong."""
+
+    damages: list[Damage] = field(default_factory=list)
+    records: int = 0
+    units: int = 0
+    documents: int = 0
+    quarantined_bytes: int = 0
+    """Bytes of the log in ranges that are known to be bad."""
+
+
+def verify(directory: Path, disk: Disk | None = None, progress: OnProgress | None = None) -> Report:
+    """Check a data folder.
+
+    Raises ``DirectoryLocked`` when a broker uses it, ``UnknownVersion``, and ``StoreError`` when it is none.
+    """
+    disk = disk or RealDisk()
+    with _locked(directory, disk):
+        return _Verifier(directory, disk, progress or (lambda done, total: None)).run()
+
+
+def repair(directory: Path, disk: Disk | None = None, progress: OnProgress | None = None) -> Report:
+    """Rebuild queues and checkpoints from the log, whose records stay as they are, and restore documents from their copies.
+
+    Returns what ``verify`` finds then. Raises like ``verify``, and ``DiskFull`` or ``DiskFailed``.
+    """
+    disk = disk or RealDisk()
+    with _locked(directory, disk):
+        for path in _documents(directory, disk):
+            _restore(disk, path)
+        settings = StoreSettings(segment_bytes=_room_needed(directory, disk))
+    store, _ = open_store(directory, settings, disk=disk, rebuild=True)
+    store.close()
+    return verify(directory, disk, progress)
+
+
+def _room_needed(directory: Path, disk: Disk) -> int:
+    """A size for segments with which opening the folder does not grow its last one, unless that is cut short."""
+    segments = _segments(directory, disk)
+    if not segments:
+        return StoreSettings().segment_bytes
+    base, path = segments[-1]
+    checkpoint, _ = read_checkpoint(disk, directory)
+    written = 0 if checkpoint is None else checkpoint.mark - base
+    return max(disk.open(path).size(), written + BLANK_SIZE)
+
+
+@contextmanager
+def _locked(directory: Path, disk: Disk) -> Iterator[None]:
+    names = disk.list_directory(directory)
+    if LOG not in names:
+        raise StoreError(f"{directory} is no data folder: it has no {LOG}")
+    lock = disk.lock(directory / LOCK) if LOCK in names else None  # without the file no broker can be there
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _segments(directory: Path, disk: Disk) -> list[tuple[int, Path]]:
+    names = disk.list_directory(directory / LOG)
+    return [(int(name), directory / LOG / name) for name in names if is_segment_name(name)]
+
+
+def _documents(directory: Path, disk: Disk) -> list[Path]:
+    """All documents and their copies."""
+    found = []
+    for folder in FOLDERS_OF_DOCUMENTS:
+        for name in disk.list_directory(directory / folder):
+            stem = name.removesuffix(BACKUP)
+            if stem == NAME or stem.endswith(".json"):
+                found.append(directory / folder / name)
+    return found
+
+
+def _restore(disk: Disk, path: Path) -> None:
+    """Replace a damaged document by its copy, or a damaged copy by its document."""
+    if path.name.endswith(BACKUP):
+        source = path.with_name(path.name.removesuffix(BACKUP))
+    else:
+        source = path.with_name(path.name + BACKUP)
+    try:
+        decode_document(disk.read_file(path), path)
+    except CorruptRecord:
+        try:
+            data = disk.read_file(source)
+            decode_document(data, source)
+        except (FileNotFoundError, CorruptRecord):
+            return
+        replace_file(disk, path, data)
+
+
+class _Queue:
+    """One partition: the units on disk, and how far the walk through the log has come."""
+
+    def __init__(self, directory: Path, disk: Disk, topic: str) -> None:
+        self.directory = directory
+        self.overhead = plain_overhead(topic)
+        self.next = -1
+        """Ordinal that the log should bring next; −1 before the first."""
+        self.text_end = -1
+        self.missing: tuple[int, int] | None = None
+        """First ordinal and log offset of a record that has no unit."""
+        self.files: list[tuple[int, int, Path, File]] = []  # first ordinal, ordinal behind the last, path, file
+        self.holes: list[tuple[int, Path]] = []
+        for name in disk.list_directory(directory):
+            if is_segment_name(name):
+                path, base = directory / name, int(name) // UNIT_SIZE
+                file = disk.open(path)
+                if self.files and self.files[-1][1] != base:
+                    self.holes.append((self.files[-1][1], self.files[-1][2]))
+                self.files.append((base, base + file.size() // UNIT_SIZE, path, file))
+        self.base = self.files[0][0] if self.files else 0
+        self.end = self.files[-1][1] if self.files else 0
+        self._chunk_from = 0
+        self._chunk: list[tuple[int, int, int]] = []
+
+    def unit(self, ordinal: int) -> tuple[int, int, int] | None:
+        """Log offset, size and tag hash; ``None`` when there is no such unit."""
+        index = ordinal - self._chunk_from
+        if not 0 <= index < len(self._chunk):
+            for base, end, _, file in self.files:
+                if base <= ordinal < end:
+                    size = min(UNITS_AT_ONCE, end - ordinal) * UNIT_SIZE
+                    self._chunk_from, index = ordinal, 0
+                    self._chunk = list(UNIT.iter_unpack(file.read(size, (ordinal - base) * UNIT_SIZE)))
+                    break
+            else:
+                return None
+        return self._chunk[index]
+
+    def place(self, ordinal: int) -> tuple[Path, int]:
+        """Where a unit is, or would be."""
+        for base, end, path, _ in self.files:
+            if base <= ordinal < end:
+                return path, (ordinal - base) * UNIT_SIZE
+        if not self.files:
+            return self.directory, 0
+        base, end, path, _ = self.files[-1]
+        return path, (end - base) * UNIT_SIZE
+
+
+class _Verifier:
+    """One verification; ``run`` is called once."""
+
+    def __init__(self, directory: Path, disk: Disk, progress: OnProgress) -> None:
+        self._directory = directory
+        self._disk = disk
+        self._progress = progress
+        self._report = Report()
+        self._queues: dict[TopicPartition, _Queue] = {}
+        self._bad: list[Gap] = []
+        bases = _segments(directory, disk)
+        self._files = {base: disk.open(path) for base, path in bases}
+        ends = [base for base, _ in bases[1:]] + [base + self._files[base].size() for base, _ in bases[-1:]]
+        self._segments = [Segment(base, end - base, path) for (base, path), end in zip(bases, ends, strict=True)]
+        self._begin = bases[0][0] if bases else 0
+
+    def run(self) -> Report:
+        self._check_documents()
+        checkpoint, _ = read_checkpoint(self._disk, self._directory)
+        self._live = read_live(self._disk, self._directory)
+        if self._live is not None and self._live.mark < 0:
+            self._live = None
+        self._partitions = {} if checkpoint is None else checkpoint.partitions
+        live_mark = 0 if self._live is None else self._live.mark
+        self._mark = max(live_mark, 0 if checkpoint is None else checkpoint.mark)
+        self._open_queues()
+        end = self._check_log()
+        if end < self._mark:
+            self._check_gap(Gap(end, self._mark))
+        for key, queue in self._queues.items():
+            self._check_queue_end(key, queue)
+        return self._report
+
+    def _add(self, path: Path, offset: int, text: str) -> None:
+        self._report.damages.append(Damage(path, offset, text))
+
+    def _add_log(self, log_offset: int, text: str) -> None:
+        segment = next((s for s in self._segments if s.base <= log_offset < s.end), None)
+        if segment is None:
+            self._add(self._directory / LOG, log_offset, text + "; no file holds that part of the log")
+        else:
+            self._add(segment.path, log_offset - segment.base, text)
+
+    # -- documents ----------------------------------------------------------------------------------------------------
+
+    def _check_documents(self) -> None:
+        names = set()
+        for path in _documents(self._directory, self._disk):
+            self._report.documents += 1
+            names.add(path)
+            try:
+                content = decode_document(self._disk.read_file(path), path)
+            except CorruptRecord as error:
+                self._add(path, 0, str(error))
+                continue
+            if path.name == IDENTITY and content["format"] != FORMAT_VERSION:
+                raise UnknownVersion(f"{path}: format version {content['format']}, this metaq reads {FORMAT_VERSION}")
+        for path in sorted(names):
+            original = path.with_name(path.name.removesuffix(BACKUP))
+            if original not in names:
+                self._add(original, 0, "missing although its backup is there")
+        known, _ = read_document(self._disk, self._directory / QUARANTINE)
+        self._quarantined = sorted(Gap(start, end) for start, end in (known or {"ranges": []})["ranges"])
+        if LIVE_NAME in self._disk.list_directory(self._directory):
+            data = self._disk.read_file(self._directory / LIVE_NAME)
+            if len(data) == LIVE_SIZE and any(data) and decode_live(data) is None:
+                self._add(self._directory / LIVE_NAME, 0, "the live mark does not have the checksum it ends with")
+
+    # -- log ----------------------------------------------------------------------------------------------------------
+
+    def _check_log(self) -> int:
+        """Walk the whole log; return where its last intact record ends."""
+        for segment, following in zip(self._segments, self._segments[1:], strict=False):
+            size = self._files[segment.base].size()
+            if size < following.base - segment.base:
+                self._add(segment.path, size, f"the file ends {following.base - segment.base - size} bytes too early")
+        total = self._segments[-1].end - self._begin if self._segments else 0
+        end = self._begin
+        for found in walk([(segment, self._files[segment.base]) for segment in self._segments], self._begin):
+            if isinstance(found, Gap):
+                self._check_gap(found)
+                continue
+            self._check_record(found)
+            end = found.log_offset + found.size
+            self._report.records += 1
+            if self._report.records % RECORDS_A_REPORT == 0:
+                self._progress(end - self._begin, total)
+        self._progress(total, total)
+        return end
+
+    def _check_gap(self, gap: Gap) -> None:
+        self._bad.append(gap)
+        at = gap.start
+        for known in self._quarantined:
+            if known.start <= at < known.end:
+                at = min(known.end, gap.end)
+        self._report.quarantined_bytes += at - gap.start
+        if at < gap.end:
+            self._add_log(at, f"no intact record in {gap.end - at} bytes")
+
+    def _check_record(self, stored: Stored) -> None:
+        topic, partition, ordinal, position = identity(stored.buffer[stored.at :])
+        key = TopicPartition(topic, partition)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = self._open_queue(key)
+        first = queue.next < 0
+        if first:
+            queue.next = min(queue.base, ordinal)
+        if ordinal < queue.next:
+            self._add_log(stored.log_offset, f"{key}: ordinal {ordinal} is there already")
+            return
+        if position < queue.text_end or (position > queue.text_end and ordinal == queue.next and not first):
+            self._add_log(stored.log_offset, f"{key}: text position {position} where {queue.text_end} is due")
+        for lost in range(queue.next, ordinal):
+            self._check_lost(key, queue, lost)
+        size = text_size(stored, queue.overhead)
+        queue.next, queue.text_end = ordinal + 1, position + size
+        unit = queue.unit(ordinal)
+        expected = (stored.log_offset, stored.size, tag_hash(stored, queue.overhead))
+        if unit is None:
+            queue.missing = queue.missing or (ordinal, stored.log_offset)
+        elif ordinal < self._trusted(key, queue):
+            self._report.units += 1
+            if unit != expected:
+                self._add(*queue.place(ordinal), f"{key}: unit {ordinal} says {unit}, its record {expected}")
+
+    # -- queues -------------------------------------------------------------------------------------------------------
+
+    def _open_queue(self, key: TopicPartition) -> _Queue:
+        return _Queue(self._directory / QUEUES / key.topic / str(key.partition), self._disk, key.topic)
+
+    def _open_queues(self) -> None:
+        root = self._directory / QUEUES
+        for topic in self._disk.list_directory(root):
+            for partition in self._disk.list_directory(root / topic):
+                if partition.isascii() and partition.isdecimal():
+                    key = TopicPartition(topic, int(partition))
+                    self._queues[key] = self._open_queue(key)
+        for topic, number in self._partitions:
+            key = TopicPartition(topic, number)
+            if key not in self._queues:
+                self._queues[key] = self._open_queue(key)
+
+    def _trusted(self, key: TopicPartition, queue: _Queue) -> int:
+        """The units before this ordinal must be right; recovery cuts those behind."""
+        return queue.end if self._live is not None else min(queue.end, self._partitions.get(key, Progress(0, 0)).next)
+
+    def _check_lost(self, key: TopicPartition, queue: _Queue, ordinal: int) -> None:
+        """A unit whose record the walk did not meet: a filler, aged out, or of a record in a bad range."""
+        unit = queue.unit(ordinal)
+        if unit is None or ordinal >= self._trusted(key, queue):
+            return
+        self._report.units += 1
+        offset, size, _ = unit
+        explained = size == FILLER_SIZE or any(gap.start <= offset < gap.end for gap in self._bad)
+        if size < SMALLEST_RECORD or not (explained or offset < self._begin):
+            self._add(*queue.place(ordinal), f"{key}: unit {ordinal} says {unit}, where no record of it is")
+
+    def _check_queue_end(self, key: TopicPartition, queue: _Queue) -> None:
+        for ordinal in range(max(queue.next, queue.base), self._trusted(key, queue)):
+            self._check_lost(key, queue, ordinal)
+        for ordinal, path in queue.holes:
+            self._add(path, queue.place(ordinal - 1)[1] + UNIT_SIZE, f"{key}: no file holds unit {ordinal}")
+        promised = self._partitions.get(key, Progress(0, 0)).next
+        if queue.end < promised:
+            self._add(*queue.place(queue.end), f"{key}: {queue.end} units, the checkpoint says {promised}")
+        elif queue.missing is not None and queue.missing[1] < self._mark:
+            ordinal, log_offset = queue.missing
+            self._add(*queue.place(ordinal), f"{key}: no unit {ordinal} for the record at log offset {log_offset}")
