@@ -155,9 +155,7 @@ def _units_before(store: MessageStore, mark: int) -> int:
     return total
 
 
-def _trust(
-    store: MessageStore, queue: ConsumeQueue, checkpoint: Checkpoint | None, live: Live | None, mark: int
-) -> int:
+def _trust(store: MessageStore, queue: ConsumeQueue, checkpoint: Checkpoint | None, live: Live | None, mark: int) -> int:
     """Cut a queue to the units that may be trusted; return the log offset from which its records must be walked."""
     progress = Progress(0, 0)
     if checkpoint is not None:

@@ -13,8 +13,8 @@ class Result(NamedTuple):
 
     name: str
     seeds: range
-    count: int
-    """Cases of the kind that the name says."""
+    cases: int
+    """Of the kind that the name says."""
     details: dict[str, int]
 
 

@@ -12,9 +12,10 @@ from metaq.message import Durability
 from metaq.store.disk import Usage
 from metaq.store.documents import read_document, write_document
 from metaq.store.files import read_here, run_here
-from metaq.store.messagestore import MessageStore, StoreSettings
+from metaq.store.messagestore import LOG, StoreSettings
 from metaq.store.recovery import Recovery, open_store
 from metaq.store.retention import RetentionRules
+from metaq.store.verify import repair, verify
 from tests.crash.model import KEYS, Model, expect, random_message
 from tests.support.faultydisk import DATA, EMPTY, FaultyDisk
 
@@ -22,6 +23,10 @@ T = TypeVar("T")
 
 NEARLY_FULL: Final = Usage(used=87, available=13)
 DOCUMENT: Final = DATA / "topics.json"
+
+
+class GivenUp(BaseException):
+    """The caller of the store ends while it waits for the disk, as a greenlet that is killed when the broker stops."""
 
 
 class CaseFailed(AssertionError):
@@ -67,6 +72,7 @@ class Driver:
         self.document_tried = 0
         self._depth = 0
         self._syncing = False
+        self._give_up = False
 
     def fork(self, disk: FaultyDisk) -> "Driver":
         """The same folder's future on another disk."""
@@ -131,6 +137,8 @@ class Driver:
         self.model.synced(covered)
 
     def retire(self) -> None:
+        for _ in range(self.rng.choice((0, 2, 2))):
+            self.checkpoint()
         self.model.begin_allowed = self.store.log.segments[-1].base
         self.disk.room = NEARLY_FULL
         self.store.retire(self.run)
@@ -156,10 +164,29 @@ class Driver:
                 ordinal += 1
 
     def close(self) -> None:
-        """An orderly stop."""
+        """An orderly stop, perhaps in the middle of a duty."""
+        self._give_up = self.rng.random() < 0.3
+        if self._give_up:
+            try:
+                self.rng.choice((self.checkpoint, self.retire, self.prepare))()
+            except GivenUp:
+                pass
+            finally:
+                self._give_up = False
         covered = self.model.before_sync()
         self.store.close()
         self.model.synced(covered)
+
+    def expect_verified(self) -> None:
+        """Offline verification finds nothing: neither a stop nor a killed process damages anything."""
+        if self.disk.list_directory(DATA / LOG):
+            report = verify(DATA, self.disk)
+            expect(not report.damages, "nothing is damaged", *report.damages)
+
+    def repair(self) -> None:
+        """Rebuilding what is derived changes nothing that readers see."""
+        report = repair(DATA, self.disk)
+        expect(not report.damages, "nothing is damaged after a repair", *report.damages)
 
     def check_readable(self) -> None:
         """Readers see no message that is not as durable as was promised."""
@@ -172,6 +199,8 @@ class Driver:
 
     def run(self, call: Callable[[], T]) -> T:
         """A wait for the disk, during which other work goes on."""
+        if self._give_up and self.rng.random() < 0.3:
+            raise GivenUp
         if self._depth or self.rng.random() < 0.7:
             return run_here(call)
         self._depth += 1

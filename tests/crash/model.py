@@ -83,9 +83,7 @@ class Model:
     def copy(self) -> "Model":
         """For another future of the same past."""
         twin = Model()
-        twin.tracks = {
-            key: Track(list(track.sent), track.appended, track.synced) for key, track in self.tracks.items()
-        }
+        twin.tracks = {key: Track(list(track.sent), track.appended, track.synced) for key, track in self.tracks.items()}
         twin.begin_allowed = self.begin_allowed
         return twin
 
@@ -165,16 +163,12 @@ class Model:
             else:
                 track.sent[ordinal] = None
 
-    def _check_positions(
-        self, store: MessageStore, queue: ConsumeQueue, track: Track, begin: int, rng: random.Random
-    ) -> None:
+    def _check_positions(self, store: MessageStore, queue: ConsumeQueue, track: Track, begin: int, rng: random.Random) -> None:
         last = track.sent[-1] if track.sent else None
         if last is not None:
             expected = last.position + last.text_size
             expect(queue.text_end == expected, "positions go on where they were", queue, queue.text_end, expected)
-        there = [
-            (ordinal, sent) for ordinal, sent in enumerate(track.sent) if sent is not None and sent.log_offset >= begin
-        ]
+        there = [(ordinal, sent) for ordinal, sent in enumerate(track.sent) if sent is not None and sent.log_offset >= begin]
         first = (there[0][0], there[0][1].position) if there else (queue.readable, queue.text_end)
         expect(store.first(queue, read_here) == first, "first", queue, store.first(queue, read_here), first)
         for index in rng.sample(range(len(there)), min(2, len(there))):

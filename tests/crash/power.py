@@ -27,7 +27,7 @@ def run(seed: int, count: int) -> Result:
 def one_case(seed: int) -> dict[str, int]:
     """Live one data folder; return how many images were opened, and so on."""
     rng = random.Random(seed)
-    counts = {"images": 0, "kills": 0, "ended while opening": 0, "orderly stops": 0}
+    counts = {"images": 0, "kills": 0, "ended while opening": 0, "orderly stops": 0, "verified after a stop": 0}
     with case("tests.crash.power", seed):
         driver = Driver(rng, FaultyDisk(rng), random_settings(rng))
         for _ in range(LIVES):
@@ -35,6 +35,7 @@ def one_case(seed: int) -> dict[str, int]:
             if rng.random() < 0.2:
                 driver.ended(power=False)
                 counts["kills"] += 1
+                driver.expect_verified()
                 continue
             twins = [driver.fork(driver.disk) for _ in range(IMAGES_EACH)]
             for twin in twins:
@@ -78,6 +79,14 @@ def _open_image(driver: Driver, counts: dict[str, int]) -> None:
     if rng.random() < 0.2:
         driver.checkpoint()
     driver.read()
+    if rng.random() < 0.1:
+        driver.close()
+        driver.expect_verified()
+        counts["verified after a stop"] += 1
+        if rng.random() < 0.5:
+            driver.repair()
+            driver.ended(power=rng.random() < 0.5)
+            driver.open()
 
 
 if __name__ == "__main__":

@@ -158,7 +158,8 @@ class FaultyFile:
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         disk, inode = self._disk, self._inode
         if disk.stops():
-            part = disk.rng.randrange(len(data) + 1) if len(data) else 0
+            # what fits into a sector is written whole or not at all
+            part = disk.rng.choice((0, len(data))) if len(data) <= SECTOR else disk.rng.randrange(len(data) + 1)
             inode.write(data[:part], offset)
             raise Stopped
         if disk.is_full() and (disk.copy_on_write or offset + len(data) > inode.allocated):
