@@ -244,6 +244,34 @@ def test_topics(broker: BrokerProcess) -> None:
     assert any(line.startswith("grown partitions 1 message_count 1 ") for line in output(broker, "topic", "list").splitlines())
 
 
+def test_verify_and_repair(tmp_path: Path) -> None:
+    """E-10: exit code 1, file and offset of each damage; a repair brings back what the log knows."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        run(broker, "put", "checked", "--lines", "-", given=b"".join(b"line %d\n" % number for number in range(3000)))
+        assert b"another process" in run(None, "verify", str(broker.data), code=1).stderr
+        assert broker.terminate() == 0
+        data = str(broker.data)
+        assert output(None, "verify", data).startswith("checked 3000 records, 3000 units, ")
+
+        (queue,) = [file for file in (broker.data / "consumequeue").rglob("*") if file.is_file()]
+        queue.unlink()
+        assert str(queue.parent).encode() in run(None, "verify", data, code=1).stdout
+        assert output(None, "verify", data, "--repair").startswith("checked 3000 records, 3000 units, ")
+
+        (segment, *_) = sorted((broker.data / "commitlog").iterdir())
+        content = segment.read_bytes()
+        at = content.index(b"line 1500")
+        segment.write_bytes(content[:at] + b"L" + content[at + 1 :])
+        done = run(None, "verify", data, "--json", code=1)
+        (damage,) = json.loads(done.stdout)["damages"]
+        assert damage["file"] == str(segment)
+        assert at - 200 < damage["offset"] <= at
+        assert f"{segment} {damage['offset']}: ".encode() in run(None, "verify", data, code=1).stdout
+        run(None, "verify", data, "--repair", code=1)
+    assert b"is no data folder" in run(None, "verify", str(tmp_path), code=1).stderr
+    run(None, "verify", str(tmp_path / "absent"), code=2)
+
+
 def test_bench(broker: BrokerProcess) -> None:
     """MQ-037: a bounded load and its rates."""
     rates = as_json(broker, "bench", "--messages", "25000", "--size", "10", "--topic", "bench")

@@ -1,0 +1,38 @@
+"""``metaq verify``: check a data folder that no broker uses, or rebuild what is derived in it."""
+
+import dataclasses
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from metaq.cli.common import FAILED, json_option, print_json
+from metaq.store.verify import repair as repair_store
+from metaq.store.verify import verify as verify_store
+
+
+@click.command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@click.option("--repair", is_flag=True, help="Rebuild everything that can be made from the commit log, which stays as it is.")
+@json_option
+def verify(directory: Path, repair: bool, as_json: bool) -> int:
+    """Check every record, unit and position in the data folder DIR; no broker may use it meanwhile.
+
+    Prints file, offset and kind of each damage, and ends with exit code 1 if there is any.
+    """
+    check = repair_store if repair else verify_store
+    # Rich draws nothing where standard error is no terminal.
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("repairing" if repair else "checking", total=None)
+        report = check(directory, progress=lambda done, total: progress.update(task, completed=done, total=total))
+    damages = [{"file": str(path), "offset": offset, "damage": text} for path, offset, text in report.damages]
+    if as_json:
+        print_json({**dataclasses.asdict(report), "directory": str(directory), "damages": damages})
+    else:
+        for damage in damages:
+            click.echo("{file} {offset}: {damage}".format(**damage))
+        quarantined = f", {report.quarantined_bytes} bytes in quarantine" if report.quarantined_bytes else ""
+        checked = f"checked {report.records} records, {report.units} units, {report.documents} documents{quarantined}"
+        click.echo(f"{checked}: {len(damages) or 'no'} damage{'s' if len(damages) > 1 else ''}", err=bool(damages))
+    return FAILED if damages else 0
