@@ -114,7 +114,7 @@ def _recover(store: MessageStore, recovery: Recovery, *, rebuild: bool) -> None:
         for queue in store.queues.values():
             queue.reset(_aged_out(store, queue), 0)
     starts = [_trust(store, queue, checkpoint, live, mark) for queue in store.queues.values()]
-    recovery.walked_from = log.begin if rebuild else min(mark, *starts)
+    recovery.walked_from = log.begin if rebuild else min([mark, *starts])
     recovery.end = max(mark, _walk(store, recovery, mark))
     log.start_at(recovery.end)
     for key, progress in partitions.items():
