@@ -12,7 +12,7 @@ from gevent.hub import get_hub
 
 from metaq.clock import Clock, SystemClock
 from metaq.config import Settings
-from metaq.errors import ConfigError, DiskFull, StoreError
+from metaq.errors import ConfigError, StoreError
 from metaq.protocol.commands import Auth, Command, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.protocol.record import host_bytes
 from metaq.protocol.replies import write_result
@@ -134,6 +134,8 @@ class Broker:
         self._sessions: set[Session] = set()
         self._accept_watcher = self._loop.io(self._listener.fileno(), READABLE)
         self._greenlets: list[Any] = []
+        self._busy = 0  # duties that are being done
+        self._stopping = False
 
     def _bind(self, host: str, port: int) -> socket.socket:
         listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -179,7 +181,7 @@ class Broker:
         """Take no more commands, send every answer that is due, then close the store in order."""
         self._accept_watcher.stop()
         self._listener.close()
-        self._gets.stopping = True
+        self._gets.stopping = self._stopping = True
         self._holds.wake_all()
         deadline = self._settings.drain_timeout_ms / 1000
         for session in list(self._sessions):
@@ -190,7 +192,11 @@ class Broker:
             session.close()
         self._turns.stop()
         self._greenlets[0].join()
+        self._wait_until(lambda: not self._busy, deadline)
         gevent.killall(self._greenlets[1:])
+        if self._busy:  # a thread still waits for the disk: the next start recovers, as after a kill
+            logger.error("stopped without closing the store reason=the disk did not answer within drain_timeout_ms")
+            return
         self._save_topics()
         self.store.close()
 
@@ -204,25 +210,31 @@ class Broker:
     def _every(self, pause_s: float, duty: Callable[[], None]) -> None:
         while True:
             gevent.sleep(pause_s)
-            try:
-                duty()
-            except StoreError as error:  # the next round tries again; what it means for puts the store itself knows
-                logger.error("duty failed duty=%s reason=%s", duty.__name__, error)
+            self._do(duty)
+
+    def _do(self, duty: Callable[[], None]) -> None:
+        if self._stopping:
+            return
+        self._busy += 1
+        try:
+            duty()
+        except StoreError as error:  # the next round tries again; what it means for puts the store itself knows
+            logger.error("duty failed duty=%s reason=%s", duty.__name__, error)
+        finally:
+            self._busy -= 1
 
     def _sweep_forever(self) -> None:
         pause_s = self._settings.sweep_interval_ms / 1000
         while True:
             clock = self.store.clock
             started = clock.monotonic()
-            try:
-                self.store.log.prepare(self.run)
-                self._settle()
-                self.store.sweep()
-            except DiskFull as error:
-                logger.error("no room reason=%s", error)
-            except StoreError as error:
-                logger.error("sweep failed reason=%s", error)
+            self._do(self._sweep)
             gevent.sleep(max(pause_s, SWEEP_SHARE * (clock.monotonic() - started)))
+
+    def _sweep(self) -> None:
+        self._settle()
+        self.store.sweep()
+        self.store.log.prepare(self.run)
 
     def _checkpoint(self) -> None:
         self._save_topics()
