@@ -44,6 +44,12 @@ class Progress(NamedTuple):
 
     next: int
     text_end: int
+    units: int = -1
+    """The queue files hold the units before this ordinal durably; −1: all before ``next``."""
+
+    @property
+    def durable_units(self) -> int:
+        return self.next if self.units < 0 else self.units
 
 
 class Checkpoint(NamedTuple):
@@ -51,6 +57,10 @@ class Checkpoint(NamedTuple):
 
     mark: int
     partitions: dict[tuple[str, int], Progress]
+
+
+NOTHING: Final = Progress(0, 0)
+"""A partition that a checkpoint does not know."""
 
 
 class Live(NamedTuple):
@@ -64,7 +74,7 @@ def write_checkpoint(disk: Disk, directory: Path, checkpoint: Checkpoint) -> Non
     """Replace the durable checkpoint; the one before is kept as backup."""
     topics: dict[str, dict[str, list[int]]] = {}
     for (topic, partition), progress in checkpoint.partitions.items():
-        topics.setdefault(topic, {})[str(partition)] = list(progress)
+        topics.setdefault(topic, {})[str(partition)] = [*progress[:2], *(progress[2:] if progress.units >= 0 else ())]
     write_document(disk, directory / NAME, {"mark": checkpoint.mark, "topics": topics})
 
 

@@ -315,7 +315,7 @@ class MessageStore:
             queue.publish(queue.next, queue.text_end)
             if queue.pending:
                 self._unwritten[queue] = None
-            if checkpointed.get((queue.topic, queue.partition)) != (queue.next, queue.text_end):
+            if checkpointed.get((queue.topic, queue.partition)) != Progress(queue.next, queue.text_end):
                 self._changed[queue] = None
 
     def close(self) -> None:

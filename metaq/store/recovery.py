@@ -15,10 +15,21 @@ from typing import Any, Final
 
 from metaq.clock import Clock
 from metaq.errors import UnknownVersion
-from metaq.message import Durability, TopicPartition
+from metaq.message import Durability
 from metaq.protocol.record import BLANK_MAGIC, HEADER, HEADER_SIZE, MAGIC, identity
 from metaq.protocol.textmessage import Stored, tag_hash, text_size
-from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress, covered_by_both, read_checkpoint, read_live
+from metaq.store.checkpoint import (
+    FAILED,
+    LIVE_NAME,
+    NOTHING,
+    Checkpoint,
+    Live,
+    Progress,
+    covered_by_both,
+    read_checkpoint,
+    read_live,
+    write_checkpoint,
+)
 from metaq.store.commitlog import SMALLEST_RECORD, Gap
 from metaq.store.consumequeue import FILLER_SIZE, UNIT, WRITE_AT, ConsumeQueue
 from metaq.store.disk import Disk, RealDisk
@@ -111,9 +122,11 @@ def _recover(store: MessageStore, recovery: Recovery, *, rebuild: bool) -> None:
     mark = max(log.begin if checkpoint is None else checkpoint.mark, log.begin if live is None else live.mark)
     mark = min(mark, log.segments[-1].end)
     if rebuild:
-        for queue in store.queues.values():
-            queue.reset(_aged_out(store, queue), 0)
-    starts = [_trust(store, queue, checkpoint, live, mark) for queue in store.queues.values()]
+        trusted = {queue: _aged_out(store, queue) for queue in store.queues.values()}
+    else:
+        trusted = {queue: _trusted(store, queue, checkpoint, live, mark) for queue in store.queues.values()}
+    partitions = _admit_short(store, checkpoint, trusted)
+    starts = [_cut(store, queue, count, partitions, mark) for queue, count in trusted.items()]
     recovery.walked_from = log.begin if rebuild else min([mark, *starts])
     recovery.end = max(mark, _walk(store, recovery, mark))
     log.start_at(recovery.end)
@@ -155,24 +168,48 @@ def _units_before(store: MessageStore, mark: int) -> int:
     return total
 
 
-def _trust(store: MessageStore, queue: ConsumeQueue, checkpoint: Checkpoint | None, live: Live | None, mark: int) -> int:
-    """Cut a queue to the units that may be trusted; return the log offset from which its records must be walked."""
-    progress = Progress(0, 0)
-    if checkpoint is not None:
-        progress = checkpoint.partitions.get(TopicPartition(queue.topic, queue.partition), progress)
+def _trusted(store: MessageStore, queue: ConsumeQueue, checkpoint: Checkpoint | None, live: Live | None, mark: int) -> int:
+    """The ordinal before which all units of a queue may be trusted."""
     if live is not None:
-        expected = max(queue.written, progress.next)
+        count = queue.written
     elif checkpoint is not None:
-        expected = progress.next
+        count = min(queue.written, checkpoint.partitions.get((queue.topic, queue.partition), NOTHING).durable_units)
     else:
-        expected = _aged_out(store, queue)
-    trusted = min(queue.written, expected)
-    while trusted > queue.base and not _agrees(store, queue, trusted - 1, mark):
-        trusted -= 1
+        count = min(queue.written, _aged_out(store, queue))
+    while count > queue.base and not _agrees(store, queue, count - 1, mark):
+        count -= 1
+    return count
+
+
+def _admit_short(
+    store: MessageStore, checkpoint: Checkpoint | None, trusted: dict[ConsumeQueue, int]
+) -> dict[tuple[str, int], Progress]:
+    """Take back, durably, what the checkpoint says of units that are about to be made anew; return what it says now.
+
+    Else a power cut while they are written could leave some of them and the checkpoint that vouches for all.
+    """
+    if checkpoint is None:
+        return {}
+    partitions = dict(checkpoint.partitions)
+    for queue, count in trusted.items():
+        progress = partitions.get((queue.topic, queue.partition), NOTHING)
+        if count < progress.durable_units:
+            partitions[queue.topic, queue.partition] = progress._replace(units=count)
+    if partitions != checkpoint.partitions:
+        write_checkpoint(store.disk, store.directory, Checkpoint(checkpoint.mark, partitions))
+    return partitions
+
+
+def _cut(
+    store: MessageStore, queue: ConsumeQueue, trusted: int, partitions: dict[tuple[str, int], Progress], mark: int
+) -> int:
+    """Cut a queue to the units that are trusted; return the log offset from which its records must be walked."""
+    progress = partitions.get((queue.topic, queue.partition), NOTHING)
+    whole = progress.next <= trusted and (trusted == queue.written or progress.next == trusted)
     if trusted < queue.written or trusted < queue.base:
         queue.reset(trusted, 0)
-    queue.trust(progress.next, _text_end(store, queue, progress))
-    return mark if trusted == expected else _walk_start(store, queue)
+    queue.trust(progress.durable_units, _text_end(store, queue, progress))
+    return mark if whole else _walk_start(store, queue)
 
 
 def _agrees(store: MessageStore, queue: ConsumeQueue, ordinal: int, mark: int) -> bool:

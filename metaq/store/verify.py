@@ -15,7 +15,7 @@ from metaq.errors import CorruptRecord, StoreError, UnknownVersion
 from metaq.message import TopicPartition
 from metaq.protocol.record import BLANK_SIZE, identity
 from metaq.protocol.textmessage import Stored, plain_overhead, tag_hash, text_size
-from metaq.store.checkpoint import LIVE_NAME, LIVE_SIZE, NAME, Progress, decode_live, read_checkpoint, read_live
+from metaq.store.checkpoint import LIVE_NAME, LIVE_SIZE, NAME, NOTHING, decode_live, read_checkpoint, read_live
 from metaq.store.commitlog import SMALLEST_RECORD, Gap, Segment, is_segment_name, walk
 from metaq.store.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE
 from metaq.store.disk import Disk, File, RealDisk, replace_file
@@ -331,7 +331,7 @@ class _Verifier:
 
     def _trusted(self, key: TopicPartition, queue: _Queue) -> int:
         """The units before this ordinal must be right; recovery cuts those behind."""
-        return queue.end if self._live is not None else min(queue.end, self._partitions.get(key, Progress(0, 0)).next)
+        return queue.end if self._live is not None else min(queue.end, self._partitions.get(key, NOTHING).durable_units)
 
     def _check_lost(self, key: TopicPartition, queue: _Queue, ordinal: int) -> None:
         """A unit whose record the walk did not meet: a filler, aged out, or of a record in a bad range."""
@@ -349,7 +349,7 @@ class _Verifier:
             self._check_lost(key, queue, ordinal)
         for ordinal, path in queue.holes:
             self._add(path, queue.place(ordinal - 1)[1] + UNIT_SIZE, f"{key}: no file holds unit {ordinal}")
-        promised = self._partitions.get(key, Progress(0, 0)).next
+        promised = self._partitions.get(key, NOTHING).durable_units
         if queue.end < promised:
             self._add(*queue.place(queue.end), f"{key}: {queue.end} units, the checkpoint says {promised}")
         elif queue.missing is not None and queue.missing[1] < self._mark:
