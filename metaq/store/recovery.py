@@ -200,9 +200,7 @@ def _admit_short(
     return partitions
 
 
-def _cut(
-    store: MessageStore, queue: ConsumeQueue, trusted: int, partitions: dict[tuple[str, int], Progress], mark: int
-) -> int:
+def _cut(store: MessageStore, queue: ConsumeQueue, trusted: int, partitions: dict[tuple[str, int], Progress], mark: int) -> int:
     """Cut a queue to the units that are trusted; return the log offset from which its records must be walked."""
     progress = partitions.get((queue.topic, queue.partition), NOTHING)
     whole = progress.next <= trusted and (trusted == queue.written or progress.next == trusted)
