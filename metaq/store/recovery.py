@@ -126,7 +126,7 @@ def _recover(store: MessageStore, recovery: Recovery, *, rebuild: bool) -> None:
     else:
         trusted = {queue: _trusted(store, queue, checkpoint, live, mark) for queue in store.queues.values()}
     partitions = _admit_short(store, checkpoint, trusted)
-    starts = [_cut(store, queue, count, partitions, mark) for queue, count in trusted.items()]
+    starts = [_cut(store, queue, count, partitions, mark, live) for queue, count in trusted.items()]
     recovery.walked_from = log.begin if rebuild else min([mark, *starts])
     recovery.end = max(mark, _walk(store, recovery, mark))
     log.start_at(recovery.end)
@@ -200,10 +200,17 @@ def _admit_short(
     return partitions
 
 
-def _cut(store: MessageStore, queue: ConsumeQueue, trusted: int, partitions: dict[tuple[str, int], Progress], mark: int) -> int:
+def _cut(
+    store: MessageStore,
+    queue: ConsumeQueue,
+    trusted: int,
+    partitions: dict[tuple[str, int], Progress],
+    mark: int,
+    live: Live | None,
+) -> int:
     """Cut a queue to the units that are trusted; return the log offset from which its records must be walked."""
     progress = partitions.get((queue.topic, queue.partition), NOTHING)
-    whole = progress.next <= trusted and (trusted == queue.written or progress.next == trusted)
+    whole = trusted >= (progress.next if live is None else max(progress.next, queue.written))
     if trusted < queue.written or trusted < queue.base:
         queue.reset(trusted, 0)
     queue.trust(progress.durable_units, _text_end(store, queue, progress))
