@@ -1,0 +1,345 @@
+"""Features of the store by their IDs (docs/features.md): bytes on a real disk, taken apart by hand."""
+
+import gc
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from metaq.clock import ManualClock
+from metaq.message import Durability, TopicPartition
+from metaq.protocol.record import (
+    FIXED_SIZE,
+    TAGS,
+    constant_middle,
+    encode_properties,
+    host_bytes,
+    java_hash,
+    record_tail,
+)
+from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.store.consumequeue import FILLER_SIZE
+from metaq.store.disk import File, RealDisk, RealFile, Usage
+from metaq.store.files import read_cached, read_here
+from metaq.store.messagestore import MessageStore, StoreSettings
+from metaq.store.recovery import open_store
+from metaq.store.retention import RetentionRules
+
+SEGMENT: Final = 16 * 1024
+SETTINGS: Final = StoreSettings(
+    segment_bytes=SEGMENT,
+    queue_file_bytes=256,
+    retention=RetentionRules(keep_ms=1000, hour=4, clean_ratio=0, force_ratio=1, refuse_ratio=1, ample_free_bytes=1 << 62),
+)
+CLIENT: Final = host_bytes("10.1.2.3", 45678)
+BROKER: Final = host_bytes("127.0.0.1", 8123)
+CHECKSUM: Final = 20
+
+
+def put(store: MessageStore, topic: str, body: bytes, partition: int = 0, flag: int = 0, tag: str | None = None) -> int:
+    """Store one message; returns its log offset."""
+    queue = store.queue(topic, partition)
+    now_ms = store.clock.now_ms()
+    middle = constant_middle(0, now_ms - 5, CLIENT, now_ms, BROKER)
+    crc, size = zlib.crc32(body) & 0x7FFFFFFF, HEADER_SIZE_TEXT + len(body)
+    if tag is None:
+        offset = store.put(queue, flag, body, crc, middle, size)
+    else:
+        tail = record_tail(topic, encode_properties([(TAGS, tag)]))
+        offset = store.put(queue, flag, body, crc, middle, size + 4 + len(tag.encode()), tail, java_hash(tag))
+    store.append()
+    return offset
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def store(folder: Path, clock: ManualClock) -> Iterator[MessageStore]:
+    opened, _ = open_store(folder, SETTINGS, clock)
+    yield opened
+    opened.close()
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted((folder / "commitlog").iterdir())
+
+
+def bodies(store: MessageStore, topic: str, partition: int = 0) -> list[bytes | None]:
+    """What readers get; ``None`` where a message is lost."""
+    queue = store.queue(topic, partition)
+    first, _ = store.first(queue, read_here)
+    found: list[bytes | None] = []
+    for stored in store.records(queue, first, 1 << 20, read_here):
+        if stored is None:
+            found.append(None)
+        else:
+            record = stored.buffer[stored.at : stored.at + stored.size]
+            (length,) = struct.unpack_from(">i", record, 84)
+            found.append(bytes(record[88 : 88 + length]))
+    return found
+
+
+# -- commit log -------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_field_by_field(folder: Path, store: MessageStore, clock: ManualClock) -> None:
+    """SG-016, SG-017, SG-018, SG-019, SG-020, RD-001: the twenty fields in their order, each with its value."""
+    for count in range(3):
+        put(store, "orders", b"before", partition=7)
+        if count == 1:
+            clock.advance(1)
+    body = "grün".encode()
+    at = put(store, "orders", body, partition=7, flag=6, tag="TagA")
+    data = segments(folder)[0].read_bytes()[at:]
+    names = "size magic crc partition flag ordinal place system born_ms born store_ms store reconsume position length"
+    layout = ">i4siiiqqiq8sq8siqi"
+    found = dict(zip(names.split(), struct.unpack_from(layout, data), strict=True))
+    tail = b"\x06orders" + struct.pack(">h", 10 + CHECKSUM) + b"TAGS\x01TagA\x02"
+    size = 88 + len(body) + len(tail) + CHECKSUM
+    assert found == {
+        "size": size,
+        "magic": b"\xda\xa3\x20\xa7",
+        "crc": zlib.crc32(body) & 0x7FFFFFFF,
+        "partition": 7,
+        "flag": 6,
+        "ordinal": 3,
+        "place": at,
+        "system": 0,
+        "born_ms": clock.now_ms() - 5,
+        "born": bytes((10, 1, 2, 3)) + struct.pack(">i", 45678),
+        "store_ms": clock.now_ms(),
+        "store": bytes((127, 0, 0, 1)) + struct.pack(">i", 8123),
+        "reconsume": 0,
+        "position": 3 * (20 + 6),
+        "length": len(body),
+    }
+    assert data[88 : size - CHECKSUM] == body + tail
+    digits = f"{zlib.crc32(data[: size - CHECKSUM]) & 0x7FFFFFFF:010d}"[::-1]
+    assert data[size - CHECKSUM : size] == b"__CRC32#\x01" + digits.encode() + b"\x02"
+    assert not any(data[size:])
+
+
+def test_a_full_segment_ends_with_a_blank_record(folder: Path, store: MessageStore) -> None:
+    """SG-013, SG-014, SG-017, SG-021, MQ-013: the next one is named by its first byte, in 20 digits; no record crosses."""
+    size = FIXED_SIZE + 1000 + 1 + CHECKSUM
+    offsets = [put(store, "t", b"x" * 1000) for _ in range(40)]
+    fit = (SEGMENT - 8) // size
+    assert offsets == [count // fit * SEGMENT + count % fit * size for count in range(40)]
+    names = [path.name for path in segments(folder)]
+    assert names[:3] == ["00000000000000000000", "00000000000000016384", "00000000000000032768"]
+    first = segments(folder)[0].read_bytes()
+    assert len(first) == SEGMENT
+    assert first[fit * size :][:8] == struct.pack(">i", SEGMENT - fit * size) + b"\xcb\xd4\x31\x94"
+    assert not any(first[fit * size + 8 :])
+    assert StoreSettings().segment_bytes == 1 << 30
+
+
+def test_segments_of_mixed_sizes(folder: Path) -> None:
+    """SG-015, MQ-009: a log offset is found whatever the sizes were when its segment was made."""
+    sent = []
+    for segment_bytes in (8192, 32768, 4096):
+        store, _ = open_store(folder, StoreSettings(segment_bytes=segment_bytes))
+        for count in range(30):
+            body = b"%d %d" % (segment_bytes, count) * 50
+            sent.append((put(store, "t", body), body))
+        store.close()
+    store, recovery = open_store(folder, SETTINGS)
+    assert (recovery.unclean, recovery.problems) == (False, [])
+    assert len({path.stat().st_size for path in segments(folder)}) == 3
+    assert bodies(store, "t") == [body for _, body in sent]
+    for offset, _ in sent:
+        segment = store.log.find(offset)
+        assert segment is not None and segment.base <= offset < segment.end
+    store.close()
+
+
+def test_a_deleted_segment_goes_when_its_last_reader_does(folder: Path, store: MessageStore, clock: ManualClock) -> None:
+    """MQ-028, SG-044, SG-045: the file is unlinked at once, the map when nobody holds a slice of it any more."""
+    for _ in range(40):
+        put(store, "t", b"x" * 1000)
+    store.sync()
+    first = next(store.records(store.queue("t", 0), 0, 1, read_here))
+    assert first is not None
+    body = first.buffer[first.at + 88 : first.at + 1088]
+    path = segments(folder)[0]
+    store.checkpoint()
+    store.checkpoint()
+    clock.advance(10)
+    assert store.retire().delete[0] == 0
+    assert not path.exists()
+    assert body == b"x" * 1000
+    assert str(path) in Path("/proc/self/maps").read_text()
+    del body, first
+    gc.collect()
+    assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+# -- consume queue ----------------------------------------------------------------------------------------------------
+
+
+def test_units_and_their_files(folder: Path, store: MessageStore) -> None:
+    """MQ-014, MQ-015, MQ-016, SG-019, SG-023, SG-024, SG-027, RD-002, RD-004: one queue a partition, over one log."""
+    placed = [
+        (put(store, "a" if count % 2 else "b", b"x" * count, tag="TagA" if count % 3 else None), count) for count in range(80)
+    ]
+    store.sweep()
+    for topic, odd in (("a", 1), ("b", 0)):
+        files = sorted((folder / "consumequeue" / topic / "0").iterdir())
+        assert [path.name for path in files] == [f"{base:020d}" for base in (0, 256, 512)]
+        assert [path.stat().st_size for path in files] == [256, 256, 128]
+        units = list(struct.iter_unpack(">qii", b"".join(path.read_bytes() for path in files)))
+        assert units == [
+            (offset, FIXED_SIZE + count + 1 + CHECKSUM + 10 * bool(count % 3), java_hash("TagA") if count % 3 else 0)
+            for offset, count in placed
+            if count % 2 == odd
+        ]
+
+
+def test_queue_files_before_the_log_are_deleted(folder: Path, store: MessageStore, clock: ManualClock) -> None:
+    """SG-049: and what is left keeps its ordinals."""
+    for count in range(60):
+        put(store, "t", b"%04d" % count * 250)
+    store.sync()
+    store.checkpoint()
+    store.checkpoint()
+    clock.advance(10)
+    assert store.retire().delete
+    first, position = store.first(store.queue("t", 0), read_here)
+    assert first > 16 and position == first * 1020
+    assert min(int(path.name) for path in (folder / "consumequeue" / "t" / "0").iterdir()) == first // 16 * 256
+    assert bodies(store, "t") == [b"%04d" % count * 250 for count in range(first, 60)]
+
+
+def test_a_lost_message_keeps_its_place(folder: Path, clock: ManualClock) -> None:
+    """RD-005, SG-018, SG-028: damage in the middle costs one message, and everything derived is made again."""
+    store, _ = open_store(folder, SETTINGS, clock)
+    offsets = [put(store, "t", b"%d" % count) for count in range(10)]
+    store.close()
+    log = segments(folder)[0]
+    data = bytearray(log.read_bytes())
+    data[offsets[4] + 88] ^= 1
+    log.write_bytes(data)
+    for name in ("checkpoint", "checkpoint.bak", "checkpoint.live", "store.json"):
+        (folder / name).unlink(missing_ok=True)
+    for path in (folder / "consumequeue" / "t" / "0").iterdir():
+        path.unlink()
+    store, recovery = open_store(folder, SETTINGS, clock)
+    assert [tuple(gap) for gap in recovery.gaps] == [(offsets[4], offsets[5])]
+    assert bodies(store, "t") == [None if count == 4 else b"%d" % count for count in range(10)]
+    assert store.queue("t", 0).unit(4, read_here) == (0, FILLER_SIZE, 0)
+    assert store.locate(store.queue("t", 0), 4 * 21, read_here) == (5, 5 * 21)
+    store.close()
+
+
+# -- what is made durable, and how ------------------------------------------------------------------------------------
+
+
+class WatchedFile(RealFile):
+    """A file that tells of its syncs."""
+
+    __slots__ = ("_tell", "_watched")
+
+    def __init__(self, path: Path, fd: int, tell: Callable[[str], None]) -> None:
+        super().__init__(path, fd)
+        self._watched = path
+        self._tell = tell
+
+    def datasync(self) -> None:
+        super().datasync()
+        self._tell(f"data {self._watched.parent.name}/{self._watched.name}")
+
+
+class WatchedDisk(RealDisk):
+    """The real disk, and what was synced on it."""
+
+    def __init__(self) -> None:
+        self.synced: list[str] = []
+
+    def open(self, path: Path) -> RealFile:
+        plain = super().open(path)
+        fd, plain._fd = plain._fd, -1
+        return WatchedFile(path, fd, self.synced.append)
+
+    def sync_directory(self, path: Path) -> None:
+        super().sync_directory(path)
+        self.synced.append(f"names {path.name}")
+
+    def usage(self, path: Path) -> Usage:
+        return Usage(used=1, available=1 << 40)
+
+
+def test_data_and_names_are_synced_apart(folder: Path, clock: ManualClock) -> None:
+    """MQ-027, MQ-029, MQ-040, SG-041, RD-011: a put costs one fdatasync; a file's name is synced when the file is made."""
+    disk = WatchedDisk()
+    store, _ = open_store(folder, SETTINGS, clock, disk)
+    disk.synced.clear()
+    put(store, "t", b"x")
+    assert store.queue("t", 0).readable == 0, "at DISK nobody reads what is not synced"
+    assert disk.synced == []
+    store.sync()
+    assert store.queue("t", 0).readable == 1
+    assert disk.synced == ["data commitlog/00000000000000000000"]
+    disk.synced.clear()
+    for _ in range(SEGMENT // 1000):
+        put(store, "t", b"x" * 1000)
+    made = disk.synced.index("data commitlog/00000000000000016384")
+    assert "names commitlog" in disk.synced[made:], "before anything in it counts"
+    store.close()
+
+
+def test_queues_are_synced_for_a_checkpoint_only(folder: Path, clock: ManualClock) -> None:
+    """SG-043: those that have changed, each once; a sweep only writes."""
+    disk = WatchedDisk()
+    store, _ = open_store(folder, SETTINGS, clock, disk)
+    for topic in ("a", "b"):
+        put(store, topic, b"x")
+    disk.synced.clear()
+    store.sweep()
+    assert (folder / "consumequeue" / "a" / "0" / "00000000000000000000").stat().st_size == 16
+    assert [call for call in disk.synced if call.startswith("data")] == []
+    disk.synced.clear()
+    store.checkpoint()
+    queues = [f"{kind} 0{name}" for _ in ("a", "b") for kind, name in (("data", "/00000000000000000000"), ("names", ""))]
+    assert [call for call in disk.synced if call in queues] == queues
+    disk.synced.clear()
+    put(store, "b", b"y")
+    store.checkpoint()
+    assert disk.synced.count("data 0/00000000000000000000") == 1
+    store.close()
+
+
+def test_what_is_in_memory_is_told_from_what_is_not(folder: Path) -> None:
+    """MQ-026, MQ-027, RD-008: a file is mapped for reading only, and read without waiting when it is in the page cache."""
+    disk = RealDisk()
+    folder.mkdir()
+    file: File = disk.open(folder / "file")
+    file.write(b"hello" * 1000, 0)
+    assert read_cached(file, 5, 0) == b"hello"
+    view = file.view()
+    assert view.readonly and bytes(view[:5]) == b"hello"
+    file.write(b"world", 0)
+    assert bytes(view[:5]) == b"world"
+    assert file.next_data(0) == 0
+    file.allocate(1 << 20)
+    assert file.size() == 1 << 20
+
+
+def test_a_put_is_seen_at_once_in_memory(folder: Path, clock: ManualClock) -> None:
+    """SG-042, RD-012, RD-007: the append and its units are one call."""
+    settings = StoreSettings(segment_bytes=SEGMENT, durability=Durability.MEMORY)
+    store, _ = open_store(folder, settings, clock)
+    put(store, "t", b"x", partition=3)
+    assert bodies(store, "t", 3) == [b"x"]
+    assert list(store.queues) == [TopicPartition("t", 3)]
+    store.close()
