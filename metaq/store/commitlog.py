@@ -10,12 +10,13 @@ Records are *staged* during one turn of the loop and *appended* by one write per
 a write through a map into a hole on a full disk would kill the process. Reading what was appended lately goes through a map.
 """
 
+import contextlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from metaq.errors import BadRequest, DiskFailed, StoreError
+from metaq.errors import BadRequest, DiskFull, StoreError
 from metaq.protocol.record import (
     BLANK,
     BLANK_MAGIC,
@@ -91,6 +92,7 @@ class CommitLog:
         self.staged_end = 0
         self._written_from = 0  # what this process appended begins here: it needs no verification
         self._spare: Segment | None = None
+        self._leftover: list[tuple[Segment, int, int]] = []  # segment, log offset and size of what a failed append wrote
         self._disk.make_directories(directory)
         self.segments = self._open_segments()
         self._use(self.segments[-1], self.segments[-1].base)
@@ -191,29 +193,36 @@ class CommitLog:
         """Write what is staged. On failure nothing of it is in the log, and the error says whether one may go on."""
         groups = self._groups
         try:
+            self._zero_leftover()
             for segment, start, parts in groups:
                 if parts:
-                    self._files.open(segment.path).write(b"".join(parts), start - segment.base)
-        except StoreError as error:
-            self._take_back(groups, error)
+                    data = b"".join(parts)
+                    self._leftover.append((segment, start, len(data)))
+                    self._files.open(segment.path).write(data, start - segment.base)
+        except StoreError:
+            self._take_back(groups)
             raise
+        self._leftover.clear()
         self.segments.extend(group.segment for group in groups[1:])
         self.end = self.staged_end
         self._use(self._active, self.end)
 
-    def _take_back(self, groups: list[_Group], cause: StoreError) -> None:
-        """Zero what a failed append may have left, so that no recovery finds it; give a new segment back."""
-        for segment, start, parts in groups:
-            try:
-                self._files.open(segment.path).write(bytes(sum(map(len, parts))), start - segment.base)
-            except StoreError as error:
-                raise DiskFailed(
-                    f"a failed append could not be taken back: {error}; what it held may reappear after a restart"
-                ) from cause
+    def _take_back(self, groups: list[_Group]) -> None:
+        """Forget a failed append: zero what it may have left and give a new segment back."""
         if len(groups) > 1:
             self._spare = groups[1].segment
         self.staged_end = self.end
         self._use(groups[0].segment, self.end)
+        with contextlib.suppress(DiskFull):  # no room even for zeros: the next append begins with them
+            self._zero_leftover()
+
+    def _zero_leftover(self) -> None:
+        """Zero, durably, what a failed append may have left, so that no recovery finds it. ``DiskFull`` may be tried again."""
+        for segment, start, size in self._leftover:
+            file = self._files.open(segment.path)
+            file.write(bytes(size), start - segment.base)
+            file.datasync()
+        self._leftover.clear()
 
     def prepare(self, run: Run) -> None:
         """Have the next segment ready before it is needed."""
