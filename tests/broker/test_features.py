@@ -216,6 +216,23 @@ def test_bursts_of_connections(broker: BrokerProcess) -> None:
             assert ask(connection, b"", 1)[0].opaque == opaque
 
 
+def test_pressure_is_answered(tmp_path: Path) -> None:
+    """E-15: with a code, the limit that is reached, and how long to wait."""
+    limits = ("--max-topics", "1", "--max-connections", "2")
+    with BrokerProcess(tmp_path / "data", *SMALL_FILES, *limits) as broker, connect(broker) as client:
+        client.put("t", b"x")
+        for refused in (lambda: client.put("u", b"x"), lambda: client.create("u", 1)):
+            with pytest.raises(Refused, match=r"1 topics already \(max_topics\); retry after 60000 ms") as refusal:
+                refused()
+            assert refusal.value.code == 503
+        with broker.connect() as second, broker.connect() as third:
+            assert ask(second, b"version 1\r\n", 1)[0].code == OK
+            (reply,) = ask(third, b"", 1)
+            assert (reply.code, reply.opaque) == (503, 2147483647)
+            assert reply.body == b"there are 2 connections already (max_connections); retry after 1000 ms"
+            assert third.recv(1) == b""
+
+
 # -- topics -----------------------------------------------------------------------------------------------------------
 
 
@@ -311,8 +328,9 @@ def test_all_topics_share_one_log(broker: BrokerProcess, client: TextClient, top
     record_size = 91 + 100 + len(topic) + 2 + 20
     assert min(steps) == record_size
     assert steps.count(record_size) >= len(steps) - 1, "records stand one behind the other, but where a segment ends"
-    assert sorted(path.name for path in broker.data.iterdir() if path.is_dir()) == ["commitlog", "config", "consumequeue"]
     wait_until((broker.data / "consumequeue" / f"{topic}-0" / "0").is_dir, DEADLINE_S, "the queue is written")
+    wait_until((broker.data / "config").is_dir, DEADLINE_S, "the topics are saved")
+    assert sorted(path.name for path in broker.data.iterdir() if path.is_dir()) == ["commitlog", "config", "consumequeue"]
 
 
 def test_a_record_names_both_hosts(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """What the documents say is so: sessions, settings, features, links, layers."""
 
+import ast
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 import yaml
@@ -143,3 +145,53 @@ def anchors(text: str) -> set[str]:
     """The names by which headings are linked to."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# -- features ---------------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A line of the table of features."""
+
+    name: str
+    state: str
+    reason: str
+    test: str
+
+
+def read_rows() -> list[Row]:
+    rows = []
+    for line in text_of(FEATURES).splitlines():
+        if re.match(r"\| [A-Z]+-\d+ \|", line):
+            name, _, state, test = (cell.strip() for cell in line.strip("|").split("|"))
+            words, _, reason = state.partition(":") if ":" in state else state.partition(",")
+            rows.append(Row(name, words, reason.strip(), test.strip("`")))
+    return rows
+
+
+def promised() -> Iterator[str]:
+    """The features that the table has to speak of."""
+    for system, ranges in (
+        ("MQ", ((1, 19), (25, 33), (37, 41), (54, 64), (103, 103), (109, 110), (115, 115))),
+        ("SG", ((1, 34), (41, 49))),
+        ("RD", ((1, 12),)),
+    ):
+        for first, last in ranges:
+            yield from (f"{system}-{number:03d}" for number in range(first, last + 1))
+    yield from ("E-10", "E-15")
+
+
+def test_the_table_of_features_is_complete() -> None:
+    """Each promised feature has one row, and each row one of three states, with a reason unless it is done."""
+    rows = read_rows()
+    assert [row.name for row in rows] == list(promised())
+    assert {row.state for row in rows} == {"done", "partly", "not yet"}
+    assert [row.name for row in rows if row.state != "done" and not row.reason] == []
+
+
+@pytest.mark.parametrize("row", [row for row in read_rows() if row.state == "done" or row.test], ids=lambda row: row.name)
+def test_a_feature_is_held_by_its_test(row: Row) -> None:
+    """The file exists, and the docstring of a test in it names the feature."""
+    tree = ast.parse((ROOT / "tests" / row.test).read_bytes())
+    tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    assert any(re.search(rf"\b{row.name}\b", ast.get_docstring(test) or "") for test in tests)
