@@ -1,0 +1,97 @@
+"""A full disk: the n-th call that needs room fails, alone or with those behind it, and later there is room again.
+
+Refused is refused: with ``DiskFull``, and for good, also after a restart. Reads go on, what was acknowledged stays, and
+messages are taken again as soon as there is room. (Only where a file system cannot even overwrite with zeros, and the process
+ends before it can, may a refused message of a short write come back.)
+
+Replay one case: ``python -m tests.crash.full --seed N``; the disk is full at call N.
+"""
+
+import random
+from contextlib import suppress
+from typing import Final
+
+from metaq.errors import DiskFull
+from tests.crash.command import Result, main, run_until
+from tests.crash.driver import Driver, case, random_settings
+from tests.crash.model import KEYS, expect
+from tests.support.faultydisk import FaultyDisk
+
+STEPS_WHILE_FULL: Final = 15
+
+
+def run(seed: int, count: int) -> Result:
+    """Let the disk be full at each of ``count`` calls from number ``seed`` on."""
+    return run_until(one_case, "full at call n", seed, count, "disk full")
+
+
+def one_case(seed: int) -> dict[str, int]:
+    """Work until call number ``seed`` meets a full disk, go on while it is full, then with room again."""
+    rng = random.Random(seed)
+    counts = {"full at call n": 1, "refused": 0, "refused to open": 0}
+    with case("tests.crash.full", seed):
+        disk = FaultyDisk(rng)
+        disk.full_from, disk.full_for = seed, rng.choice((1, 2, 5, 1 << 30))
+        disk.short_writes, disk.copy_on_write = rng.random() < 0.5, rng.random() < 0.5
+        driver = Driver(rng, disk, random_settings(rng))
+        if not _open(driver):
+            counts["refused to open"] += 1
+        while disk.space_calls < seed:
+            with suppress(DiskFull):
+                driver.step()
+        for _ in range(STEPS_WHILE_FULL):
+            try:
+                driver.step()
+            except DiskFull:
+                counts["refused"] += 1
+        for key in KEYS:
+            driver.read_partition(key)
+        zeroed = disk.full_for == 1 or not disk.copy_on_write
+        disk.full_from = None
+        if zeroed and rng.random() < 0.3:
+            driver.ended(power=rng.random() < 0.5)
+            driver.open()
+        _go_on(driver)
+        _restart(driver)
+    return counts
+
+
+def _open(driver: Driver) -> bool:
+    """Open the folder, with room again if it is refused now; whether it was not."""
+    try:
+        driver.open()
+    except DiskFull:
+        driver.disk.killed()
+        driver.disk.full_from = None
+        driver.open()
+        return False
+    return True
+
+
+def _go_on(driver: Driver) -> None:
+    """With room again everything works, without a restart."""
+    driver.sweep()
+    expect(driver.store.failure is None, "a full disk is no failure", driver.store.failure)
+    before = driver.store.messages_put
+    driver.put()
+    driver.sync()
+    driver.checkpoint()
+    expect(driver.store.messages_put > before, "messages are taken again")
+    for key in KEYS:
+        driver.read_partition(key)
+
+
+def _restart(driver: Driver) -> None:
+    """What was refused stays away, what was taken is there, however the process ends."""
+    end = driver.rng.choice(("stop", "kill", "power cut"))
+    if end == "stop":
+        driver.close()
+    driver.ended(power=end == "power cut")
+    driver.open()
+    driver.put()
+    driver.close()
+    driver.expect_verified()
+
+
+if __name__ == "__main__":
+    main(one_case)
