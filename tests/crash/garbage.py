@@ -182,10 +182,9 @@ def draw_stream(chance: Chance) -> Stream:
         frames += 1
         found = reader.receive(frame)
         silent = 0 if found else silent + 1
-        for command in found:
-            commands.append(command)
-            if is_last(command):
-                return Stream(data, frames, commands)
+        commands += found
+        if any(map(is_last, found)):
+            break
     return Stream(data, frames, commands)
 
 
@@ -243,11 +242,12 @@ def check_replies(commands: list[Command], data: bytes, *, reset: bool) -> int:
     ``reset`` says how the connection ended: a broker that closes on unread bytes takes the last replies with it.
     """
     replies = read_replies(data, may_be_cut=reset)
-    due = [
-        command
-        for command in commands
-        if not isinstance(command, Quit) and not (isinstance(command, Transaction) and command.type == "END")
-    ]
+    due = []
+    for command in commands:
+        if not isinstance(command, Quit) and not (isinstance(command, Transaction) and command.type == "END"):
+            due.append(command)
+        if is_last(command):
+            break
     if len(replies) != len(due) and not (reset and len(replies) < len(due)):
         raise Violation(f"{len(due)} replies are due, {len(replies)} came, the last ones {replies[-3:]}")
     for command, reply in zip(due, replies, strict=False):

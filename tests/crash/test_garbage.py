@@ -67,7 +67,7 @@ def test_a_client_that_never_reads_harms_nobody(broker: BrokerProcess, count: in
         assert_others_are_served(broker, seconds=2)
         grown = resident_kb(broker.pid)["RssAnon"] - before
         # small messages cost the broker several times their size while their answers wait
-        assert grown < 128 * 1024
+        assert grown < 64 * 1024
         hang_up(leech)
         wait_until(lambda: control.connections() == 1, 60, "the broker has closed the connection")
 
