@@ -31,14 +31,18 @@ def one_case(seed: int) -> dict[str, int]:
     counts = {"full at call n": 1, "refused": 0, "refused to open": 0}
     with case("tests.crash.full", seed):
         disk = FaultyDisk(rng)
-        disk.full_from, disk.full_for = seed, rng.choice((1, 2, 5, 1 << 30))
-        disk.short_writes, disk.copy_on_write = rng.random() < 0.5, rng.random() < 0.5
+        disk.full_from, disk.full_for = seed, rng.choice((1, 1, 2, 5, 1 << 30))
+        disk.short_writes, disk.copy_on_write = rng.random() < 0.6, rng.random() < 0.6
+        ends_at_once = disk.full_for == 1 and rng.random() < 0.5
         driver = Driver(rng, disk, random_settings(rng))
         if not _open(driver):
             counts["refused to open"] += 1
         while disk.space_calls < seed:
             with suppress(DiskFull):
                 driver.step()
+        if ends_at_once:
+            driver.ended(power=rng.random() < 0.5)
+            driver.open()
         for _ in range(STEPS_WHILE_FULL):
             try:
                 driver.step()
@@ -46,11 +50,7 @@ def one_case(seed: int) -> dict[str, int]:
                 counts["refused"] += 1
         for key in KEYS:
             driver.read_partition(key)
-        zeroed = disk.full_for == 1 or not disk.copy_on_write
         disk.full_from = None
-        if zeroed and rng.random() < 0.3:
-            driver.ended(power=rng.random() < 0.5)
-            driver.open()
         _go_on(driver)
         _restart(driver)
     return counts
