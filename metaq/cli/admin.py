@@ -1,5 +1,6 @@
 """``metaq offset``, ``stats`` and ``topic``: looking at a broker."""
 
+import configparser
 from typing import Any, Final
 
 import click
@@ -9,6 +10,7 @@ from metaq.client import parse_stats
 from metaq.protocol.commands import END_OF_LOG
 
 TOPICS: Final = "topics"
+CONFIG: Final = "config"
 _TABLES: Final = (TOPICS, "offsets")
 
 
@@ -31,7 +33,9 @@ def offset(topic: str, partition: int, position: int | None, broker: tuple[str, 
 
 
 def structured(item: str, text: str) -> dict[str, Any]:
-    """A statistics text for JSON: numbers as such; a topic or a partition is a table of its own."""
+    """A statistics text for JSON: numbers as such; a topic, a partition or a section of the settings is a table of its own."""
+    if item == CONFIG:
+        return parse_config(text)
     values = parse_stats(text)
     if item not in _TABLES:
         return {name: _scalar(value) for name, value in values.items()}
@@ -39,6 +43,35 @@ def structured(item: str, text: str) -> dict[str, Any]:
     for name, value in values.items():
         tokens = value.split(" ")
         rows[name] = dict(zip(tokens[::2], map(_scalar, tokens[1::2]), strict=False))  # a topic without data: *Empty*
+    return rows
+
+
+def parse_config(text: str) -> dict[str, Any]:
+    """The sections of ``stats config``, in the form of an INI file."""
+    parser = configparser.RawConfigParser(delimiters="=")
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # names keep their capitals, as configparser documents
+    parser.read_string(text)
+    return {name: {key: _scalar(value) for key, value in parser.items(name)} for name in parser.sections()}
+
+
+def describe_topics(text: str, config: str) -> list[dict[str, Any]]:
+    """All topics from ``stats topics``, which knows what is in them, and ``stats config``, which knows those without data."""
+    contents = structured(TOPICS, text)
+    rows = []
+    for section, settings in parse_config(config).items():
+        kind, _, name = section.partition("=")
+        if kind == "topic":
+            content = contents.get(name, {})
+            rows.append(
+                {
+                    "topic": name,
+                    "partitions": settings["numPartitions"],
+                    "messages": content.get("message_count", 0),
+                    "bytes": content.get("message_bytes", 0),
+                    "accept_publish": settings["acceptPublish"],
+                    "accept_subscribe": settings["acceptSubscribe"],
+                }
+            )
     return rows
 
 
@@ -76,12 +109,12 @@ def topic() -> None:
 def list_topics(broker: tuple[str, int], as_json: bool) -> None:
     """Print the topics and what is in them."""
     with connect(broker) as client:
-        text = client.stats(TOPICS)
+        rows = describe_topics(client.stats(TOPICS), client.stats(CONFIG))
     if as_json:
-        print_json([{"topic": name, **row} for name, row in structured(TOPICS, text).items()])
+        print_json(rows)
     else:
-        for name, row in parse_stats(text).items():
-            click.echo(f"{name} {row}")
+        for row in rows:
+            click.echo("{topic}: partitions {partitions}, messages {messages}, bytes {bytes}".format(**row))
 
 
 @topic.command()

@@ -255,16 +255,13 @@ class TextClient:
 
 
 def parse_stats(text: str) -> dict[str, str]:
-    """The lines of a statistics text by name; a line of ``stats offsets`` is named ``<topic> part <number>``.
-
-    The colons of ``stats config`` are left out.
-    """
+    """The lines of a statistics text by name; a line of ``stats offsets`` is named ``<topic> part <number>``."""
     values = {}
     for line in text.splitlines():
         tokens = line.split(" ")
         if tokens not in (["STATS"], ["END"]):
             named_by = 3 if tokens[1:2] == ["part"] else 1
-            values[" ".join(tokens[:named_by]).removesuffix(":")] = " ".join(tokens[named_by:])
+            values[" ".join(tokens[:named_by])] = " ".join(tokens[named_by:])
     return values
 
 

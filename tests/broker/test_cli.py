@@ -239,14 +239,17 @@ def test_topics(broker: BrokerProcess) -> None:
     assert as_json(broker, "topic", "create", "grown", "3") == {"topic": "grown", "partitions": 3}
     assert output(broker, "topic", "create", "grown", "2") == "grown has 3 partitions\n"
     run(broker, "put", "grown", "hello", "--partition", "2")
-    (row,) = [row for row in as_json(broker, "topic", "list") if row["topic"] == "grown"]
-    assert (row["message_count"], row["message_bytes"], row["accept_publish"]) == (1, 25, True)
-    assert any(line.startswith("grown partitions 1 message_count 1 ") for line in output(broker, "topic", "list").splitlines())
+    run(broker, "topic", "create", "untouched", "2")
+    rows = {row["topic"]: row for row in as_json(broker, "topic", "list")}
+    rights = {"accept_publish": True, "accept_subscribe": True}
+    assert rows["grown"] == {"topic": "grown", "partitions": 3, "messages": 1, "bytes": 25, **rights}
+    assert rows["untouched"] == {"topic": "untouched", "partitions": 2, "messages": 0, "bytes": 0, **rights}
+    assert "grown: partitions 3, messages 1, bytes 25" in output(broker, "topic", "list").splitlines()
 
 
 def test_verify_and_repair(tmp_path: Path) -> None:
     """E-10: exit code 1, file and offset of each damage; a repair brings back what the log knows."""
-    with BrokerProcess(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data", "--segment-bytes", str(4 << 20)) as broker:
         run(broker, "put", "checked", "--lines", "-", given=b"".join(b"line %d\n" % number for number in range(3000)))
         assert b"another process" in run(None, "verify", str(broker.data), code=1).stderr
         assert broker.terminate() == 0
@@ -267,7 +270,10 @@ def test_verify_and_repair(tmp_path: Path) -> None:
         assert damage["file"] == str(segment)
         assert at - 200 < damage["offset"] <= at
         assert f"{segment} {damage['offset']}: ".encode() in run(None, "verify", data, code=1).stdout
-        run(None, "verify", data, "--repair", code=1)
+        assert " bytes in quarantine: no damage" in output(None, "verify", data, "--repair")
+        broker.restart()
+        found = run(broker, "get", "checked").stdout.splitlines()
+        assert found == [b"line %d" % number for number in range(3000) if number != 1500]
     assert b"is no data folder" in run(None, "verify", str(tmp_path), code=1).stderr
     run(None, "verify", str(tmp_path / "absent"), code=2)
 
@@ -319,8 +325,25 @@ def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path) -> 
     with BrokerProcess(tmp_path / "data", "--config", str(file), "--max-line-bytes", "2222") as broker:
         shown = as_json(broker, "stats", "config")
         assert "made" in output(broker, "topic", "list")
-    assert shown["max_body_bytes"] == 1000
-    assert shown["max_line_bytes"] == 2222
+    assert shown["metaq"]["max_body_bytes"] == 1000
+    assert shown["metaq"]["max_line_bytes"] == 2222
+    assert shown["topic=made"]["numPartitions"] == 2
+    file.write_text("listen: of-the-file\n")
+    for variables, arguments, used in (
+        ({}, [], "of-the-file"),
+        ({"METAQ_LISTEN": "of-the-environment"}, [], "of-the-environment"),
+        ({"METAQ_LISTEN": "of-the-environment"}, ["--listen", "of-the-flag"], "of-the-flag"),
+    ):
+        done = subprocess.run(
+            command("serve", "--config", str(file), *arguments),
+            env={**environment(None), **variables},
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert f"'{used}' is not HOST:PORT" in done.stderr
+        assert done.returncode != 0
     for arguments, problem in (
         (["--max-topics", "many"], b"max_topics: Input should be a valid integer"),
         (["--durability", "none"], b"durability: Input should be"),
