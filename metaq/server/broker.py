@@ -9,10 +9,11 @@ from typing import Any, Final, TypeVar
 
 import gevent
 from gevent.hub import get_hub
+from gevent.lock import BoundedSemaphore
 
 from metaq.clock import Clock, SystemClock
 from metaq.config import Settings
-from metaq.errors import ConfigError, StoreError
+from metaq.errors import ConfigError, MetaqError, StoreError
 from metaq.protocol.commands import Auth, Command, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.protocol.record import host_bytes
 from metaq.protocol.replies import write_result
@@ -117,7 +118,7 @@ class Broker:
         self._turns = Turns(self.store, settings, self._hub, self.run, self._holds.wake)
         self._puts = PutHandler(self.context, self._turns)
         self._gets = GetHandler(self.context, self._holds, self._hub, self.run)
-        self._admin = AdminHandler(self.context)
+        self._admin = AdminHandler(self.context, self._save_topics)
         self._handlers: dict[type, Callable[[Session, Any], None]] = {
             Get: self._gets.get,
             Offset: self._gets.offset,
@@ -134,6 +135,7 @@ class Broker:
         self._sessions: set[Session] = set()
         self._accept_watcher = self._loop.io(self._listener.fileno(), READABLE)
         self._greenlets: list[Any] = []
+        self._saving_topics = BoundedSemaphore(1)
         self._busy = 0  # duties that are being done
         self._stopping = False
 
@@ -191,14 +193,18 @@ class Broker:
         for session in list(self._sessions):
             session.close()
         self._turns.stop()
-        self._greenlets[0].join()
+        syncing = self._greenlets[0]
+        syncing.join(deadline)
         self._wait_until(lambda: not self._busy, deadline)
         gevent.killall(self._greenlets[1:])
-        if self._busy:  # a thread still waits for the disk: the next start recovers, as after a kill
+        if self._busy or not syncing.dead:  # a thread still waits for the disk: the next start recovers, as after a kill
             logger.error("stopped without closing the store reason=the disk did not answer within drain_timeout_ms")
             return
-        self._save_topics()
-        self.store.close()
+        try:
+            self._save_topics()
+            self.store.close()
+        except MetaqError as error:
+            logger.error("stopped without closing the store reason=%s", error)
 
     def _wait_until(self, done: Callable[[], bool], deadline_s: float) -> None:
         deadline = self.store.clock.monotonic() + deadline_s
@@ -237,6 +243,8 @@ class Broker:
         self.store.log.prepare(self.run)
 
     def _checkpoint(self) -> None:
+        if self.store.failure is not None:
+            return
         self._save_topics()
         self._settle()
         self.store.checkpoint(self.run)
@@ -247,8 +255,10 @@ class Broker:
             gevent.sleep(0)
 
     def _save_topics(self) -> None:
-        if self.context.topics.unsaved and self.store.failure is None:
-            self.context.topics.save(self.store.disk, self.store.clock.now_ms(), self.run)
+        with self._saving_topics:
+            self.store.check_healthy()
+            if self.context.topics.unsaved:
+                self.context.topics.save(self.store.disk, self.store.clock.now_ms(), self.run)
 
     def _look_after_retention(self) -> None:
         decision = self.store.retire(self.run)

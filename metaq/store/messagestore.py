@@ -135,10 +135,14 @@ class MessageStore:
         """Whether puts are taken now."""
         return self.failure is None and self._behind is None and self.no_room is None
 
-    def check_writable(self) -> None:
-        """Raise why a put would be refused now."""
+    def check_healthy(self) -> None:
+        """Raise why nothing more is written until the store is opened anew."""
         if self.failure is not None:
             raise NotWritable(f"the broker is read-only until it is restarted: {self.failure}")
+
+    def check_writable(self) -> None:
+        """Raise why a put would be refused now."""
+        self.check_healthy()
         if self._behind is not None:
             raise DiskFull(str(self._behind))
         if self.no_room is not None:

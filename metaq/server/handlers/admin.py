@@ -3,11 +3,13 @@
 import os
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+import gevent
+
 import metaq
-from metaq.errors import MetaqError
+from metaq.errors import MetaqError, NotWritable, StoreError
 from metaq.message import Durability, TopicPartition
 from metaq.protocol.commands import Auth, Create, Help, Stats, Sync, Transaction, Version
 from metaq.protocol.replies import BAD_REQUEST, ERROR, FORBIDDEN, OK, UNAVAILABLE, write_result
@@ -49,8 +51,10 @@ UNKNOWN: Final = 1
 class AdminHandler:
     """Answers at once: what is not in the page cache is left out rather than waited for."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, save_topics: Callable[[], None]) -> None:
+        """``save_topics`` returns when the topic table as it is now is durable."""
         self._context = context
+        self._save_topics = save_topics
         self._topic_base: dict[str, tuple[int, int]] = {}  # messages and bytes of a topic when real-time counting began
 
     # -- commands -----------------------------------------------------------------------------------------------------
@@ -77,11 +81,23 @@ class AdminHandler:
             session.reply(write_result(FORBIDDEN, f"{session.principal} may not create topics", create.opaque))
             return
         try:
-            topic = self._context.topics.ensure(create.topic, create.partitions)
+            self._context.topics.ensure(create.topic, create.partitions)
         except MetaqError as error:
             session.reply(write_result(error.status, str(error), create.opaque))
         else:
-            session.reply(write_result(OK, str(topic.partitions), create.opaque))
+            session.owed += 1
+            gevent.spawn(self._created, session, create)
+
+    def _created(self, session: Session, create: Create) -> None:
+        """Answer when the topic would survive a power cut."""
+        topic = self._context.topics.get(create.topic)
+        assert topic is not None
+        try:
+            self._save_topics()
+            answer = write_result(OK, str(topic.partitions), create.opaque)
+        except (NotWritable, StoreError) as error:
+            answer = write_result(error.status, f"{topic.name} exists, but may be forgotten: {error}", create.opaque)
+        session.answer(1, 0, answer)
 
     def stats(self, session: Session, stats: Stats) -> None:
         item, opaque = stats.item, stats.opaque
