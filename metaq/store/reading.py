@@ -122,7 +122,8 @@ class Reader:
             else:
                 low = middle + 1
         ordinal, position = self.next_intact(queue, low, read)
-        queue.first, queue.first_position, queue.first_for = ordinal, position, begin
+        if ordinal < queue.readable:  # else those that become readable next may have aged out too
+            queue.first, queue.first_position, queue.first_for = ordinal, position, begin
         return ordinal, TextPosition(position)
 
     def _is_kept(self, queue: ConsumeQueue, ordinal: int, low: int, read: Read) -> bool:
