@@ -21,7 +21,10 @@ _TABLES: Final = (TOPICS, "offsets")
 @broker_option
 @json_option
 def offset(topic: str, partition: int, position: int | None, broker: tuple[str, int], as_json: bool) -> None:
-    """Print where TOPIC's oldest message begins and where its next one will."""
+    """Print TOPIC's oldest position and its end.
+
+    The end is where the next message will begin.
+    """
     asked = {"oldest": 0, "end": END_OF_LOG} if position is None else {"nearest": position}
     with connect(broker) as client:
         found = {name: client.offset(topic, wanted, partition=partition) for name, wanted in asked.items()}
@@ -86,9 +89,9 @@ def _scalar(text: str) -> int | bool | str:
 @broker_option
 @json_option
 def stats(item: str, broker: tuple[str, int], as_json: bool) -> None:
-    """Print statistics of the broker, of a topic, or of ITEM: topics, offsets, realtime, config, help.
+    """Print statistics of the broker.
 
-    As text they are the broker's own lines.
+    ITEM is a topic, or one of: topics, offsets, realtime, config, help. As text they are the broker's own lines.
     """
     with connect(broker) as client:
         text = client.stats(item)
@@ -123,7 +126,10 @@ def list_topics(broker: tuple[str, int], as_json: bool) -> None:
 @broker_option
 @json_option
 def create(topic: str, partitions: int, broker: tuple[str, int], as_json: bool) -> None:
-    """Create TOPIC with PARTITIONS partitions (1 by default), or give it more; it never gets fewer."""
+    """Create TOPIC, or give it more partitions.
+
+    PARTITIONS is how many it shall have, 1 if left out; a topic that has more keeps them.
+    """
     with connect(broker) as client:
         now = client.create(topic, partitions)
     if as_json:

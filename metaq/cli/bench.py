@@ -57,9 +57,9 @@ def measure_get(client: TextClient, topic: str, partition: int, position: int, m
 @broker_option
 @json_option
 def bench(topic: str, messages: int, size: int, broker: tuple[str, int], as_json: bool) -> None:
-    """Put messages and get them again over one connection, and print the rates.
+    """Put and get messages, and print the rates.
 
-    Many puts are in flight at once; the rates are those of this client as much as of the broker.
+    Over one connection, with many puts in flight at once: the rates are those of this client as much as of the broker.
     """
     with connect(broker) as client:
         put, partition, position = measure_put(client, topic, messages, size)

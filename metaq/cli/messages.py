@@ -87,7 +87,11 @@ def put(
     broker: tuple[str, int],
     as_json: bool,
 ) -> int:
-    """Store BODY in TOPIC, or each line of a file; prints where it is once it is stored."""
+    """Store BODY in TOPIC, or each line of a file.
+
+    Says where it is once it is stored. A line becomes one message, without the newline that ends it; all go to one
+    partition.
+    """
     if (body is None) == (lines_file is None):
         raise click.UsageError("give either BODY or --lines FILE")
     with connect(broker) as client:
@@ -180,7 +184,10 @@ def get(
     broker: tuple[str, int],
     as_json: bool,
 ) -> int:
-    """Write the bodies of TOPIC's messages from a position to the end, each with a newline behind it."""
+    """Write TOPIC's messages from a position to the end.
+
+    Bodies as they are, each with a newline behind it.
+    """
     writer = Writer(as_json=as_json, final_newline=not no_final_newline)
     left = count
     found = False
@@ -237,7 +244,10 @@ def last_messages(client: TextClient, topic: str, partition: int, count: int) ->
 @broker_option
 @json_option
 def tail(topic: str, follow: bool, count: int, partition: int, broker: tuple[str, int], as_json: bool) -> int:
-    """Write the bodies of TOPIC's newest messages, each with a newline behind it."""
+    """Write TOPIC's newest messages, or follow it.
+
+    Bodies as they are, each with a newline behind it.
+    """
     writer = Writer(as_json=as_json)
     with connect(broker) as client:
         messages, position = last_messages(client, topic, partition, count)

@@ -17,9 +17,10 @@ from metaq.store.verify import verify as verify_store
 @click.option("--repair", is_flag=True, help="Rebuild everything that can be made from the commit log, which stays as it is.")
 @json_option
 def verify(directory: Path, repair: bool, as_json: bool) -> int:
-    """Check every record, unit and position in the data folder DIR; no broker may use it meanwhile.
+    """Check a data folder, or repair it.
 
-    Prints file, offset and kind of each damage, and ends with exit code 1 if there is any.
+    Checks every record, unit and position in DIR, which no broker may use meanwhile. Prints file, offset and kind of each
+    damage, and ends with exit code 1 if there is any.
     """
     check = repair_store if repair else verify_store
     # Rich draws nothing where standard error is no terminal.
