@@ -71,6 +71,8 @@ class Driver:
         self.model = Model()
         self.document = 0
         self.document_tried = 0
+        self.interleaved = True
+        """Whether other work goes on while an operation waits for the disk."""
         self._depth = 0
         self._syncing = False
         self._give_up = False
@@ -223,7 +225,7 @@ class Driver:
         """A wait for the disk, during which other work goes on."""
         if self._give_up and self.rng.random() < 0.3:
             raise GivenUp
-        if self._depth or self.rng.random() < 0.7:
+        if not self.interleaved or self._depth or self.rng.random() < 0.7:
             return run_here(call)
         self._depth += 1
         try:
