@@ -164,7 +164,8 @@ class Turns:
     def _fail_parked(self, error: StoreError) -> None:
         while self._parked:
             parked = self._parked.popleft()
-            self._answer(parked.session, [_refused(reply, error) for reply in parked.replies], parked.size)
+            replies = [_refused(reply, error, "may be stored or not") for reply in parked.replies]
+            self._answer(parked.session, replies, parked.size)
 
     def expire(self) -> None:
         """Answer the puts that have waited too long: they are stored, but not yet as durable as asked."""
@@ -184,5 +185,5 @@ class Turns:
         return not self._parked and not self._sessions
 
 
-def _refused(reply: str, error: MetaqError) -> str:
-    return replace_result(reply, error.status, lambda _: f"the message was not stored: {error}")
+def _refused(reply: str, error: MetaqError, outcome: str = "was not stored") -> str:
+    return replace_result(reply, error.status, lambda _: f"the message {outcome}: {error}")

@@ -39,7 +39,7 @@ class BrokerProcess:
     ``data``, of which ``log`` is the second; every start appends to them.
     """
 
-    program: ClassVar = ("-m", "metaq", "serve")
+    program: ClassVar[tuple[str, ...]] = ("-m", "metaq", "serve")
     """What the interpreter is told to run."""
 
     def __init__(self, data: Path, *flags: str, durability: str = "memory", listen: str = "127.0.0.1:0") -> None:

@@ -1,0 +1,52 @@
+"""A broker whose syncs a test controls: run as a program with the flags of ``metaq serve``.
+
+While there is a file ``stall`` beside the data folder, no sync of a file ends; while there is a file ``fail``, each one fails.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from metaq.config import load
+from metaq.errors import DiskFailed
+from metaq.server.daemon import run
+from metaq.store.disk import RealDisk, RealFile
+
+
+class ControlledFile(RealFile):
+    """A file whose syncs wait and fail as told."""
+
+    __slots__ = ("_control",)
+
+    def __init__(self, path: Path, fd: int, control: Path) -> None:
+        super().__init__(path, fd)
+        self._control = control
+
+    def datasync(self) -> None:
+        while (self._control / "stall").exists():
+            time.sleep(0.005)
+        if (self._control / "fail").exists():
+            raise DiskFailed(f"cannot sync {self._path}: a test says so")
+        super().datasync()
+
+
+class ControlledDisk(RealDisk):
+    """The real one with such files."""
+
+    def __init__(self, control: Path) -> None:
+        self._control = control
+
+    def open(self, path: Path) -> RealFile:
+        plain = super().open(path)  # which closes its own descriptor
+        return ControlledFile(path, os.dup(plain._fd), self._control)
+
+
+def main() -> None:
+    arguments = iter(sys.argv[1:])
+    settings = load(None, {}, {flag[2:].replace("-", "_"): value for flag, value in zip(arguments, arguments, strict=True)})
+    sys.exit(run(settings, ControlledDisk(settings.data.parent)))
+
+
+if __name__ == "__main__":
+    main()
