@@ -16,7 +16,7 @@ from typing import Any, Final
 from metaq.clock import Clock
 from metaq.errors import UnknownVersion
 from metaq.message import Durability
-from metaq.protocol.record import BLANK_MAGIC, HEADER, HEADER_SIZE, MAGIC, identity
+from metaq.protocol.record import identity
 from metaq.protocol.textmessage import Stored, tag_hash, text_size
 from metaq.store.checkpoint import (
     FAILED,
@@ -124,7 +124,7 @@ def _recover(store: MessageStore, recovery: Recovery, *, rebuild: bool) -> None:
     if rebuild:
         trusted = {queue: _aged_out(store, queue) for queue in store.queues.values()}
     else:
-        trusted = {queue: _trusted(store, queue, checkpoint, live, mark) for queue in store.queues.values()}
+        trusted = {queue: _trusted(store, queue, checkpoint, live) for queue in store.queues.values()}
     partitions = _admit_short(store, checkpoint, trusted)
     starts = [_cut(store, queue, count, partitions, mark, live) for queue, count in trusted.items()]
     recovery.walked_from = log.begin if rebuild else min([mark, *starts])
@@ -168,7 +168,7 @@ def _units_before(store: MessageStore, mark: int) -> int:
     return total
 
 
-def _trusted(store: MessageStore, queue: ConsumeQueue, checkpoint: Checkpoint | None, live: Live | None, mark: int) -> int:
+def _trusted(store: MessageStore, queue: ConsumeQueue, checkpoint: Checkpoint | None, live: Live | None) -> int:
     """The ordinal before which all units of a queue may be trusted."""
     if live is not None:
         count = queue.written
@@ -176,7 +176,7 @@ def _trusted(store: MessageStore, queue: ConsumeQueue, checkpoint: Checkpoint | 
         count = min(queue.written, checkpoint.partitions.get((queue.topic, queue.partition), NOTHING).durable_units)
     else:
         count = min(queue.written, _aged_out(store, queue))
-    while count > queue.base and not _agrees(store, queue, count - 1, mark):
+    while count > queue.base and not _agrees(store, queue, count - 1):
         count -= 1
     return count
 
@@ -217,29 +217,19 @@ def _cut(
     return mark if whole else _walk_start(store, queue)
 
 
-def _agrees(store: MessageStore, queue: ConsumeQueue, ordinal: int, mark: int) -> bool:
+def _agrees(store: MessageStore, queue: ConsumeQueue, ordinal: int) -> bool:
     """Whether a unit tells the truth, as far as the log can say: zeros or a torn unit at the end of a file do not.
 
-    The record's own header may be damaged, so it is enough that another record, or what recovery trusts, ends where this
-    one should. Fillers and units of records that have aged out are taken as they are.
+    Where the log has no intact record, that one may be what is damaged, and the unit keeps its message's place.
     """
-    offset, size, _ = queue.unit(ordinal, read_here)
+    offset, size, tag = queue.unit(ordinal, read_here)
     if size == FILLER_SIZE:
         return True
-    if size < SMALLEST_RECORD:
-        return False
-    segment = store.log.find(offset)
-    if segment is None:
-        return offset < store.log.begin
-    end = offset + size
-    if end == mark:
-        return True
-    file = store.log.file(segment)
-    here = HEADER.unpack(file.read(HEADER_SIZE, offset - segment.base).ljust(HEADER_SIZE, b"\0"))
-    if (here[0], here[1], here[5], here[6]) == (size, MAGIC, ordinal, offset):
-        return True
-    behind = HEADER.unpack(file.read(HEADER_SIZE, end - segment.base).ljust(HEADER_SIZE, b"\0"))
-    return (behind[1], behind[6]) == (MAGIC, end) or (behind[0], behind[1]) == (segment.end - end, BLANK_MAGIC)
+    stored = store.log.record_at(offset) if size >= SMALLEST_RECORD else None
+    if stored is None:
+        return size >= SMALLEST_RECORD
+    told = (queue.topic, queue.partition, ordinal, size, tag)
+    return told == (*identity(stored.buffer)[:3], stored.size, tag_hash(stored, queue.overhead))
 
 
 def _walk_start(store: MessageStore, queue: ConsumeQueue) -> int:
