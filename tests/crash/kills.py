@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.client import TextClient
+from metaq.store.verify import Report, verify
 from tests.crash.command import Result
 from tests.crash.driver import CaseFailed
 from tests.crash.history import CREATED, LARGEST_TEXT_BODY, History
@@ -138,14 +139,24 @@ class _Life:
         self.counts["kills"] += 1
 
     def _end(self) -> None:
+        """What a kill leaves is no damage; everything is there, and in its place after an orderly stop."""
+        self._verify()
         self._start()
         with self._client() as client:
             self._history.check(client, self._rng, whole=True)
         expect(self.broker.terminate() == 0, "an orderly stop", self.broker.stderr()[-2000:])
         expect("Traceback" not in self.broker.stderr(), "no surprises", self.broker.stderr()[-2000:])
+        report = self._verify()
+        placed = len(self._history.places)
+        expect(report.records == report.units == placed, "log and queues hold what was delivered", report, placed)
         self.counts["acknowledged"] = self._history.acknowledged
-        self.counts["placed"] = len(self._history.places)
+        self.counts["delivered without an answer"] = placed - self._history.acknowledged
         self.counts["sent"] = len(self._history.sent)
+
+    def _verify(self) -> Report:
+        report = verify(self.broker.data)
+        expect(not report.damages and not report.quarantined_bytes, "no kill damages anything", report)
+        return report
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from metaq.protocol.replies import NOT_FOUND, VALUE, Reply, ReplyReader
 from metaq.protocol.text import write_get
 from metaq.protocol.textmessage import decode_messages
 from tests.crash.history import PARTITIONS, History
-from tests.crash.model import expect
+from tests.crash.model import Violation, expect
 from tests.support.broker import BrokerProcess
 
 RECEIVE_BYTES: Final = 256 * 1024
@@ -130,8 +130,8 @@ def put_and_get(broker: BrokerProcess, history: History, rng: random.Random, sec
         while (left := end - time.monotonic()) > 0:
             for key, events in selector.select(left):
                 link = key.data
-                if events & selectors.EVENT_READ:
-                    expect(link.receive(), "the broker goes on", broker.stderr()[-2000:])
+                if events & selectors.EVENT_READ and not link.receive():
+                    raise Violation(f"the broker closed a connection: {broker.stderr()[-2000:]}")
                 link.send()
                 selector.modify(link.connection, EITHER if link.unsent else selectors.EVENT_READ, link)
         broker.kill()
