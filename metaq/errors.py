@@ -19,6 +19,7 @@
     │   ├── DiskFull             no room for the next write; nothing of it was kept
     │   ├── DiskFailed           a write or a sync failed; what it covered must be taken as lost
     │   ├── DirectoryLocked      another process uses the folder
+    │   ├── WrongBroker          the folder belongs to a broker of another name or number
     │   └── UnknownVersion       the folder was written by a version this one cannot read
     └── ClientError              the Python client library
         ├── ConnectionFailed     cannot connect, or the connection broke
@@ -125,6 +126,10 @@ class DiskFailed(StoreError):
 
 class DirectoryLocked(StoreError):
     """Another process uses the folder."""
+
+
+class WrongBroker(StoreError):
+    """The folder belongs to a broker of another name or number."""
 
 
 class UnknownVersion(StoreError):

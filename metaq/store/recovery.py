@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from metaq.clock import Clock
-from metaq.errors import UnknownVersion
+from metaq.errors import StoreError, UnknownVersion, WrongBroker
 from metaq.message import Durability
 from metaq.protocol.record import identity
 from metaq.protocol.textmessage import Stored, tag_hash, text_size
@@ -69,8 +69,8 @@ def open_store(
 ) -> tuple[MessageStore, Recovery]:
     """Open a folder, new or not, for one writer. With ``rebuild`` no queue is trusted: all units are made from the log.
 
-    Raises ``DirectoryLocked``, ``UnknownVersion``, or ``DiskFull`` and ``DiskFailed`` when the disk does not take the first
-    writes.
+    Raises ``DirectoryLocked``, ``UnknownVersion``, ``WrongBroker``, or ``DiskFull`` and ``DiskFailed`` when the disk does not
+    take the first writes.
     """
     disk = disk or RealDisk()
     disk.make_directories(directory)
@@ -79,10 +79,13 @@ def open_store(
     recovery = Recovery(unclean=ABORT in disk.list_directory(directory))
     identity, problems = read_document(disk, directory / IDENTITY)
     recovery.problems += problems
-    if identity is not None and identity["format"] != FORMAT_VERSION:
-        raise UnknownVersion(
-            f"{directory} has format version {identity['format']}, this metaq reads {FORMAT_VERSION}; use the newer metaq"
-        )
+    settings = settings or StoreSettings()
+    if identity is not None:
+        try:
+            _check_identity(directory, identity, None if rebuild else settings)
+        except StoreError:
+            lock.close()
+            raise
     disk.open(directory / ABORT).close()
     store = MessageStore(directory, settings, clock, disk)
     store.lock = lock
@@ -94,6 +97,23 @@ def open_store(
     for problem in recovery.problems:
         logger.error("store problem: %s", problem)
     return store, recovery
+
+
+def _check_identity(directory: Path, identity: dict[str, Any], settings: StoreSettings | None) -> None:
+    """Refuse a format that we cannot read, and another broker's folder: ids of the two would be taken for one another."""
+    if identity["format"] != FORMAT_VERSION:
+        raise UnknownVersion(
+            f"{directory} has format version {identity['format']}, this metaq reads {FORMAT_VERSION}; use the newer metaq"
+        )
+    if settings is None:
+        return
+    theirs = (identity["broker_name"], identity["broker_number"])
+    ours = (settings.broker_name, settings.broker_number)
+    if theirs != ours:
+        raise WrongBroker(
+            f"{directory} belongs to broker {theirs[0]!r} number {theirs[1]}, the settings say {ours[0]!r} number {ours[1]}; "
+            f"set broker_name and broker_number, or choose another data folder"
+        )
 
 
 def _write_identity(store: MessageStore, known: dict[str, Any] | None) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from metaq.clock import ManualClock
+from metaq.errors import WrongBroker
 from metaq.message import Durability, TopicPartition
 from metaq.protocol.record import (
     FIXED_SIZE,
@@ -343,3 +344,13 @@ def test_a_put_is_seen_at_once_in_memory(folder: Path, clock: ManualClock) -> No
     assert bodies(store, "t", 3) == [b"x"]
     assert list(store.queues) == [TopicPartition("t", 3)]
     store.close()
+
+
+def test_another_brokers_folder_is_refused(tmp_path: Path) -> None:
+    """A folder keeps the name and number of its broker: ids and positions of two brokers are never mixed."""
+    store, _ = open_store(tmp_path, StoreSettings(segment_bytes=1024**2, broker_name="a", broker_number=1))
+    store.close()
+    with pytest.raises(WrongBroker, match="belongs to broker 'a' number 1"):
+        open_store(tmp_path, StoreSettings(segment_bytes=1024**2, broker_name="a", broker_number=2))
+    again, _ = open_store(tmp_path, StoreSettings(segment_bytes=1024**2, broker_name="a", broker_number=1))
+    again.close()

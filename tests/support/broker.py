@@ -16,6 +16,8 @@ from typing import ClassVar, Final, Self
 START_DEADLINE_S: Final = 120.0
 STOP_DEADLINE_S: Final = 60.0
 SOCKET_TIMEOUT_S: Final = 30.0
+SEGMENT_BYTES: Final = 32 * 1024 * 1024
+"""Unless a test says otherwise: the usual 1 GiB, twice a broker, would soon fill a disk."""
 _READY: Final = re.compile(r"^metaq ready listen=(\S+):(\d+) data=.* pid=\d+(?: .*)?\n", re.MULTILINE)
 
 
@@ -79,7 +81,7 @@ class BrokerProcess:
         """Start the process without waiting: it may be killed while it recovers."""
         assert not self.running, f"process {self.pid} still runs"
         command = [sys.executable, *self.program, "--data", str(self.data), "--listen", self._listen]
-        command += ["--durability", self.durability, *self.flags]
+        command += ["--segment-bytes", str(SEGMENT_BYTES), "--durability", self.durability, *self.flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("METAQ_")}
         self._output_before = self._output.stat().st_size if self._output.exists() else 0
         with self._output.open("ab") as output, self.log.open("ab") as log:
