@@ -24,7 +24,8 @@
     └── ClientError              the Python client library
         ├── ConnectionFailed     cannot connect, or the connection broke
         ├── RequestTimeout       no answer within the deadline; the outcome is unknown
-        └── Refused              the broker answered with an error status
+        ├── Refused              the broker answered with an error status
+        └── PutManyFailed        some of many puts failed (``metaq.client``)
 
 Each class says ``status`` (the text protocol's HTTP-like code), ``retriable`` (the same call may succeed later) and
 ``closes_connection``.
