@@ -19,6 +19,7 @@ RECEIVE_BYTES: Final = 256 * 1024
 GROUP: Final = "kills"
 OPAQUE: Final = 7
 """Of all gets: one at a time is asked."""
+NEXT_ANSWER_S: Final = 0.05
 EITHER: Final = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
@@ -134,6 +135,8 @@ def put_and_get(broker: BrokerProcess, history: History, rng: random.Random, sec
                     raise Violation(f"the broker closed a connection: {broker.stderr()[-2000:]}")
                 link.send()
                 selector.modify(link.connection, EITHER if link.unsent else selectors.EVENT_READ, link)
+        if rng.random() < 0.5:
+            selector.select(NEXT_ANSWER_S)  # an answer given too early shows best in the moment after it
         broker.kill()
     for link in links:
         link.connection.setblocking(True)
