@@ -382,7 +382,7 @@ class Attack:
                 self._one(chance, stream)
                 if number % CONTROL_EVERY == 0:
                     self._control.check(chance)
-                    self._check_process()
+                    self.check_process()
             except (OSError, AssertionError) as error:
                 shown = stream.data if len(stream.data) < 3000 else stream.data[:1500] + b" ... " + stream.data[-1500:]
                 raise Violation(f"seed {self._seed}, connection {number}: {error}\nit said {shown!r}") from error
@@ -410,7 +410,7 @@ class Attack:
                 hang_up(self._leeches.pop(chance.randrange(LEECHES)))
         self.details[behaviour] += 1
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
         if not self._broker.running or self._broker.pid != self._pid:
             raise Violation(f"the broker is gone:\n{self._broker.stderr()}")
         if "Traceback" in self._broker.stderr():
@@ -425,19 +425,23 @@ class Attack:
         return resident_kb(self._pid)
 
     def close(self) -> None:
-        self._check_process()
+        for leech in self._leeches:
+            leech.close()
         self._control.close()
 
 
 def run(seed: int, count: int) -> Result:
     """Send ``count`` frames; ``Violation`` when the broker breaks a promise."""
-    with tempfile.TemporaryDirectory() as folder, BrokerProcess(Path(folder) / "data", *FLAGS) as broker:
-        attack = Attack(broker, seed)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        BrokerProcess(Path(folder) / "data", *FLAGS) as broker,
+        contextlib.closing(Attack(broker, seed)) as attack,
+    ):
         attack.run(count // WARM_UP_SHARE)
         before = attack.memory_kb()
         attack.run(count - count // WARM_UP_SHARE)
         after = attack.memory_kb()
-        attack.close()
+        attack.check_process()
     for name in before:
         attack.details[f"{name}_growth_kb"] = after[name] - before[name]
     if max(after[name] - before[name] for name in before) >= MAX_GROWTH_KB:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from metaq.protocol.text import CommandReader
-from tests.crash.garbage import FLAGS, LIMITS, check_replies, converse
+from tests.crash.garbage import FLAGS, LIMITS, check_replies, converse, read_replies
 from tests.support.broker import BrokerProcess
 from tests.support.wire import feed, slicings
 from tests.wire.corpus import Case
@@ -30,3 +30,11 @@ def test_every_request_is_answered_once_and_in_order(case: Case, broker: BrokerP
         except AssertionError as error:
             raise AssertionError(f"{way}: {error}") from error
     assert "Traceback" not in broker.stderr()
+
+
+@pytest.mark.parametrize("first", [b"get held g 0 0 100 1 wait=30000\r\n", b"create made 2 1\r\n", b"put t 0 1 0 1\r\nx"])
+def test_nothing_overtakes_an_answer_that_has_to_wait(first: bytes, broker: BrokerProcess) -> None:
+    """MQ-058: clients that match answers by their order get them in the order of their commands, whatever takes time."""
+    with broker.connect() as connection:
+        data, _ = converse(connection, [first + b"put t 0 1 0 2\r\nyget t g 0 0 1 3\r\nput t 0 1 0 4\r\nzversion 5\r\n"])
+    assert [reply.opaque for reply in read_replies(data, may_be_cut=False)] == [1, 2, 3, 4, 5]
