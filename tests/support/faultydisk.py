@@ -313,9 +313,9 @@ class FaultyDisk:
         folder, name = self._place(path)
         folder.entries[name] = folder.durable[name] = Inode(bytearray(data))
 
-    def copy(self, rng: random.Random) -> "FaultyDisk":
-        """The same files, everything synced, same boot."""
-        twin = FaultyDisk(rng, self._boot)
+    def copy(self, rng: random.Random, *, reboot: bool = False) -> "FaultyDisk":
+        """The same files, everything synced, no process; with ``reboot`` the machine has started again in between."""
+        twin = FaultyDisk(rng, self._boot + reboot)
         for path, folder in self._folders.items():
             twin._folders[path] = Folder()
             for name, node in folder.entries.items():

@@ -1,0 +1,103 @@
+"""Every file cut short, or zeroed, from every byte of its last three records on: the folder opens and keeps every whole record.
+
+Replay one case: ``python -m tests.crash.torn --seed N``.
+"""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from metaq.store.consumequeue import UNIT_SIZE
+from metaq.store.messagestore import LOG, QUEUES
+from metaq.store.verify import verify
+from tests.crash.command import Result, main, run_until
+from tests.crash.damage import Folder, lost_messages, make_folder, reopen
+from tests.crash.driver import case
+from tests.crash.model import KEYS, expect
+from tests.support.faultydisk import DATA, FaultyDisk
+
+
+def run(seed: int, count: int) -> Result:
+    """Cut at least ``count`` times; a folder once begun is cut everywhere."""
+    return run_until(one_case, "cuts", seed, count, "torn files")
+
+
+def one_case(seed: int) -> dict[str, int]:
+    """Make a folder and cut it at every byte of the last three records of each file."""
+    rng = random.Random(seed)
+    counts = {"cuts": 0, "folders": 1}
+    with case("tests.crash.torn", seed):
+        folder = make_folder(rng, steps=rng.choice((3, 12, 25)))
+        for path, at, last in cuts(folder):
+            for reboot in (False, True):
+                for zeroed in (False, True) if last else (False,):
+                    try:
+                        check_cut(folder, rng, path, at, reboot=reboot, zeroed=zeroed)
+                    except Exception as error:
+                        raise AssertionError(f"{path} from byte {at} on, {reboot=} {zeroed=}: {error!r}") from error
+                    counts["cuts"] += 1
+    return counts
+
+
+def cuts(folder: Folder) -> Iterator[tuple[Path, int, bool]]:
+    """Where to cut: file and offset, and whether nothing of its kind is behind it.
+
+    A file that is not the last of its queue may end too early, which is seen; zeros in the middle of a queue are for
+    ``repair``.
+    """
+    last = folder.places[-3:]
+    files = list(folder.disk.files())
+    newest = {path.parent: path for path, _ in files}
+    for path, data in files:
+        if path.parent == DATA / LOG:
+            base = int(path.name)
+            low = max(last[0].sent.log_offset - base, 0)
+            high = min(last[-1].end - base, len(data))
+        elif QUEUES in path.parts:
+            low, high = max(0, len(data) - 3 * UNIT_SIZE), len(data)
+        elif path.name in ("lock", "abort"):
+            continue
+        else:
+            low, high = 0, len(data)
+        for at in range(low, high):
+            yield path, at, QUEUES not in path.parts or newest[path.parent] == path
+
+
+def check_cut(folder: Folder, rng: random.Random, path: Path, at: int, *, reboot: bool, zeroed: bool) -> None:
+    """Damage a copy, open it, compare, write to it."""
+    disk = folder.disk.copy(rng, reboot=reboot)
+    data = bytes(disk.content(path))
+    in_log = path.parent == DATA / LOG
+    disk.set_content(path, data[:at].ljust(len(data) if zeroed else 0, b"\0"))
+    store = reopen(folder, disk)
+    torn = [place for place in folder.places if place.end > int(path.name) + at] if in_log else []
+    lost = lost_messages(folder, store)
+    if in_log and reboot and not folder.stopped:
+        expect(set(lost) >= set(torn), "a torn record is not delivered", torn, lost)
+        lost = [place for place in lost if place not in torn]
+        torn = []
+    expect(lost == torn, "every whole record is kept, and only those", lost, torn)
+    if folder.stopped or not reboot:
+        for place in folder.places:
+            queue = store.queue(*place.key)
+            expect(queue.next > place.ordinal, "ordinals never go back", queue, place)
+    for key in KEYS:
+        queue = store.queue(*key)
+        expect(store.locate(queue, 1 << 60, lambda file, size, offset: file.read(size, offset))[0] == queue.next, "end")
+    store.close()
+    if not in_log:
+        _expect_rebuilt(disk)
+
+
+def _expect_rebuilt(disk: FaultyDisk) -> None:
+    """What is derived is whole again."""
+    damages = [
+        damage
+        for damage in verify(DATA, disk).damages
+        if damage.path.name.startswith("checkpoint") or QUEUES in damage.path.parts
+    ]
+    expect(not damages, "what is derived was rebuilt", damages)
+
+
+if __name__ == "__main__":
+    main(one_case)
