@@ -22,7 +22,8 @@ UNITS_AT_ONCE: Final = 512
 GAP_WORTH_READING: Final = 16 * 1024
 """Bytes of other partitions between two records that are read along rather than asked for apart."""
 CURSORS_KEPT: Final = 64
-NOWHERE: Final = 1 << 62
+NOWHERE: Final = 1 << 63
+"""A log offset behind all that a unit can hold."""
 
 Unit = tuple[int, int, int]
 
