@@ -92,6 +92,10 @@ def parse_listen(settings: Settings) -> tuple[str, int]:
     return str(address), int(port)
 
 
+def _address_taken(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(f"listen: cannot take {host}:{port}: {error.strerror}; is another broker running?")
+
+
 class Broker:
     """One broker: a store, a listener, the sessions, and the greenlets that look after the store."""
 
@@ -146,7 +150,7 @@ class Broker:
             listener.bind((host, port))
         except OSError as error:
             listener.close()
-            raise ConfigError(f"listen: cannot take {host}:{port}: {error.strerror}; is another broker running?") from error
+            raise _address_taken(host, port, error) from error
         listener.setblocking(False)
         return listener
 
@@ -168,7 +172,10 @@ class Broker:
         """Serve."""
         settings = self._settings
         self._look_after_retention()
-        self._listener.listen(LISTEN_BACKLOG)
+        try:
+            self._listener.listen(LISTEN_BACKLOG)
+        except OSError as error:  # another broker bound the same port at the same moment and listens already
+            raise _address_taken(*self.address, error) from error
         self._accept_watcher.start(self._on_accept)
         self._greenlets = [
             gevent.spawn(self._turns.sync_forever),

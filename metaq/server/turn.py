@@ -137,6 +137,7 @@ class Turns:
     def sync_forever(self) -> None:
         """The greenlet that syncs: one at a time, the next at once when more has come meanwhile."""
         store = self._store
+        reported: StoreError | None = None
         while not self._stopping:
             self._sync_due.wait(None if self._at_disk else self._flush_interval)
             self._sync_due.clear()
@@ -145,7 +146,9 @@ class Turns:
             try:
                 readable = store.sync(self._run)
             except StoreError as error:
-                logger.critical("sync failed, the broker is read-only until it is restarted reason=%s", error)
+                if error is not reported:  # the store raises it again for every turn that wants a sync
+                    logger.critical("sync failed, the broker is read-only until it is restarted reason=%s", error)
+                    reported = error
                 self._fail_parked(error)
                 continue
             self._last_sync_ms = max(1, round((self._clock.monotonic() - started) * 1000))
