@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from metaq.errors import CorruptRecord, StoreError, UnknownVersion
 from metaq.message import TopicPartition
-from metaq.protocol.record import BLANK_SIZE, identity
+from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, identity
 from metaq.protocol.textmessage import Stored, plain_overhead, tag_hash, text_size
 from metaq.store.checkpoint import LIVE_NAME, LIVE_SIZE, NAME, NOTHING, decode_live, read_checkpoint, read_live
 from metaq.store.commitlog import SMALLEST_RECORD, Gap, Segment, is_segment_name, walk
@@ -213,7 +213,7 @@ class _Verifier:
         self._open_queues()
         end = self._check_log()
         if end < self._mark:
-            self._check_gap(Gap(end, self._mark))
+            self._check_gap(Gap(self._next_place(end), self._mark))
         for key, queue in self._queues.items():
             self._check_queue_end(key, queue)
         return self._report
@@ -273,6 +273,14 @@ class _Verifier:
             if self._report.records % RECORDS_A_REPORT == 0:
                 self._progress(end - self._begin, total)
         self._progress(total, total)
+        return end
+
+    def _next_place(self, end: int) -> int:
+        """Where the record behind one that ends at ``end`` begins: in the next segment when a blank record stands between."""
+        for segment in self._segments:
+            if segment.base < end <= segment.end - BLANK_SIZE:
+                blank = self._files[segment.base].read(BLANK_SIZE, end - segment.base)
+                return segment.end if blank == BLANK.pack(segment.end - end, BLANK_MAGIC) else end
         return end
 
     def _check_gap(self, gap: Gap) -> None:
