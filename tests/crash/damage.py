@@ -61,7 +61,7 @@ def make_folder(rng: random.Random, steps: int) -> Folder:
     begin = store.log.begin
     stopped = rng.random() < 0.5
     if stopped:
-        driver.close()
+        store.close()
     driver.ended(power=False)
     return Folder(driver.disk, driver.settings, places, stopped, begin)
 

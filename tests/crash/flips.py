@@ -1,0 +1,129 @@
+"""One flipped bit: it is named by ``verify``, delivered by nobody, and costs at most the message that it touched.
+
+The class of the file is drawn evenly, then a byte in it that carries data, then a bit. The folder is opened as the same boot
+of the machine finds it (the live mark counts) and as the next one does. Flips in unused space change nothing at all.
+
+Replay one case: ``python -m tests.crash.flips --seed N``.
+"""
+
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE
+from metaq.store.consumequeue import UNIT_SIZE
+from metaq.store.documents import BACKUP
+from metaq.store.files import read_here
+from metaq.store.messagestore import LOG, QUEUES
+from metaq.store.verify import verify
+from tests.crash.command import Result, main, run_until
+from tests.crash.damage import Folder, Place, lost_messages, make_folder, reopen
+from tests.crash.driver import case
+from tests.crash.model import expect
+from tests.support.faultydisk import DATA
+
+FLIPS_A_FOLDER: Final = 40
+UNUSED: Final = "unused"
+
+
+class Extent(NamedTuple):
+    """Bytes of one file that stand or fall together."""
+
+    path: Path
+    start: int
+    end: int
+    touched: Place | None
+    """The message that a flip here may cost."""
+
+
+def run(seed: int, count: int) -> Result:
+    """Flip at least ``count`` bits that carry data."""
+    return run_until(one_case, "flips", seed, count, "bit flips")
+
+
+def one_case(seed: int) -> dict[str, int]:
+    """Make a folder and flip bits in copies of it."""
+    rng = random.Random(seed)
+    counts = {"flips": 0, "flips in unused space": 0, "messages lost": 0}
+    with case("tests.crash.flips", seed):
+        folder = make_folder(rng, steps=rng.choice((8, 15, 25)))
+        expect(not verify(DATA, folder.disk).damages, "the folder is whole", *verify(DATA, folder.disk).damages)
+        extents = classes(folder)
+        for _ in range(FLIPS_A_FOLDER):
+            kind = rng.choice(sorted(extents))
+            extent = rng.choice(extents[kind])
+            at, bit = rng.randrange(extent.start, extent.end), rng.randrange(8)
+            try:
+                lost = check_flip(folder, rng, extent, at, bit, unused=kind == UNUSED)
+            except Exception as error:
+                raise AssertionError(f"{kind}: bit {bit} of byte {at} of {extent}: {error!r}") from error
+            counts["flips in unused space" if kind == UNUSED else "flips"] += 1
+            counts["messages lost"] += lost
+    return counts
+
+
+def classes(folder: Folder) -> dict[str, list[Extent]]:
+    """The extents of each class of file."""
+    found: defaultdict[str, list[Extent]] = defaultdict(list)
+    bases = sorted(int(path.name) for path, _ in folder.disk.files() if path.parent == DATA / LOG)
+    for path, data in folder.disk.files():
+        if path.parent == DATA / LOG:
+            _classify_segment(folder, path, data, found, last=int(path.name) == bases[-1])
+        elif QUEUES in path.parts:
+            base = int(path.name) // UNIT_SIZE
+            for place in folder.places:
+                at = (place.ordinal - base) * UNIT_SIZE
+                if path.parent == DATA / QUEUES / place.key.topic / str(place.key.partition) and 0 <= at < len(data):
+                    found["queue"].append(Extent(path, at, at + UNIT_SIZE, place))
+        elif data:
+            kind = "backup" if path.name.endswith(BACKUP) else path.name
+            if kind != "quarantine.json":
+                found[kind].append(Extent(path, 0, len(data), None))
+    return found
+
+
+def _classify_segment(folder: Folder, path: Path, data: bytearray, found: dict[str, list[Extent]], *, last: bool) -> None:
+    base = int(path.name)
+    end = 0
+    for place in folder.places:
+        at = place.sent.log_offset - base
+        if 0 <= at < len(data):
+            found["log"].append(Extent(path, at, at + place.size, place))
+            end = at + place.size
+    rest = len(data) - end
+    if rest >= BLANK_SIZE and BLANK.unpack_from(data, end) == (rest, BLANK_MAGIC):
+        if not last:
+            found["log"].append(Extent(path, end, end + BLANK_SIZE, None))
+        end += BLANK_SIZE
+    if end < len(data):
+        found[UNUSED].append(Extent(path, end, len(data), None))
+
+
+def check_flip(folder: Folder, rng: random.Random, extent: Extent, at: int, bit: int, *, unused: bool) -> int:
+    """Flip one bit in copies of the folder; return how many messages that cost at most."""
+    cost = 0
+    for reboot in (False, True):
+        disk = folder.disk.copy(rng, reboot=reboot)
+        disk.content(extent.path)[at] ^= 1 << bit
+        if not reboot:
+            named = [(damage.path, damage.offset) for damage in verify(DATA, disk).damages]
+            expect(unused == (not named), "verify finds what is damaged, and nothing else", named)
+            expect(unused or (extent.path, extent.start) in named, "verify names file and place", named)
+        store = reopen(folder, disk)
+        lost = lost_messages(folder, store)
+        expect(set(lost) <= {extent.touched}, "at most the touched message is lost", lost)
+        for place in folder.places:
+            queue = store.queue(*place.key)
+            if place != extent.touched:
+                expect(queue.next > place.ordinal, "ordinals never go back", queue, place)
+        for place in rng.sample(folder.places, min(3, len(folder.places))):
+            if place not in lost:
+                answer = store.locate(store.queue(*place.key), place.sent.position, read_here)
+                expect(answer == (place.ordinal, place.sent.position), "positions lead to their messages", answer, place)
+        cost = max(cost, len(lost))
+    return cost
+
+
+if __name__ == "__main__":
+    main(one_case)
