@@ -64,6 +64,7 @@ class Session:
         "_reading",
         "_socket",
         "_unsent",
+        "_waiting",
         "_watcher",
         "_write_watcher",
         "born_host",
@@ -88,6 +89,7 @@ class Session:
         self._eof = False
         self._reading = True
         self._write_watcher: Any = None
+        self._waiting = False
         self.owed = 0
         self.owed_bytes = 0
         self.staged: list[str] = []
@@ -130,9 +132,10 @@ class Session:
         commands = self.reader.receive(data)
         if commands:
             self._process(commands)
+            self._flush()
 
     def _process(self, commands: Sequence[Command]) -> None:
-        """Handle commands in order, until one has to wait for what is owed."""
+        """Handle commands in order, until one has to wait: for what is owed, or for a client that does not read."""
         try:
             self._handle(commands)
         except AssertionError:
@@ -148,9 +151,11 @@ class Session:
     def _handle(self, commands: Sequence[Command]) -> None:
         at, end = 0, len(commands)
         while at < end and self._socket is not None:
-            if type(commands[at]) is Put:
+            if not self.owed:
+                self._waiting = False
+            if type(commands[at]) is Put and not self._waiting:
                 at = self._handlers.puts(self, commands, at)
-            elif self.owed:
+            elif self.owed or self._unsent > self._handlers.max_unsent_bytes:
                 self._backlog = commands[at:]
                 break
             else:
@@ -158,7 +163,7 @@ class Session:
                 at += 1
                 if not self._one(command):
                     break
-        self._flush()
+                self._waiting = self.owed > 0  # puts may follow puts, but overtake nothing else
 
     def _one(self, command: Command) -> bool:
         """Answer one command; false when no other is to be taken after it."""
@@ -197,25 +202,28 @@ class Session:
         for buffer in buffers:
             self._out.append(buffer)
             self._unsent += len(buffer)
-        if not self.owed and self._backlog:
-            commands, self._backlog = self._backlog, ()
-            self._process(commands)
-        else:
-            self._flush()
+        self._flush()
 
     def _flush(self) -> None:
-        """Send what can be sent now, watch for the rest, and decide whether to read on."""
-        if self._unsent and self._socket is not None:
-            self._send(self._socket)
+        """Send what can be sent now, go on with the backlog as far as that makes room, and decide whether to read on."""
+        limit = self._handlers.max_unsent_bytes
+        self._send()
+        while self._backlog and not self.owed and self._unsent <= limit:
+            commands, self._backlog = self._backlog, ()
+            self._process(commands)
+            self._send()
         if self._socket is None:
             return
-        if not self._reading or self._unsent or self._backlog or self.owed_bytes > self._handlers.max_unsent_bytes:
+        if not self._reading or self._unsent or self._backlog or self.owed_bytes > limit:
             self._pace()
         if self._eof and self.idle:
             self.close()
 
-    def _send(self, connection: socket.socket) -> None:
-        out = self._out
+    def _send(self) -> None:
+        """Send what can be sent now, and watch for the rest."""
+        connection, out = self._socket, self._out
+        if connection is None or not out:
+            return
         try:
             while out:
                 sent = connection.send(out[0]) if len(out) == 1 else connection.sendmsg(out[:BUFFERS_PER_SEND])

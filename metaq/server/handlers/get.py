@@ -23,6 +23,8 @@ from metaq.store.files import ColdRead, Read, Run, read_cached
 Answer = list[Buffer]
 
 COLD_RETRY_MS: Final = 100
+MOST_MESSAGES: Final = 4096
+"""In one answer: each is two buffers on its way out, which cost more than the bytes of a tiny message."""
 
 
 class GetHandler:
@@ -155,7 +157,7 @@ class GetHandler:
                 break
             total += size
             taken += 1
-            if total >= limit:
+            if total >= limit or taken == MOST_MESSAGES:
                 break
         if not taken:  # a sequential reader has come to a damaged message
             _, following = store.reader.next_intact(queue, ordinal + 1, read)
