@@ -1,0 +1,113 @@
+"""The full counts of the crash proof: ``python -m tests.crash.long [--only NAME] [--fraction F]``.
+
+Prints one row a run and keeps the rows in ``benchmarks/results/crash-proof.md``. A violation ends the run with the command that
+replays it. Runs on the faulty disk are spread over the machine's processors; those with real brokers spread themselves.
+"""
+
+import argparse
+import importlib
+import os
+import subprocess
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.crash.command import Result
+
+TABLE: Final = Path(__file__).parents[2] / "benchmarks" / "results" / "crash-proof.md"
+HEADER: Final = """# The crash proof
+
+`make test-long` wrote this table. A run that finds a violation writes no row and prints the command that replays it; each row
+found none. What each one does stands at the top of its module in `tests/crash`.
+
+| run | cases | seeds | minutes | commit | details |
+|---|---:|---|---:|---|---|
+"""
+SEEDS_APART: Final = 1_000_000
+"""Between the first seeds of the processes of one run."""
+
+
+class Run(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    """Of the module in ``tests.crash``."""
+    cases: int
+    seed: int = 0
+    spread: bool = True
+    """Over several processes, each with seeds of its own."""
+
+
+RUNS: Final = [
+    Run("power", 50_000),
+    Run("torn", 100_000),
+    Run("flips", 20_000),
+    Run("full", 500, seed=1, spread=False),
+    Run("syncs", 5_000),
+    Run("kills", 2_000, spread=False),
+    Run("garbage", 300_000, spread=False),
+]
+
+
+def execute(run: Run, seed: int, count: int) -> Result:
+    """One run in this process."""
+    result: Result = importlib.import_module(f"tests.crash.{run.name}").run(seed, count)
+    return result
+
+
+def execute_spread(run: Run, count: int) -> list[Result]:
+    """One run, in as many processes as make sense."""
+    if not run.spread:
+        return [execute(run, run.seed, count)]
+    workers = os.cpu_count() or 1
+    with ProcessPoolExecutor(workers) as pool:
+        parts = [pool.submit(execute, run, run.seed + number * SEEDS_APART, -(-count // workers)) for number in range(workers)]
+        return [part.result() for part in parts]
+
+
+def row(run: Run, results: list[Result], seconds: float) -> str:
+    """A line of the table."""
+    cases = sum(result.cases for result in results)
+    seeds = ", ".join(f"{result.seeds.start}…{result.seeds.stop - 1}" for result in results)
+    details: Counter[str] = Counter()
+    for result in results:
+        details.update(result.details)
+    told = ", ".join(f"{count:,} {name}" for name, count in details.items())
+    return f"| {run.name} | {cases:,} | {seeds} | {seconds / 60:.1f} | {commit()} | {told} |"
+
+
+def commit() -> str:
+    """What was tested."""
+    ask = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(ask, cwd=TABLE.parent, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def keep(line: str) -> None:
+    """Put a row into the table in place of the one with its name."""
+    known = TABLE.read_text("utf-8").splitlines() if TABLE.exists() else []
+    rows = {old.split("|")[1].strip(): old for old in known if old.startswith("| ") and not old.startswith("| run ")}
+    rows[line.split("|")[1].strip()] = line
+    ordered = [rows[run.name] for run in RUNS if run.name in rows]
+    TABLE.parent.mkdir(parents=True, exist_ok=True)
+    TABLE.write_text(HEADER + "".join(old + "\n" for old in ordered), "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=[run.name for run in RUNS])
+    parser.add_argument("--fraction", type=float, default=1.0, help="of the full counts; the table keeps full runs only")
+    options = parser.parse_args()
+    for run in RUNS:
+        if options.only in (None, run.name):
+            started = time.monotonic()
+            results = execute_spread(run, max(1, round(run.cases * options.fraction)))
+            line = row(run, results, time.monotonic() - started)
+            print(line, flush=True)
+            if options.fraction >= 1:
+                keep(line)
+
+
+if __name__ == "__main__":
+    main()
