@@ -81,7 +81,7 @@ def row(run: Run, results: list[Result], seconds: float) -> str:
 def commit() -> str:
     """What was tested."""
     ask = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(ask, cwd=TABLE.parent, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(ask, cwd=Path(__file__).parent, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def keep(line: str) -> None:
