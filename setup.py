@@ -38,7 +38,7 @@ def extensions() -> list[Any]:
     """The compiled modules when METAQ_COMPILE=1 asks for them (`make compile`); needs mypy and a C compiler."""
     if os.environ.get("METAQ_COMPILE") != "1":
         return []
-    from mypyc.build import mypycify
+    from mypyc.build import mypycify  # noqa: PLC0415 - only there when it is asked for
 
     return list(mypycify(COMPILED, opt_level="3"))
 
