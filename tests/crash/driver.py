@@ -2,7 +2,7 @@
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Final, TypeVar
@@ -35,17 +35,25 @@ class CaseFailed(AssertionError):
 
 
 @contextmanager
-def case(module: str, seed: int) -> Iterator[None]:
-    """Around one case: quiet, and its failure names the seed that replays it."""
+def quiet() -> Iterator[None]:
+    """The store's own reports are left out: damage is what these tests make."""
     logger = logging.getLogger("metaq.store")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
-    except Exception as error:
-        raise CaseFailed(f"{error!r}\nreplay: python -m {module} --seed {seed}") from error
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def case(module: str, seed: int) -> Iterator[None]:
+    """Around one case: quiet, and its failure names the seed that replays it."""
+    with quiet():
+        try:
+            yield
+        except Exception as error:
+            raise CaseFailed(f"{error!r}\nreplay: python -m {module} --seed {seed}") from error
 
 
 def random_settings(rng: random.Random) -> StoreSettings:
@@ -113,12 +121,17 @@ class Driver:
 
     def put(self) -> None:
         """One turn of the loop: some messages, one append. Raises ``DiskFull`` when any of them was refused."""
-        self.store.check_writable()
         largest = self.settings.segment_bytes - 400 if self.rng.random() < 0.1 else 600
+        count = self.rng.choice((1, 1, 2, 5))
+        self.put_messages([(self.rng.choice(KEYS), *random_message(self.rng, largest)) for _ in range(count)])
+
+    def put_messages(self, messages: Sequence[tuple[TopicPartition, bytes, int, str | None]]) -> None:
+        """One turn of the loop with these: partition, body, flag, attribute."""
+        self.store.check_writable()
         refused: DiskFull | None = None
-        for _ in range(self.rng.choice((1, 1, 2, 5))):
+        for message in messages:
             try:
-                self.model.put(self.store, self.rng.choice(KEYS), *random_message(self.rng, largest))
+                self.model.put(self.store, *message)
             except DiskFull as error:  # the turn goes on without this one
                 refused = error
         try:

@@ -34,9 +34,7 @@ class Relay:
         self._start(threading.Thread(target=self._accept))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         hang_up(self._listener)
         accepting, *_ = self._threads
         accepting.join()
