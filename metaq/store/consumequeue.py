@@ -137,7 +137,7 @@ class ConsumeQueue:
         if index == len(self._bases):
             return  # not even the folder may be there
         disk = self._files.disk
-        for base in self._bases[index:]:
+        for base in reversed(self._bases[index:]):  # a process killed in between leaves a shorter queue, which is noticed
             self._files.forget(self._path(base))
             disk.unlink(self._path(base))
             self.unsynced.discard(base)

@@ -360,6 +360,7 @@ class _Verifier:
         promised = self._partitions.get(key, NOTHING).durable_units
         if queue.end < promised:
             self._add(*queue.place(queue.end), f"{key}: {queue.end} units, the checkpoint says {promised}")
-        elif queue.missing is not None and queue.missing[1] < self._mark:
+        elif queue.missing is not None:
             ordinal, log_offset = queue.missing
-            self._add(*queue.place(ordinal), f"{key}: no unit {ordinal} for the record at log offset {log_offset}")
+            if ordinal < promised or (self._live is not None and log_offset < self._live.mark):
+                self._add(*queue.place(ordinal), f"{key}: no unit {ordinal} for the record at log offset {log_offset}")
