@@ -82,7 +82,7 @@ class Driver:
         self.interleaved = True
         """Whether other work goes on while an operation waits for the disk."""
         self._depth = 0
-        self._syncing = False
+        self._at_work: set[str] = set()
         self._give_up = False
         self._recovered = True
 
@@ -145,35 +145,50 @@ class Driver:
             raise refused
 
     def sync(self) -> None:
-        if self._syncing:
-            return  # one sync at a time
-        self._syncing = True
-        try:
-            covered = self.model.before_sync()
-            self.store.sync(self.run)
-            self.model.synced(covered)
-        finally:
-            self._syncing = False
+        with self._alone("sync") as free:
+            if free:
+                covered = self.model.before_sync()
+                self.store.sync(self.run)
+                self.model.synced(covered)
 
     def sweep(self) -> None:
         self.store.sweep()
 
     def prepare(self) -> None:
-        self.store.log.prepare(self.run)
+        with self._alone("prepare") as free:
+            if free:
+                self.store.log.prepare(self.run)
 
     def checkpoint(self) -> None:
-        covered = self.model.before_sync()
-        self.store.checkpoint(self.run)
-        self.model.synced(covered)
+        with self._alone("checkpoint") as free:
+            if free:
+                covered = self.model.before_sync()
+                self.store.checkpoint(self.run)
+                self.model.synced(covered)
 
     def retire(self) -> None:
+        """Delete old segments, often after two checkpoints, which let go of nearly all."""
         for _ in range(self.rng.choice((0, 2, 2))):
             self.checkpoint()
-        self.model.begin_allowed = self.store.log.segments[-1].base
-        self.disk.room = NEARLY_FULL
-        self.store.retire(self.run)
-        self.disk.room = EMPTY
-        self.store.retire(self.run)
+        with self._alone("retire") as free:
+            if free:
+                self.model.begin_allowed = self.store.log.segments[-1].base
+                self.disk.room = NEARLY_FULL
+                self.store.retire(self.run)
+                self.disk.room = EMPTY
+                self.store.retire(self.run)
+
+    @contextmanager
+    def _alone(self, duty: str) -> Iterator[bool]:
+        """Whether a duty is free: each has one caller that waits for it, several of them go on at a time."""
+        if duty in self._at_work:
+            yield False
+            return
+        self._at_work.add(duty)
+        try:
+            yield True
+        finally:
+            self._at_work.discard(duty)
 
     def write_document(self) -> None:
         self.document_tried += 1
@@ -221,7 +236,7 @@ class Driver:
             expect(not report.damages, "nothing is damaged", *report.damages)
 
     def repair(self) -> None:
-        """Rebuilding what is derived changes nothing that readers see."""
+        """Rebuild what is derived, which changes nothing that readers see."""
         report = repair(DATA, self.disk)
         expect(not report.damages, "nothing is damaged after a repair", *report.damages)
 
@@ -238,7 +253,7 @@ class Driver:
         """A wait for the disk, during which other work goes on."""
         if self._give_up and self.rng.random() < 0.3:
             raise GivenUp
-        if not self.interleaved or self._depth or self.rng.random() < 0.7:
+        if not self.interleaved or self._depth == 2 or self.rng.random() < 0.7:
             return run_here(call)
         self._depth += 1
         try:
@@ -253,7 +268,8 @@ class Driver:
             self._depth -= 1
 
     def _meanwhile(self) -> None:
-        for work in self.rng.choices((self.put, self.sync, self.sweep, self.prepare), (6, 2, 2, 1), k=2):
+        duties = (self.put, self.sync, self.sweep, self.prepare, self.checkpoint, self.retire)
+        for work in self.rng.choices(duties, (12, 4, 4, 2, 2, 1), k=2):
             with suppress(DiskFull):
                 work()
 

@@ -27,7 +27,14 @@ def run(seed: int, count: int) -> Result:
 def one_case(seed: int) -> dict[str, int]:
     """Live one data folder; return how many images were opened, and so on."""
     rng = random.Random(seed)
-    counts = {"images": 0, "kills": 0, "ended while opening": 0, "orderly stops": 0, "verified after a stop": 0}
+    counts = {
+        "images": 0,
+        "kills": 0,
+        "ended while opening": 0,
+        "orderly stops": 0,
+        "verified after a stop": 0,
+        "ended while repairing": 0,
+    }
     with case("tests.crash.power", seed):
         driver = Driver(rng, FaultyDisk(rng), random_settings(rng))
         for _ in range(LIVES):
@@ -84,9 +91,21 @@ def _open_image(driver: Driver, counts: dict[str, int]) -> None:
         driver.expect_verified()
         counts["verified after a stop"] += 1
         if rng.random() < 0.5:
-            driver.repair()
-            driver.ended(power=rng.random() < 0.5)
-            driver.open()
+            _repair(driver, counts)
+
+
+def _repair(driver: Driver, counts: dict[str, int]) -> None:
+    """Rebuild what is derived, perhaps until the power is cut in the middle of it."""
+    rng = driver.rng
+    if rng.random() < 0.5:
+        driver.disk.stop_at = driver.disk.calls + 1 + rng.randrange(60)
+    try:
+        driver.repair()
+    except Stopped:
+        counts["ended while repairing"] += 1
+    driver.ended(power=rng.random() < 0.7)
+    driver.disk.stop_at = None
+    driver.open()
 
 
 if __name__ == "__main__":
