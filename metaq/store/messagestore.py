@@ -279,6 +279,10 @@ class MessageStore:
             write_live(self._live, self._boot_id, Live(mark, self._units_before + self.messages_put))
             self._live_mark = mark
 
+    def drop_live_mark(self) -> None:
+        """Queue files are about to be cut and made anew: what the mark says of them ends here."""
+        self._live.truncate(0)
+
     def checkpoint(self, run: Run = run_here) -> None:
         """Make everything up to now durable and write it down, so that recovery after a power cut begins here.
 

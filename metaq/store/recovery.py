@@ -139,9 +139,11 @@ def _recover(store: MessageStore, recovery: Recovery, *, rebuild: bool) -> None:
     elif live is not None and live.units != _units_before(store, live.mark):
         recovery.problems.append(f"the queue files do not hold the {live.units} units of {LIVE_NAME}: rebuilt from the log")
         live = None
+        store.drop_live_mark()
     mark = max(log.begin if checkpoint is None else checkpoint.mark, log.begin if live is None else live.mark)
     mark = min(mark, log.segments[-1].end)
     if rebuild:
+        store.drop_live_mark()
         trusted = {queue: _aged_out(store, queue) for queue in store.queues.values()}
     else:
         trusted = {queue: _trusted(store, queue, checkpoint, live) for queue in store.queues.values()}
@@ -334,7 +336,9 @@ def _quarantine(store: MessageStore, recovery: Recovery) -> None:
     """List the bad ranges; their bytes stay where they are."""
     path = store.directory / QUARANTINE
     known, _ = read_document(store.disk, path)
-    ranges = {(start, end) for start, end in (known or {"ranges": []})["ranges"]} | {tuple(gap) for gap in recovery.gaps}
-    write_document(store.disk, path, {"ranges": sorted(ranges)})
+    listed = {(start, end) for start, end in (known or {"ranges": []})["ranges"]}
+    ranges = listed | {tuple(gap) for gap in recovery.gaps}
+    if ranges != listed:
+        write_document(store.disk, path, {"ranges": sorted(ranges)})
     for gap in recovery.gaps:
         recovery.problems.append(f"no intact record in log offsets {gap.start} … {gap.end}; listed in {path}")
