@@ -30,7 +30,7 @@ format: .venv/.stamp-dev
 
 # The hot modules as extensions, in place, from then on in every command; `make interpret` takes them away again.
 compile: .venv/.stamp-dev
-	METAQ_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace
+	COMPILE_METAQ=1 $(BIN)/python setup.py --quiet build_ext --inplace
 
 interpret:
 	find . -name '*.so' -path './metaq/*' -delete

@@ -35,8 +35,8 @@ COMPILED = [
 
 
 def extensions() -> list[Any]:
-    """The compiled modules when METAQ_COMPILE=1 asks for them (`make compile`); needs mypy and a C compiler."""
-    if os.environ.get("METAQ_COMPILE") != "1":
+    """The compiled modules when COMPILE_METAQ=1 asks for them (`make compile`); needs mypy and a C compiler."""
+    if os.environ.get("COMPILE_METAQ") != "1":
         return []
     from mypyc.build import mypycify  # noqa: PLC0415 - only there when it is asked for
 

@@ -37,8 +37,8 @@ RESULTS = Path(__file__).parent / "results"
 @click.option(
     "--nullbroker",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    envvar="METAQ_NULLBROKER",
-    help="C file or program that answers puts and does nothing else (also METAQ_NULLBROKER).",
+    envvar="NULLBROKER",
+    help="C file or program that answers puts and does nothing else (also NULLBROKER).",
 )
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, help="Where results go.")
 @click.option(

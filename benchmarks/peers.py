@@ -312,7 +312,7 @@ def nullbroker(given: Path | None) -> System:
         puts="metaq-put",
         gets="",
         program=program,
-        hint="--nullbroker FILE or METAQ_NULLBROKER names it",
+        hint="--nullbroker FILE or NULLBROKER names it",
         command=lambda folder, port: [str(port), str(folder)],
         ping=b"put ready 0 0 0 1\r\n",
         pong=b"result 200",

@@ -2,7 +2,7 @@
 
 A test says what it needs: `@pytest.mark.partner("java", "mvn")`, or `pytestmark = pytest.mark.partner("telnet")` for a
 whole file. The names are the first column of `.ci/packages`. A test whose partner is missing is skipped, and the end of
-the run says how to get it. With METAQ_REQUIRE_PARTNERS=1, as in CI, every skip of any kind is a failure.
+the run says how to get it. With REQUIRE_PARTNERS=1, as in CI, every skip of any kind is a failure.
 """
 
 import os
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 PACKAGES: Final = Path(__file__).parents[1] / ".ci" / "packages"
-SKIPS_FAIL: Final = os.environ.get("METAQ_REQUIRE_PARTNERS") == "1"
+SKIPS_FAIL: Final = os.environ.get("REQUIRE_PARTNERS") == "1"
 
 # A slow machine is not a defect, so no test is judged by its time; a failing case prints the blob that replays it.
 settings.register_profile("metaq", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
@@ -63,7 +63,7 @@ def forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
     """Turn a skip into a failure where skips are not allowed; an expected failure stays one."""
     if SKIPS_FAIL and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
-        report.longrepr = f"skipped, but METAQ_REQUIRE_PARTNERS=1 allows no skip: {skip_reason(report)}"
+        report.longrepr = f"skipped, but REQUIRE_PARTNERS=1 allows no skip: {skip_reason(report)}"
 
 
 def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:

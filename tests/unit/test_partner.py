@@ -41,7 +41,7 @@ def test_with_a_partner() -> None: ...
 def run_without_programs(folder: Path, source: str, *, require: bool) -> subprocess.CompletedProcess[str]:
     """Run one test file with this project's conftest and an empty PATH."""
     (folder / "test_it.py").write_text(source, "utf-8")
-    environment = {**os.environ, "PATH": str(folder), "METAQ_REQUIRE_PARTNERS": "1" if require else "0"}
+    environment = {**os.environ, "PATH": str(folder), "REQUIRE_PARTNERS": "1" if require else "0"}
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", "pyproject.toml", str(folder)]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
