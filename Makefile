@@ -34,7 +34,7 @@ compile: .venv/.stamp-dev
 
 interpret:
 	find . -name '*.so' -path './metaq/*' -delete
-	rm -rf build *__mypyc.*.so
+	rm -rf build
 
 test-compiled: compile
 	$(BIN)/python -m pytest tests/unit tests/wire tests/property tests/broker; status=$$?; \

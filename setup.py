@@ -40,7 +40,7 @@ def extensions() -> list[Any]:
         return []
     from mypyc.build import mypycify  # noqa: PLC0415 - only there when it is asked for
 
-    return list(mypycify(COMPILED, opt_level="3"))
+    return list(mypycify(COMPILED, opt_level="3", group_name="metaq.compiled"))
 
 
 setup(
