@@ -368,7 +368,7 @@ def stats(talk: Talk) -> dict[str, str]:
 
 def test_a_put_whose_sync_takes_too_long(tmp_path: Path, talk: Connect) -> None:
     """MQ-040, MQ-062: it is told where it is stored and what that is not yet; it is read once it is safe."""
-    with Controlled(tmp_path / "data", "--sync-timeout-ms", "100") as broker:
+    with Controlled(tmp_path / "data", "--sync-timeout-ms", "3000") as broker:
         one, other = talk(broker), talk(broker)
         assert one.ask(put(0)).code == OK
         broker.stall()
