@@ -79,9 +79,12 @@ def row(run: Run, results: list[Result], seconds: float, tested: str) -> str:
 
 
 def commit() -> str:
-    """What is tested; asked before the first row is written, which changes the tree."""
-    ask = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(ask, cwd=Path(__file__).parent, check=True, capture_output=True, text=True).stdout.strip()
+    """What is tested; results that were written meanwhile do not count as changes."""
+    root = TABLE.parents[2]
+    ask = ["git", "rev-parse", "--short", "HEAD"]
+    name = subprocess.run(ask, cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+    changes = ["git", "diff", "--quiet", "HEAD", "--", ".", ":(exclude)benchmarks/results"]
+    return name + "-changed" * subprocess.run(changes, cwd=root, check=False).returncode
 
 
 def keep(line: str) -> None:
