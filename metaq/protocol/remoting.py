@@ -1,0 +1,260 @@
+"""Frames of the remoting protocol (specs: remoting protocol, section 1).
+
+All integers big-endian and signed::
+
+    at   size       field
+    0    4          L: bytes that follow this field
+    4    1          serialization of the header: 0 JSON, 1 compact
+    5    3          H: length of the header
+    8    H          header
+    8+H  L - 4 - H  body
+
+A compact header::
+
+    size   field
+    2      code
+    1      language
+    2      version
+    4      opaque
+    4      flag: bit 0 response, bit 1 one-way
+    4 + n  remark
+    4 + m  pairs: (2 + n) name, (4 + n) value, repeated
+"""
+
+import struct
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from metaq.errors import BadRequest, StreamLost
+from metaq.protocol.codes import COMPACT, JSON, LANGUAGES, ONEWAY_FLAG, RESPONSE_FLAG, VERSION
+
+HEAD: Final = struct.Struct(">iI")
+HEAD_SIZE: Final = 8
+LENGTH_SIZE: Final = 4
+MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
+"""The largest frame that Java clients accept, and this broker too."""
+
+_COMPACT_HEAD: Final = struct.Struct(">hbhiii")  # code, language, version, opaque, flag, length of the remark
+_NAME_LENGTH: Final = struct.Struct(">h")
+_LENGTH: Final = struct.Struct(">i")
+_HEADER_LENGTH: Final = 0xFFFFFF
+_SERIALIZATIONS: Final = ("JSON", "ROCKETMQ")
+_INT32: Final = range(-(1 << 31), 1 << 31)
+
+assert HEAD.size == HEAD_SIZE
+
+Fields = dict[str, str]
+
+
+class RemotingCommand(NamedTuple):
+    """One frame: a request, or the response to one."""
+
+    code: int
+    """A request's or a response's code, as ``flag`` says."""
+    opaque: int
+    """Chosen by who asks, echoed by who answers; 32 bits."""
+    flag: int
+    fields: Fields
+    """The typed header, flattened to text."""
+    body: bytes
+    remark: str | None
+    language: str
+    version: int
+    serialization: int
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & RESPONSE_FLAG)
+
+    @property
+    def is_oneway(self) -> bool:
+        return bool(self.flag & ONEWAY_FLAG)
+
+
+class FrameReader:
+    """Bytes in, frames out. Each byte is looked at a bounded number of times, however the bytes are cut."""
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._limit = max_frame_bytes
+        self._kept = bytearray()
+        self._wanted = HEAD_SIZE
+        self.error: StreamLost | None = None
+        """Why nothing after the last returned frame can be read."""
+
+    def receive(self, data: bytes) -> list[RemotingCommand]:
+        """The frames that ``data`` completes. After the last one of them ``error`` may be set; then the stream is lost."""
+        if self._kept:
+            self._kept += data
+            if len(self._kept) < self._wanted:
+                return []
+            data = bytes(self._kept)
+            self._kept = bytearray()
+        frames: list[RemotingCommand] = []
+        at, end = 0, len(data)
+        self._wanted = HEAD_SIZE
+        while self.error is None and end - at >= HEAD_SIZE:
+            length, header = HEAD.unpack_from(data, at)
+            try:
+                self._check(length, header)
+                if end - at - LENGTH_SIZE < length:
+                    self._wanted = LENGTH_SIZE + length
+                    break
+                frames.append(decode_frame(data, at, length, header))
+            except StreamLost as error:
+                self.error = error
+            at += LENGTH_SIZE + length
+        if self.error is None:
+            self._kept += data[at:]
+        return frames
+
+    def _check(self, length: int, header: int) -> None:
+        if not 4 <= length <= self._limit:
+            raise StreamLost(f"a frame of {length} bytes; between 4 and {self._limit} are allowed")
+        if header >> 24 > COMPACT:
+            raise StreamLost(f"unknown header serialization {header >> 24}; 0 (JSON) and 1 (compact) are known")
+        if header & _HEADER_LENGTH > length - 4:
+            raise StreamLost(f"a header of {header & _HEADER_LENGTH} bytes in a frame of {length}")
+
+
+def decode_frame(data: bytes, at: int, length: int, header: int) -> RemotingCommand:
+    """The whole frame that begins at ``at``; ``length`` and ``header`` are its first two integers. ``StreamLost``."""
+    start = at + HEAD_SIZE
+    body_at = start + (header & _HEADER_LENGTH)
+    body = data[body_at : at + LENGTH_SIZE + length]
+    if header >> 24 == JSON:
+        return _decode_json(data[start:body_at], body)
+    return _decode_compact(data[start:body_at], body)
+
+
+def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
+    try:
+        content = orjson.loads(header)
+        fields = content.get("extFields") or {}
+        if not set(map(type, fields.values())) <= {str}:
+            fields = {name: _as_text(value) for name, value in fields.items() if value is not None}
+        language = content.get("language")
+        if type(language) is not str:
+            language = _language(language)
+        code, opaque, flag = content["code"], content["opaque"], content.get("flag", 0)
+        version, remark = content.get("version", 0), content.get("remark")
+    except (orjson.JSONDecodeError, AttributeError, KeyError) as error:
+        raise StreamLost(f"a JSON header that cannot be read: {error}") from error
+    for number in (code, opaque, flag, version):
+        if type(number) is not int or not -(1 << 31) <= number < 1 << 31:
+            raise StreamLost(f"a JSON header with {number!r} where a 32-bit number should be")
+    return RemotingCommand(code, opaque, flag, fields, body, remark and str(remark), language, version, JSON)
+
+
+def _as_text(value: Any) -> str:
+    """A value as a Java peer would have sent it."""
+    if isinstance(value, str):
+        return value
+    return orjson.dumps(value).decode()
+
+
+def _language(number: Any) -> str:
+    return LANGUAGES[number] if type(number) is int and 0 <= number < len(LANGUAGES) else "OTHER"
+
+
+def _decode_compact(header: bytes, body: bytes) -> RemotingCommand:
+    try:
+        code, language, version, opaque, flag, size = _COMPACT_HEAD.unpack_from(header)
+        at = _COMPACT_HEAD.size
+        remark, at = _text(header, at, size)
+        size = _LENGTH.unpack_from(header, at)[0]
+        at += 4
+        end = at + size
+        if size < 0 or end > len(header):
+            raise StreamLost(f"a compact header with {size} bytes of fields in {len(header)}")
+        fields = {}
+        while at < end:
+            name, at = _text(header, at + 2, _NAME_LENGTH.unpack_from(header, at)[0])
+            value, at = _text(header, at + 4, _LENGTH.unpack_from(header, at)[0])
+            if value:
+                fields[name] = value
+    except (struct.error, UnicodeDecodeError) as error:
+        raise StreamLost(f"a compact header that cannot be read: {error}") from error
+    return RemotingCommand(code, opaque, flag, fields, body, remark or None, _language(language), version, COMPACT)
+
+
+def _text(header: bytes, at: int, size: int) -> tuple[str, int]:
+    if size < 0 or at + size > len(header):
+        raise StreamLost(f"a compact header whose lengths run past its {len(header)} bytes")
+    return header[at : at + size].decode(), at + size
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def encode_response(
+    request: RemotingCommand,
+    code: int,
+    fields: Mapping[str, str] | None = None,
+    remark: str | None = None,
+    body_size: int = 0,
+) -> bytes:
+    """The frame that answers ``request``, up to where its ``body_size`` bytes of body follow."""
+    return _encode(code, request.opaque, RESPONSE_FLAG, fields, remark, body_size, "JAVA", request.serialization)
+
+
+def encode_request(
+    code: int,
+    opaque: int,
+    fields: Mapping[str, str] | None = None,
+    body: bytes = b"",
+    *,
+    oneway: bool = False,
+    language: str = "JAVA",
+    serialization: int = JSON,
+) -> bytes:
+    """A whole request frame."""
+    flag = ONEWAY_FLAG if oneway else 0
+    return _encode(code, opaque, flag, fields, None, len(body), language, serialization) + body
+
+
+def _encode(
+    code: int,
+    opaque: int,
+    flag: int,
+    fields: Mapping[str, str] | None,
+    remark: str | None,
+    body_size: int,
+    language: str,
+    serialization: int,
+) -> bytes:
+    if opaque not in _INT32:
+        raise BadRequest(f"the opaque {opaque} does not fit 32 bits")
+    if serialization == JSON:
+        header = _json_header(code, opaque, flag, fields, remark, language)
+    else:
+        header = _compact_header(code, opaque, flag, fields or {}, remark or "", language)
+    return HEAD.pack(4 + len(header) + body_size, serialization << 24 | len(header)) + header
+
+
+def _json_header(
+    code: int, opaque: int, flag: int, fields: Mapping[str, str] | None, remark: str | None, language: str
+) -> bytes:
+    content: dict[str, Any] = {"code": int(code)}
+    if fields is not None:
+        content["extFields"] = fields
+    content["flag"] = flag
+    content["language"] = language
+    content["opaque"] = opaque
+    if remark is not None:
+        content["remark"] = remark
+    content["serializeTypeCurrentRPC"] = _SERIALIZATIONS[JSON]
+    content["version"] = VERSION
+    return orjson.dumps(content)
+
+
+def _compact_header(code: int, opaque: int, flag: int, fields: Mapping[str, str], remark: str, language: str) -> bytes:
+    pairs = b"".join(_pair(name.encode(), value.encode()) for name, value in fields.items())
+    text = remark.encode()
+    head = _COMPACT_HEAD.pack(code, LANGUAGES.index(language), VERSION, opaque, flag, len(text))
+    return b"%b%b%b%b" % (head, text, _LENGTH.pack(len(pairs)), pairs)
+
+
+def _pair(name: bytes, value: bytes) -> bytes:
+    return b"%b%b%b%b" % (_NAME_LENGTH.pack(len(name)), name, _LENGTH.pack(len(value)), value)
