@@ -1,7 +1,7 @@
 """Typed headers: what the fields of a request mean, code by code (specs: remoting protocol, sections 2 and 3).
 
-Each class lists its fields in the order of the specification. A field's name on the wire is its name here in camel case; one
-without a default must be there. ``Int32`` fields are held to 32 bits, ``int`` fields to 64. Requests without fields have no
+Each class lists its fields in the order of the specification. A field's name on the wire is its name here in camel case (an
+underscore at the end keeps clear of a tuple's own methods); one without a default must be there. ``Int32`` fields are held to 32 bits, ``int`` fields to 64. Requests without fields have no
 class; neither have those whose handlers read nothing but a topic or a group (``TopicOnly``, ``GroupOnly``).
 """
 
@@ -223,7 +223,7 @@ class ViewMessage(NamedTuple):
 class UnregisterClient(NamedTuple):
     """35."""
 
-    client_i_d: str
+    client_id: str
     producer_group: str | None = None
     consumer_group: str | None = None
 
@@ -360,8 +360,8 @@ class QueryConsumeQueue(NamedTuple):
 
     topic: str
     queue_id: Int32
-    index: int
-    count: Int32
+    index_: int
+    count_: Int32
     consumer_group: str | None = None
 
 
@@ -447,7 +447,7 @@ def _plan(kind: type[Any]) -> list[tuple[str, Callable[[str, str], Any], Any, bo
     plan = []
     for name, hint in get_type_hints(kind).items():
         given = next(part for part in (*get_args(hint), hint) if part is not NoneType)
-        plan.append((_camel(name), _CONVERTERS[given], defaults.get(name), name not in defaults))
+        plan.append((_UNUSUAL.get((kind, name)) or _camel(name), _CONVERTERS[given], defaults.get(name), name not in defaults))
     return plan
 
 
@@ -462,6 +462,7 @@ def _as_text(value: Any) -> str:
     return str(value)
 
 
+_UNUSUAL: Final = {(UnregisterClient, "client_id"): "clientID"}
 _CONVERTERS: Final[dict[Any, Callable[[str, str], Any]]] = {
     str: lambda _, text: text,
     bool: lambda _, text: text.lower() == "true",
