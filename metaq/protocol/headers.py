@@ -1,8 +1,9 @@
 """Typed headers: what the fields of a request mean, code by code (specs: remoting protocol, sections 2 and 3).
 
 Each class lists its fields in the order of the specification. A field's name on the wire is its name here in camel case (an
-underscore at the end keeps clear of a tuple's own methods); one without a default must be there. ``Int32`` fields are held to 32 bits, ``int`` fields to 64. Requests without fields have no
-class; neither have those whose handlers read nothing but a topic or a group (``TopicOnly``, ``GroupOnly``).
+underscore at the end keeps clear of a tuple's own methods); one without a default must be there. ``Int32`` fields are held to
+32 bits, ``int`` fields to 64. Requests without fields have no class; neither have those whose handlers read nothing but a
+topic or a group (``TopicOnly``, ``GroupOnly``).
 """
 
 from collections.abc import Callable, Mapping
