@@ -6,6 +6,7 @@
     ├── ConfigError              a setting is unknown, out of range or contradicts another
     ├── ProtocolError            bytes that are not a valid command or frame
     │   ├── BadRequest           the frame is known, a field of it is wrong; the stream stays in step
+    │   │   └── SubscriptionInvalid  a consumer's tag expression or SQL92 filter cannot be read
     │   └── StreamLost           the frame boundary is unknown or beyond a limit; the connection closes
     ├── BrokerError              a valid command that the broker refuses
     │   ├── AccessDenied         the principal may not do this to the resource
@@ -54,6 +55,10 @@ class ProtocolError(MetaqError):
 
 class BadRequest(ProtocolError):
     """A field of a complete frame is wrong; the next frame begins where expected."""
+
+
+class SubscriptionInvalid(BadRequest):
+    """A tag expression or SQL92 filter cannot be read; remoting answers 23, SUBSCRIPTION_PARSE_FAILED."""
 
 
 class StreamLost(ProtocolError):

@@ -1,0 +1,68 @@
+"""What a consumer wants of one topic (specs: remoting protocol, section 5.1).
+
+A tag expression is ``*`` or empty for everything, or tags between ``||``: ``TagA || TagB``. The broker compares hashes only,
+those of the tags with the one in each index unit; so strangers with the same hash pass, and the client compares the text.
+An SQL92 expression is not looked into here: ``sql92.compile_expression`` does that.
+"""
+
+import enum
+from typing import Final, NamedTuple
+
+from metaq.errors import SubscriptionInvalid
+from metaq.protocol.record import java_hash
+
+EVERYTHING: Final = "*"
+SEPARATOR: Final = "||"
+MAX_EXPRESSION_LENGTH: Final = 1 << 16
+"""Characters of a tag expression."""
+BLANKS: Final = "".join(map(chr, range(0x21)))
+"""What Java's ``trim`` takes away around a tag: not the wider blanks of Unicode, which would change the hash."""
+
+
+class ExpressionKind(enum.StrEnum):
+    """How the expression of a subscription is to be read; the values are those on the wire."""
+
+    TAG = "TAG"
+    SQL92 = "SQL92"
+
+
+class Subscription(NamedTuple):
+    """One topic of a consumer group, as a heartbeat or a pull brings it."""
+
+    topic: str
+    expression: str
+    """As the client wrote it; ``*`` when that was empty."""
+    tags: frozenset[str]
+    """Empty for everything, and for SQL92."""
+    codes: frozenset[int]
+    """The Java hashes of the tags, as index units keep them."""
+    version: int
+    """Grows with each change; milliseconds from Java, nanoseconds from Go."""
+    kind: ExpressionKind
+
+    def matches_code(self, code: int) -> bool:
+        """Whether a message with this tag hash (0: no tag) may be wanted. True for SQL92, which needs the properties."""
+        return not self.codes or code in self.codes
+
+    def matches_tag(self, tag: str | None) -> bool:
+        """Whether a message with this tag is wanted: the check by which a client drops strangers with an equal hash."""
+        return not self.tags or tag in self.tags
+
+
+def parse_subscription(topic: str, expression: str, version: int = 0, kind: str = ExpressionKind.TAG) -> Subscription:
+    """The subscription that the words of a client mean; an absent kind is TAG. ``SubscriptionInvalid`` says what is wrong."""
+    if (kind or ExpressionKind.TAG) not in ExpressionKind.__members__:
+        known = " or ".join(ExpressionKind)
+        raise SubscriptionInvalid(f"subscription to {topic}: expression type {kind[:32]!r} is unknown; use {known}")
+    if kind == ExpressionKind.SQL92:
+        return Subscription(topic, expression, frozenset(), frozenset(), version, ExpressionKind.SQL92)
+    if len(expression) > MAX_EXPRESSION_LENGTH:
+        reason = f"a tag expression of {len(expression)} characters is over the limit of {MAX_EXPRESSION_LENGTH}"
+        raise SubscriptionInvalid(f"subscription to {topic}: {reason}")
+    words = expression.strip(BLANKS)
+    if words in ("", EVERYTHING):
+        return Subscription(topic, EVERYTHING, frozenset(), frozenset(), version, ExpressionKind.TAG)
+    tags = frozenset(tag.strip(BLANKS) for tag in words.split(SEPARATOR)) - {""}
+    if not tags:
+        raise SubscriptionInvalid(f"subscription to {topic}: no tag in {expression[:64]!r}; write TagA || TagB, or * for all")
+    return Subscription(topic, expression, tags, frozenset(map(java_hash, tags)), version, ExpressionKind.TAG)
