@@ -42,11 +42,22 @@ class Settings(BaseModel):
 
     data: Path = Field(Path("data"), description="folder that holds everything; created when missing")
     listen: str = Field("127.0.0.1:8123", description="HOST:PORT to listen on; port 0 takes a free one")
+    remoting_listen: str = Field(
+        "127.0.0.1:10911", description='HOST:PORT for RocketMQ clients; also taken: the port two below; "none" turns both off'
+    )
+    registry_listen: str = Field("127.0.0.1:9876", description="HOST:PORT of the embedded registry; unused with registries")
+    registries: str = Field(
+        "", description="registries to register with, HOST:PORT;HOST:PORT; without any the broker embeds one"
+    )
+    advertise: str = Field(
+        "", description="HOST:PORT that clients are told to connect to; without it the remoting address, else listen"
+    )
     allow_public: bool = Field(
         False, description="allow an address that other machines can reach, although there are no users yet"
     )
     broker_name: str = Field("metaq", description="name of this broker, kept in the data folder")
     broker_number: int = Field(0, ge=0, le=1023, description="number of this broker, kept in the data folder")
+    cluster_name: str = Field("DefaultCluster", description="name of the cluster that this broker belongs to")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least severe log line that is written")
 
     durability: Durability = Field(
@@ -87,6 +98,13 @@ class Settings(BaseModel):
     max_cold_reads: int = Field(1000, ge=1, description="gets that wait for the disk at once; beyond it: 503")
     idle_timeout_ms: int = Field(300_000, ge=100, description="silence after which a connection is closed")
     drain_timeout_ms: int = Field(10_000, ge=0, description="how long an orderly stop waits for answers that are due")
+
+    registration_interval_ms: int = Field(30_000, ge=100, le=60_000, description="pause between two registrations")
+    registry_expiry_ms: int = Field(120_000, ge=100, description="silence after which the registry removes a broker")
+    registry_scan_ms: int = Field(10_000, ge=10, description="pause between the registry's looks for silent brokers")
+    order_message_enable: bool = Field(
+        False, description="whether the registry's routes carry the configuration of ordered topics"
+    )
 
     auto_create_topics: bool = Field(True, description="create a topic on the first put to it")
     default_partitions: int = Field(1, ge=1, le=1024, description="partitions of a topic created on first put")
