@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from metaq.client import Batch, PutManyFailed, TextClient
     from metaq.errors import ClientError, ConnectionFailed, MetaqError, Refused, RequestTimeout
-    from metaq.message import Message, SendResult
+    from metaq.message import Message, PutResult
 
 __version__ = "0.1.0"
 
@@ -25,9 +25,9 @@ __all__ = [
     "Message",
     "MetaqError",
     "PutManyFailed",
+    "PutResult",
     "Refused",
     "RequestTimeout",
-    "SendResult",
     "TextClient",
 ]
 

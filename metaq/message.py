@@ -49,7 +49,7 @@ class Message(NamedTuple):
     """Where the message after it begins: what to ask for next."""
 
 
-class SendResult(NamedTuple):
+class PutResult(NamedTuple):
     """Where an acknowledged message is."""
 
     id: int

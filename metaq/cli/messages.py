@@ -18,7 +18,7 @@ from metaq.cli.common import FAILED, broker_option, connect, json_line, json_opt
 from metaq.client import PutManyFailed, TextClient
 from metaq.client.textclient import DEFAULT_MAX_BYTES
 from metaq.errors import Refused
-from metaq.message import Message, SendResult, TextPosition
+from metaq.message import Message, PutResult, TextPosition
 from metaq.protocol.commands import BROKER_CHOOSES, END_OF_LOG
 from metaq.protocol.replies import NOT_FOUND
 
@@ -49,9 +49,9 @@ class Lines:
 
 def put_lines(
     client: TextClient, topic: str, bodies: Iterator[bytes], partition: int, attribute: str | None
-) -> SendResult | None:
+) -> PutResult | None:
     """Store the bodies in order, all in one partition; returns where the first one is, ``None`` when there are none."""
-    first: SendResult | None = None
+    first: PutResult | None = None
     stored = 0
     # The first goes alone: where the broker puts it is where the others follow.
     for count in chain([1], repeat(_LINES_AT_ONCE)):

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Self
 
 from metaq.client.connection import Connection, Exchange
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout
-from metaq.message import Message, SendResult, TextPosition
+from metaq.message import Message, PutResult, TextPosition
 from metaq.protocol.commands import BROKER_CHOOSES, END_OF_LOG
 from metaq.protocol.replies import MOVED, NOT_FOUND, OK, VALUE, Reply
 from metaq.protocol.text import write_get, write_line, write_offset, write_put
@@ -45,7 +45,7 @@ class Batch(NamedTuple):
 class PutManyFailed(ClientError):
     """Not all messages of a ``put_many`` were acknowledged."""
 
-    def __init__(self, results: list[SendResult | ClientError]) -> None:
+    def __init__(self, results: list[PutResult | ClientError]) -> None:
         self.results = results
         """One entry for each body taken from the iterable, in order: where it is stored, or why it was refused
         (``Refused``), or why that is unknown (``RequestTimeout``, ``ConnectionFailed``)."""
@@ -96,18 +96,18 @@ class TextClient:
             self._closed = True
             self._connection.lose("the client was closed")
 
-    def put(self, topic: str, body: bytes, *, partition: int = BROKER_CHOOSES, attribute: str | None = None) -> SendResult:
+    def put(self, topic: str, body: bytes, *, partition: int = BROKER_CHOOSES, attribute: str | None = None) -> PutResult:
         """Store one message. Once this returns it is as safe as the broker's durability level promises.
 
         A ``Refused`` with code 500 and a text that begins with ``stored at`` means: stored, but not known to be safe yet.
         """
         _check_name("topic", topic)
         flag, data = join_attribute(attribute, body)
-        return _send_result(_ok(self._ask(lambda opaque: write_put(topic, partition, flag, data, opaque))))
+        return _put_result(_ok(self._ask(lambda opaque: write_put(topic, partition, flag, data, opaque))))
 
     def put_many(
         self, topic: str, bodies: Iterable[bytes], *, partition: int = BROKER_CHOOSES, attribute: str | None = None
-    ) -> list[SendResult]:
+    ) -> list[PutResult]:
         """Store messages in order, many of them in flight at a time; one result for each body.
 
         Stops sending at the first error: ``PutManyFailed`` says what became of each body.
@@ -304,22 +304,22 @@ def _number(reply: Reply) -> int:
         raise ClientError(f"the broker answered {reply.body[:80]!r} where a number is due") from error
 
 
-def _send_result(reply: Reply) -> SendResult:
+def _put_result(reply: Reply) -> PutResult:
     try:
         message_id, partition, position = map(int, reply.body.split())
     except ValueError as error:
         raise ClientError(
             f"the broker answered {reply.body[:80]!r} to a put where id, partition and position are due"
         ) from error
-    return SendResult(message_id, partition, TextPosition(position))
+    return PutResult(message_id, partition, TextPosition(position))
 
 
-def _all_stored(replies: list[Reply | None], failure: ClientError | None) -> list[SendResult]:
+def _all_stored(replies: list[Reply | None], failure: ClientError | None) -> list[PutResult]:
     """The results of a ``put_many``; ``failure`` is why some replies are missing."""
-    stored = [_send_result(reply) for reply in replies if reply is not None and reply.code == OK]
+    stored = [_put_result(reply) for reply in replies if reply is not None and reply.code == OK]
     if len(stored) == len(replies):
         return stored
-    results: list[SendResult | ClientError] = []
+    results: list[PutResult | ClientError] = []
     following = iter(stored)
     for reply in replies:
         if reply is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq import ConnectionFailed, PutManyFailed, SendResult, TextClient
+from metaq import ConnectionFailed, PutManyFailed, PutResult, TextClient
 from metaq.protocol.commands import END_OF_LOG
 from tests.support.broker import BrokerProcess
 
@@ -35,7 +35,7 @@ def test_what_is_put_is_read(client: TextClient) -> None:
     assert [(message.body, message.attribute) for message in messages] == [
         (body, attribute) for body in bodies for attribute in (None, "", "Täg")
     ]
-    assert [SendResult(message.id, 0, message.position) for message in messages] == sent
+    assert [PutResult(message.id, 0, message.position) for message in messages] == sent
     assert [message.next_position for message in messages[:-1]] == [result.position for result in sent[1:]]
     assert client.offset("read", END_OF_LOG) == messages[-1].next_position
     assert client.get("read", END_OF_LOG) == ([], messages[-1].next_position)
@@ -52,7 +52,7 @@ def test_put_many_keeps_the_order(client: TextClient) -> None:
 
 def test_threads_put_through_one_client(client: TextClient) -> None:
     """MQ-037: every result is the one of its own message."""
-    found: list[tuple[SendResult, bytes]] = []
+    found: list[tuple[PutResult, bytes]] = []
 
     def work(number: int) -> None:
         found.extend((client.put("threads", body), body) for body in [b"%d-%d" % (number, at) for at in range(50)])
@@ -62,7 +62,7 @@ def test_threads_put_through_one_client(client: TextClient) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    stored = [(SendResult(message.id, 0, message.position), message.body) for message in client.iterate("threads")]
+    stored = [(PutResult(message.id, 0, message.position), message.body) for message in client.iterate("threads")]
     assert sorted(found) == stored
     assert len(stored) == 400
 
@@ -97,14 +97,14 @@ def test_a_killed_broker_loses_nothing_that_was_acknowledged(tmp_path: Path) -> 
             client.put_many("killed", bodies())
         killer.join()
         assert isinstance(failure.value.reason, ConnectionFailed)
-        stored = [result for result in failure.value.results if isinstance(result, SendResult)]
+        stored = [result for result in failure.value.results if isinstance(result, PutResult)]
         with pytest.raises(ConnectionFailed, match="cannot connect"):
             client.version()
 
         broker.restart(same_port=True)
         messages = list(client.iterate("killed"))
         assert len(stored) == failure.value.first_failed >= 10_000
-        assert [SendResult(message.id, 0, message.position) for message in messages[: len(stored)]] == stored
+        assert [PutResult(message.id, 0, message.position) for message in messages[: len(stored)]] == stored
         assert [message.body for message in messages] == [b"%d" % number for number in range(len(messages))]
 
 

@@ -15,7 +15,7 @@ from metaq.checksum import body_crc
 from metaq.client import Batch, PutManyFailed, TextClient, parse_stats
 from metaq.client.textclient import _CHUNK_MESSAGES, _CHUNKS_AHEAD
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, CorruptRecord, Refused, RequestTimeout
-from metaq.message import SendResult, TextPosition
+from metaq.message import PutResult, TextPosition
 from metaq.protocol.commands import END_OF_LOG, NO_OPAQUE, Command, Create, Get, Offset, Put, Stats, Version
 from metaq.protocol.replies import write_result
 from tests.support.broker import wait_until
@@ -42,7 +42,7 @@ def start(stack: contextlib.ExitStack, answer: Answer, timeout_s: float = LONG_S
 def test_put_sends_checksum_and_partition_of_the_brokers_choice(stack: contextlib.ExitStack) -> None:
     """MQ-010, MQ-037, MQ-059, MQ-110: the result says where the message is."""
     broker, client = start(stack, answering(200, "-7 3 1024"))
-    assert client.put("orders", b"hello") == SendResult(-7, 3, TextPosition(1024))
+    assert client.put("orders", b"hello") == PutResult(-7, 3, TextPosition(1024))
     assert broker.received == [Put("orders", -1, 0, body_crc(b"hello"), None, "0", b"hello")]
 
 
@@ -179,7 +179,7 @@ def test_put_many_returns_results_in_the_order_of_the_bodies(stack: contextlib.E
     """MQ-037, MQ-058: from any iterable, over many chunks."""
     _, client = start(stack, each(store))
     results = client.put_many("orders", (b"%d" % number for number in range(5000)), partition=1)
-    assert results == [SendResult(number, 1, TextPosition(10 * number)) for number in range(5000)]
+    assert results == [PutResult(number, 1, TextPosition(10 * number)) for number in range(5000)]
     assert client.put_many("orders", []) == []
 
 
@@ -230,8 +230,8 @@ def test_put_many_says_what_became_of_each_body(stack: contextlib.ExitStack) -> 
     assert failure.value.first_failed == 300
     assert isinstance(results[300], Refused)
     assert len(results) == len(broker.received) < 100_000
-    assert [index for index, result in enumerate(results) if not isinstance(result, SendResult)] == [300]
-    assert client.put_many("orders", [b"1"]) == [SendResult(1, 0, TextPosition(10))]
+    assert [index for index, result in enumerate(results) if not isinstance(result, PutResult)] == [300]
+    assert client.put_many("orders", [b"1"]) == [PutResult(1, 0, TextPosition(10))]
     assert len(broker.connections) == 1
 
 
@@ -253,7 +253,7 @@ def test_put_many_over_a_connection_that_breaks(stack: contextlib.ExitStack, ord
         client.put_many("orders", [b"%d" % number for number in range(100_000)])
     results, stored = failure.value.results, failure.value.first_failed
     assert stored == answered or (stored < answered and not orderly)  # a reset may overtake what was sent before it
-    assert [result.id for result in results[:stored] if isinstance(result, SendResult)] == list(range(stored))
+    assert [result.id for result in results[:stored] if isinstance(result, PutResult)] == list(range(stored))
     assert all(isinstance(result, ConnectionFailed) for result in results[stored:])
 
 
