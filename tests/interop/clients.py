@@ -1,0 +1,242 @@
+"""The unmodified RocketMQ clients in processes of their own, each driven step by step (see Driver.java and main.go)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+JAVA: Final = Path(__file__).parent / "rocketmq_java"
+GO: Final = Path(__file__).parent / "rocketmq_go"
+BUILD_SECONDS: Final = 600
+LIFETIME_SECONDS: Final = 600
+"""A driver ends itself after that, whatever happens to the test."""
+STEP_SECONDS: Final = 120
+JVM_FLAGS: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-Drocketmq.client.logUseSlf4j=true")
+"""Short-lived processes beside a broker on a small machine: start fast, take one thread for collections."""
+
+
+def run_build(command: Sequence[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed in {folder}:\n{done.stdout}{done.stderr}")
+
+
+def java_class_path() -> str:
+    """Compile the Java driver and fetch the client's jars, both unless Maven has done so before."""
+    run_build(["mvn", "-q", "-B", "compile", "dependency:copy-dependencies"], JAVA)
+    return f"{JAVA / '.build' / 'classes'}:{JAVA / '.build' / 'dependency'}/*"
+
+
+def java_command() -> tuple[str, ...]:
+    """The program and first arguments of a Java driver, built."""
+    return ("java", *JVM_FLAGS, "-cp", java_class_path(), "metaq.interop.Driver")
+
+
+def go_command() -> tuple[str, ...]:
+    """The program of a Go driver, built; modules and objects stay in Go's own caches."""
+    run_build(["go", "build", "-buildvcs=false", "-o", ".build/driver", "."], GO)
+    return (str(GO / ".build" / "driver"),)
+
+
+class Outgoing(NamedTuple):
+    """What a producer sends. Messages with one ``ordering_key`` go to one queue; ``delay`` is a level, 0 for none."""
+
+    topic: str
+    body: bytes
+    tag: str | None = None
+    keys: Sequence[str] = ()
+    properties: dict[str, str] | None = None
+    delay: int = 0
+    ordering_key: str | None = None
+
+    def view(self) -> dict[str, Any]:
+        """As the drivers read it: what is not set is left out."""
+        fields = self._asdict() | {"body": base64.b64encode(self.body).decode("ascii"), "keys": list(self.keys)}
+        return {name: value for name, value in fields.items() if value}
+
+
+class Sent(NamedTuple):
+    """The client's own result of a send; ``offset_id`` is the broker's name for the place of the message."""
+
+    status: str
+    id: str
+    offset_id: str
+    queue: int
+    offset: int
+
+
+class Received(NamedTuple):
+    """A message as the client decoded it. Times in ms; ``at`` is when the listener got it, 0 without a listener."""
+
+    topic: str
+    body: bytes
+    id: str
+    offset_id: str
+    tag: str | None
+    properties: dict[str, str]
+    queue: int
+    offset: int
+    reconsumed: int
+    born: int
+    stored: int
+    size: int
+    consumer: str = ""
+    at: int = 0
+
+
+def received(view: dict[str, Any]) -> Received:
+    fields = {name: view[name] for name in Received._fields if name in view}
+    return Received(**fields | {"body": base64.b64decode(view["body"])})
+
+
+class ClientError(Exception):
+    """The client raised. ``code``: the broker's, where the client tells it; ``chain``: all causes."""
+
+    def __init__(self, chain: list[dict[str, Any]]) -> None:
+        super().__init__(" <- ".join(f"{cause['class']}: {cause['message']}" for cause in chain))
+        self.chain = chain
+        self.code: int | None = next((cause["code"] for cause in chain if cause["code"] is not None), None)
+
+
+class ClientProcess:
+    """A driver that talks to ``registry``, with ``home`` for what its client keeps locally.
+
+    Every step returns, or raises :class:`ClientError`, or after ``STEP_SECONDS`` :class:`TimeoutError`. Messages and
+    acknowledgements of streams arrive in the background, in the order in which the driver met them.
+    """
+
+    def __init__(self, command: Sequence[str], registry: str, home: Path) -> None:
+        home.mkdir(parents=True)
+        self._log = home / "stderr.log"
+        self._changed = threading.Condition()
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._events: list[dict[str, Any]] = []
+        self._received: list[Received] = []
+        self._ended = False
+        self._steps = 0
+        program = [*command, registry, str(LIFETIME_SECONDS)]
+        if command[0] == "java":
+            program.insert(1, f"-Duser.home={home}")
+        environment = os.environ | {"HOME": str(home), "ROCKETMQ_GO_LOG_LEVEL": "warn"}
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, encoding="utf-8"
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL: the connections end without a word to the broker."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+    def log(self) -> str:
+        """What the process has written to standard error."""
+        return self._log.read_text("utf-8", errors="replace")
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            view = json.loads(line)
+            with self._changed:
+                match view.get("event"):
+                    case None:
+                        self._answers[view["id"]] = view
+                    case "message":
+                        self._received.append(received(view))
+                    case _:
+                        self._events.append(view)
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def wait(self, condition: Callable[[], bool], what: str, seconds: float = STEP_SECONDS) -> None:
+        """Return as soon as ``condition``, asked after each line of the driver, holds; ``TimeoutError`` after that."""
+        with self._changed:
+            self._changed.wait_for(lambda: condition() or self._ended, seconds)
+            if not condition():
+                trouble = "the driver ended" if self._ended else f"not within {seconds} s"
+                raise TimeoutError(f"{trouble}: {what}; other events: {self._events[-3:]}; its log:\n{self.log()[-4000:]}")
+
+    def messages(self, consumer: str) -> list[Received]:
+        """What the listener of that push consumer has been given up to now."""
+        with self._changed:
+            return [message for message in self._received if message.consumer == consumer]
+
+    def bodies(self, consumer: str) -> list[bytes]:
+        """The bodies of :meth:`messages`."""
+        return [message.body for message in self.messages(consumer)]
+
+    def wait_for_bodies(self, consumer: str, expected: Iterable[bytes], seconds: float = STEP_SECONDS) -> list[Received]:
+        """Wait until the push consumer has been given each of these bodies at least once; all that it has been given."""
+        wanted = set(expected)
+
+        def missing() -> set[bytes]:
+            return wanted.difference(self.bodies(consumer))
+
+        self.wait(lambda: not missing(), f"{len(wanted)} messages for {consumer}", seconds)
+        return self.messages(consumer)
+
+    def acknowledged(self, topic: str) -> list[str]:
+        """The texts of a stream that the broker has acknowledged up to now."""
+        with self._changed:
+            return [event["text"] for event in self._events if event["event"] == "acknowledged" and event["topic"] == topic]
+
+    def call(self, step: str, **arguments: object) -> Any:
+        """Let the driver do one step, with the arguments that Driver.java and main.go read."""
+        assert self._process.stdin is not None
+        self._steps += 1
+        step_id = self._steps
+        self._process.stdin.write(json.dumps({"id": step_id, "step": step, **arguments}) + "\n")
+        self._process.stdin.flush()
+        self.wait(lambda: step_id in self._answers, f"the answer to {step} {arguments}")
+        answer = self._answers.pop(step_id)
+        if "raised" in answer:
+            raise ClientError(answer["raised"])
+        return answer["returned"]
+
+    def start_producer(self, producer: str, group: str) -> None:
+        self.call("start_producer", producer=producer, group=group)
+
+    def send(self, producer: str, message: Outgoing, way: str = "sync") -> Sent:
+        """Send and wait for the result; ``way`` is sync or async."""
+        return Sent(**self.call("send", producer=producer, way=way, message=message.view()))
+
+    def send_oneway(self, producer: str, message: Outgoing) -> None:
+        self.call("send", producer=producer, way="oneway", message=message.view())
+
+    def send_batch(self, producer: str, messages: Sequence[Outgoing]) -> Sent:
+        """Send all as one; the result carries the ids of all, with commas between."""
+        return Sent(**self.call("send_batch", producer=producer, messages=[message.view() for message in messages]))
+
+    def start_consumer(self, consumer: str, group: str, topic: str, expression: str = "*", **options: object) -> None:
+        """A push consumer from the first offset on. ``options``: sql, broadcast, orderly, failing, replier and
+        max_reconsume_times; a failing listener fails each message, to be given it again after delay level 1."""
+        self.call("start_consumer", consumer=consumer, group=group, topic=topic, expression=expression, **options)
+
+    def pull(self, group: str, topic: str, expression: str = "*") -> list[Received]:
+        """The whole topic with the pull consumer, queue by queue."""
+        return [received(view) for view in self.call("pull", group=group, topic=topic, expression=expression)]
+
+    def poll(self, group: str, topic: str, count: int, seconds: int, expression: str = "*") -> list[Received]:
+        """The group's next messages with the polling consumer: ``count``, or fewer after ``seconds``."""
+        views = self.call("poll", group=group, topic=topic, expression=expression, count=count, seconds=seconds)
+        return [received(view) for view in views]
