@@ -1,0 +1,425 @@
+"""SQL92 filters on the properties of a message (specs: remoting protocol, section 5.1).
+
+::
+
+    condition   = conjunction { OR conjunction }
+    conjunction = negation { AND negation }
+    negation    = { NOT } test
+    test        = operand [ comparison | IS [NOT] NULL | [NOT] BETWEEN operand AND operand
+                          | [NOT] IN '(' text { ',' text } ')' | [NOT] (CONTAINS|STARTSWITH|ENDSWITH) text ]
+    comparison  = ( = | <> | > | >= | < | <= ) operand
+    operand     = property | text | [+|-] number | TRUE | FALSE | '(' condition ')'
+
+Keywords ignore case, property names do not. Texts stand in single quotes, a quote in them is doubled. ``--`` begins a comment
+that ends with the line, ``/*`` one that ends at ``*/``.
+
+- Properties are texts, a missing one is NULL. NULL in a test makes it unknown; NOT, AND and OR follow three-valued logic. Only
+  TRUE matches.
+- A text that meets a number is converted; when it is none, the message does not match, whatever the rest of the filter says.
+- A text that meets TRUE or FALSE, or stands alone as a condition, is true when it reads ``true`` in any case.
+- Two texts are equal as texts. They are ordered as numbers; when one is none, they are in no order: FALSE.
+- Nothing contains, begins or ends with the empty text, and nothing is said not to.
+
+NOT binds weaker than comparisons, as in standard SQL. In RocketMQ's own parser it binds tighter, so that there ``NOT a = 1``
+never matches; with parentheses both agree.
+"""
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, NoReturn
+
+from metaq.errors import SubscriptionInvalid
+
+MAX_LENGTH: Final = 1 << 16
+"""Characters of a filter."""
+MAX_NESTING: Final = 32
+"""Parentheses within parentheses: each costs some stack, when the filter is read and when it is evaluated."""
+MAX_WHOLE: Final = (1 << 63) - 1
+
+Properties = Mapping[str, str]
+Value = str | int | float | bool | None
+Read = Callable[[Properties], Value]
+Test = Callable[[Properties], bool | None]
+
+_TOKEN: Final = re.compile(
+    r"""(?P<blank>(?:[ \t\n\r\f]|--[^\n\r]*|/\*.*?\*/)+)
+    |(?P<text>'[^']*(?:''[^']*)*')
+    |(?P<decimal>(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)
+    |(?P<whole>[0-9]+)[lL]?
+    |(?P<word>[A-Za-z_$][A-Za-z0-9_$]*)
+    |(?P<sign><>|>=|<=|[=<>(),+-])""",
+    re.VERBOSE | re.DOTALL,
+)
+_KEYWORDS: Final = frozenset(
+    ("NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS", "CONTAINS", "STARTSWITH", "ENDSWITH")
+)
+_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_ORDERS: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+_SEARCHES: Final[Mapping[str, Callable[[str, str], bool]]] = {
+    "CONTAINS": operator.contains,
+    "STARTSWITH": str.startswith,
+    "ENDSWITH": str.endswith,
+}
+
+
+class _NotComparable(Exception):
+    """A text that is no number met one: the message does not match."""
+
+
+def compile_expression(text: str) -> Callable[[Properties], bool]:
+    """A filter that tells of a message's properties whether it matches, and raises nothing.
+
+    ``SubscriptionInvalid`` names the place in ``text`` and what is wrong there, or the limit that it is over.
+    """
+    if len(text) > MAX_LENGTH:
+        raise SubscriptionInvalid(f"SQL92 filter: {len(text)} characters are over the limit of {MAX_LENGTH}")
+    test = _Parser(text).parse()
+
+    def matches(properties: Properties) -> bool:
+        try:
+            return test(properties) is True
+        except _NotComparable:
+            return False
+
+    return matches
+
+
+# -- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def _number(text: str) -> int | float | None:
+    """The number that a text is, or ``None``. Whole ones are exact; one beyond the range of a double is none."""
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    if not _NUMBER.fullmatch(text):
+        return None
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+def _meeting(value: Value, other: Value) -> Value:
+    """``value`` as it is compared with ``other``, which is no text."""
+    if not isinstance(value, str):
+        return value
+    if isinstance(other, bool):
+        return _is_true(value)
+    number = _number(value)
+    if number is None:
+        raise _NotComparable
+    return number
+
+
+def _is_true(text: str) -> bool:
+    return text.lower() == "true"
+
+
+def _equal(left: Value, right: Value) -> bool | None:
+    if left is None or right is None:
+        return None
+    if isinstance(left, str) and isinstance(right, str):
+        return left == right
+    left, right = _meeting(left, right), _meeting(right, left)
+    return isinstance(left, bool) == isinstance(right, bool) and left == right
+
+
+def _ordered(left: Value, right: Value, compare: Callable[[float, float], bool]) -> bool | None:
+    """Parsing leaves properties and numbers only."""
+    if left is None or right is None:
+        return None
+    first, second = (_number(side) if isinstance(side, str) else side for side in (left, right))
+    if first is not None and second is not None:
+        return compare(first, second)
+    if isinstance(left, str) and isinstance(right, str):
+        return False
+    raise _NotComparable
+
+
+def _equality(left: Read, right: Read) -> Test:
+    return lambda properties: _equal(left(properties), right(properties))
+
+
+def _order(left: Read, right: Read, compare: Callable[[float, float], bool]) -> Test:
+    return lambda properties: _ordered(left(properties), right(properties), compare)
+
+
+def _not(test: Test) -> Test:
+    def evaluate(properties: Properties) -> bool | None:
+        value = test(properties)
+        return None if value is None else not value
+
+    return evaluate
+
+
+def _all_of(tests: list[Test], decisive: bool) -> Test:
+    """AND, whose decisive value is False, or OR, whose decisive value is True. What follows a decisive one is not evaluated."""
+
+    def evaluate(properties: Properties) -> bool | None:
+        unknown = False
+        for test in tests:
+            value = test(properties)
+            if value is decisive:
+                return decisive
+            unknown = unknown or value is None
+        return None if unknown else not decisive
+
+    return evaluate
+
+
+# -- parsing ----------------------------------------------------------------------------------------------------------
+
+
+class _Token(NamedTuple):
+    kind: str
+    """``text``, ``decimal``, ``whole``, ``word``, ``sign``, ``keyword`` or ``end``."""
+    text: str
+    """A text without its quotes, a keyword in upper case, the rest as written."""
+    at: int
+
+
+class _Operand(NamedTuple):
+    """Something with a value: a property, a literal (``fixed``), or a condition (``test``)."""
+
+    read: Read
+    fixed: Value = None
+    test: Test | None = None
+    name: str | None = None
+
+
+def _literal(value: str | int | float | bool) -> _Operand:
+    return _Operand(lambda _: value, fixed=value)
+
+
+def _tokens(text: str) -> list[_Token]:
+    tokens = []
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            what = {"'": "a text without its closing quote", "/": "a comment without its */"}.get(
+                text[at], "no part of a filter"
+            )
+            raise SubscriptionInvalid(f"SQL92 filter, character {at + 1}: {text[at]!r} begins {what}")
+        kind = match.lastgroup or ""
+        word = match[kind]
+        if kind == "text":
+            word = word[1:-1].replace("''", "'")
+        elif kind == "word" and word.upper() in _KEYWORDS:
+            kind, word = "keyword", word.upper()
+        if kind != "blank":
+            tokens.append(_Token(kind, word, at))
+        at = match.end()
+    tokens.append(_Token("end", "", at))
+    return tokens
+
+
+class _Parser:
+    """Recursive descent; only parentheses recurse."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = _tokens(text)
+        self._next = 0
+        self._nesting = 0
+
+    def parse(self) -> Test:
+        condition = self._condition()
+        if self._token.kind != "end":
+            self._refuse("expected AND, OR or the end")
+        return self._test_of(condition)
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._next]
+
+    def _refuse(self, reason: str, token: _Token | None = None) -> NoReturn:
+        kind, text, at = token or self._token
+        found = "the end" if kind == "end" else repr(text[:32])
+        raise SubscriptionInvalid(f"SQL92 filter, character {at + 1}: {reason}, not {found}")
+
+    def _took(self, kind: str, *texts: str) -> str | None:
+        """The text of the next token when it is of this kind and one of ``texts`` (of any text when none is given)."""
+        token = self._token
+        if token.kind != kind or (texts and token.text not in texts):
+            return None
+        self._next += 1
+        return token.text
+
+    def _need(self, kind: str, text: str) -> None:
+        if self._took(kind, text) is None:
+            self._refuse(f"expected {text}")
+
+    def _test_of(self, operand: _Operand) -> Test:
+        """An operand as a condition."""
+        if operand.test is not None:
+            return operand.test
+        if isinstance(operand.fixed, bool):
+            fixed = operand.fixed
+            return lambda _: fixed
+        name = operand.name
+        if name is None:
+            raise SubscriptionInvalid(f"SQL92 filter: {operand.fixed!r} alone is no condition; compare it with something")
+        return lambda properties: _is_true(properties[name]) if name in properties else None
+
+    def _condition(self) -> _Operand:
+        return self._chain("OR", self._conjunction)
+
+    def _conjunction(self) -> _Operand:
+        return self._chain("AND", self._negation)
+
+    def _chain(self, word: str, part: Callable[[], _Operand]) -> _Operand:
+        first = part()
+        if self._token[:2] != ("keyword", word):
+            return first
+        tests = [self._test_of(first)]
+        while self._took("keyword", word):
+            tests.append(self._test_of(part()))
+        return _condition(_all_of(tests, decisive=word == "OR"))
+
+    def _negation(self) -> _Operand:
+        negations = 0
+        while self._took("keyword", "NOT"):
+            negations += 1
+        operand = self._test()
+        if not negations:
+            return operand
+        test = self._test_of(operand)
+        return _condition(_not(test) if negations % 2 else test)
+
+    def _test(self) -> _Operand:
+        start = self._token
+        left = self._operand()
+        sign = self._took("sign", "=", "<>", *_ORDERS)
+        if sign:
+            return _condition(self._comparison(left, start, sign))
+        if self._took("keyword", "IS"):
+            negated = self._took("keyword", "NOT") is not None
+            self._need("keyword", "NULL")
+            read = left.read
+            return _condition(lambda properties: (read(properties) is None) is not negated)
+        at = self._next
+        negated = self._took("keyword", "NOT") is not None
+        word = self._took("keyword", "BETWEEN", "IN", *_SEARCHES)
+        if word is None:
+            self._next = at
+            return left
+        if word == "BETWEEN":
+            return _condition(self._between(left, start, negated))
+        if left.name is None:
+            self._refuse(f"expected a property before {word}", start)
+        return _condition(self._among(left.read, negated) if word == "IN" else self._search(left.read, word, negated))
+
+    def _operand(self) -> _Operand:
+        token = self._token
+        if self._took("word"):
+            name = token.text
+            return _Operand(lambda properties: properties.get(name), name=name)
+        if self._took("text") is not None:
+            return _literal(token.text)
+        if self._took("keyword", "TRUE", "FALSE"):
+            return _literal(token.text == "TRUE")
+        if self._took("sign", "("):
+            return self._parenthesis(token)
+        if token[:2] == ("keyword", "NULL"):
+            self._refuse("expected a value (to test for a missing property, write IS NULL)")
+        sign = self._took("sign", "+", "-")
+        number = self._token
+        if self._took("whole") is None and self._took("decimal") is None:
+            self._refuse("expected a number" if sign else "expected a property, a value or a parenthesis")
+        return _literal(self._fixed_number(sign or "", number))
+
+    def _parenthesis(self, opening: _Token) -> _Operand:
+        self._nesting += 1
+        if self._nesting > MAX_NESTING:
+            reason = f"parentheses are nested deeper than the limit of {MAX_NESTING}"
+            raise SubscriptionInvalid(f"SQL92 filter, character {opening.at + 1}: {reason}")
+        operand = self._condition()
+        self._need("sign", ")")
+        self._nesting -= 1
+        return operand
+
+    def _fixed_number(self, sign: str, token: _Token) -> int | float:
+        if token.kind == "decimal":
+            number = float(sign + token.text)
+            if math.isinf(number):
+                self._refuse("expected a number within the range of a double", token)
+            return number
+        digits = token.text.lstrip("0") or "0"
+        if len(digits) > 19 or int(digits) > MAX_WHOLE + (sign == "-"):
+            self._refuse(f"expected a whole number of 64 bits, at most {MAX_WHOLE}", token)
+        return int(sign + digits)
+
+    def _comparison(self, left: _Operand, start: _Token, sign: str) -> Test:
+        right_start = self._token
+        right = self._operand()
+        if sign in _ORDERS:
+            first = self._orderable(left, start, sign)
+            return _order(first, self._orderable(right, right_start, sign), _ORDERS[sign])
+        equality = _equality(left.read, right.read)
+        return equality if sign == "=" else _not(equality)
+
+    def _orderable(self, operand: _Operand, start: _Token, word: str) -> Read:
+        """The operand when it can be more or less than another: a property or a number, which a text may be, too."""
+        fixed = operand.fixed
+        if isinstance(fixed, str):
+            number = _number(fixed)
+            if number is not None:
+                return lambda _: number
+        if operand.name is None and (isinstance(fixed, bool | str) or operand.test is not None):
+            self._refuse(f"expected numbers or properties on both sides of {word}", start)
+        return operand.read
+
+    def _between(self, operand: _Operand, start: _Token, negated: bool) -> Test:
+        low_start = self._token
+        low = self._operand()
+        self._need("keyword", "AND")
+        high_start = self._token
+        high = self._operand()
+        value = self._orderable(operand, start, "BETWEEN")
+        first = self._orderable(low, low_start, "BETWEEN")
+        last = self._orderable(high, high_start, "BETWEEN")
+        if low.name is None and high.name is None and _ordered(first({}), last({}), operator.gt):
+            reason = f"BETWEEN {low.fixed} AND {high.fixed} holds for nothing; write the smaller bound first"
+            raise SubscriptionInvalid(f"SQL92 filter, character {low_start.at + 1}: {reason}")
+        if negated:
+            return _all_of([_order(value, first, operator.lt), _order(value, last, operator.gt)], decisive=True)
+        return _all_of([_order(value, first, operator.ge), _order(value, last, operator.le)], decisive=False)
+
+    def _among(self, read: Read, negated: bool) -> Test:
+        self._need("sign", "(")
+        texts = {self._text("IN")}
+        while self._took("sign", ","):
+            texts.add(self._text("IN"))
+        self._need("sign", ")")
+
+        def among(properties: Properties) -> bool | None:
+            value = read(properties)
+            return None if value is None else (value in texts) is not negated
+
+        return among
+
+    def _search(self, read: Read, word: str, negated: bool) -> Test:
+        part = self._text(word)
+        found = _SEARCHES[word]
+
+        def search(properties: Properties) -> bool | None:
+            value = read(properties)
+            return None if value is None else bool(part) and found(str(value), part) is not negated
+
+        return search
+
+    def _text(self, word: str) -> str:
+        text = self._took("text")
+        if text is None:
+            self._refuse(f"expected a text in quotes after {word}")
+        return text
+
+
+def _condition(test: Test) -> _Operand:
+    return _Operand(test, test=test)
