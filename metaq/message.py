@@ -33,6 +33,18 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
+class MessageQueue(NamedTuple):
+    """One partition of one topic on one broker of a cluster; sorted as clients sort them before they share them out."""
+
+    topic: str
+    broker_name: str
+    partition: int
+
+    def __str__(self) -> str:
+        """As Java writes it, which consistent hashing makes use of."""
+        return f"MessageQueue [topic={self.topic}, brokerName={self.broker_name}, queueId={self.partition}]"
+
+
 class Message(NamedTuple):
     """A message as a text reader gets it (specs: text protocol, section 2.1)."""
 

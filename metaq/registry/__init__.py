@@ -1,0 +1,1 @@
+"""Where brokers and topics are: the tables of a registry, which RocketMQ calls a name server."""
