@@ -1,0 +1,241 @@
+"""Connections to brokers and registries: one for each address, shared by all requests, matched to their answers by opaque."""
+
+import contextlib
+import functools
+import itertools
+import logging
+import socket
+import threading
+import time
+from typing import Final, NamedTuple
+
+from metaq.client.transport import Answer, Asked, Done, Greet, Question, code_name
+from metaq.errors import BadRequest, ClientClosed, ClientError, ConnectionFailed, ProtocolError, RequestTimeout
+from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request, encode_response
+
+logger = logging.getLogger(__name__)
+
+LANGUAGE: Final = "PYTHON"
+_RECEIVE_BYTES: Final = 1024 * 1024
+"""A reader that waits for its turn under the interpreter's lock, up to 5 ms, should then find much."""
+_CONNECT_TIMEOUT_S: Final = 3.0
+_STALL_S: Final = 10.0
+"""How long a frame that has been begun may take to leave; after that the connection is useless."""
+_EVER_S: Final = 365 * 86400.0
+"""Both directions of a connection share the kernel's blocking mode, so the reader needs a time limit of its own, if any."""
+_INT31: Final = 0x7FFFFFFF
+
+
+class _Pending(NamedTuple):
+    """A request that waits for its answer."""
+
+    done: Done
+    deadline: float
+    what: str
+
+
+class Link:
+    """One connection, with a thread that reads. A request that times out leaves it, and the others on it, alone."""
+
+    def __init__(self, address: str, timeout_s: float, asked: Asked) -> None:
+        """Connect; ``ConnectionFailed`` when that does not succeed within ``timeout_s``."""
+        self.address = address
+        self._asked = asked
+        try:
+            self._outgoing = socket.create_connection(split_address(address), timeout_s)
+        except OSError as error:
+            raise ConnectionFailed(f"cannot connect to {address}: {error}") from error
+        self._outgoing.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A time limit belongs to the socket object, and each direction has another one.
+        self._incoming = self._outgoing.dup()
+        self._incoming.settimeout(_EVER_S)
+        self._outgoing.settimeout(_STALL_S)
+        self._sending = threading.Lock()
+        self._opaques = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._lost = ""
+        threading.Thread(target=self._read, name=f"metaq-link-{address}", daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether nothing is known against sending on it."""
+        return not self._lost
+
+    def submit(self, question: Question, deadline: float, done: Done) -> None:
+        """Send a request; see ``Transport.submit``."""
+        opaque = next(self._opaques) & _INT31
+        frame = encode_request(question.code, opaque, question.fields, question.body, language=LANGUAGE)
+        self._pending[opaque] = _Pending(done, deadline, code_name(question.code))
+        try:
+            self._send(frame, deadline)
+        except ClientError:
+            if self._pending.pop(opaque, None) is not None:  # else it has been told already
+                raise
+
+    def tell(self, question: Question, deadline: float) -> None:
+        """Send a one-way request."""
+        opaque = next(self._opaques) & _INT31
+        frame = encode_request(question.code, opaque, question.fields, question.body, oneway=True, language=LANGUAGE)
+        self._send(frame, deadline)
+
+    def expire(self, now: float) -> None:
+        """Fail the requests whose deadline has passed. Their answers, should they come, are dropped."""
+        for opaque, pending in list(self._pending.items()):
+            if pending.deadline < now and self._pending.pop(opaque, None) is not None:
+                self._finish(pending.done, RequestTimeout(f"no answer to {pending.what} from {self.address} in time"))
+
+    def lose(self, reason: str) -> None:
+        """Close it; all requests in flight, and later ones, fail with ``reason``."""
+        self._lost = self._lost or reason
+        with contextlib.suppress(OSError):  # the other side may have closed it
+            self._incoming.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
+        self._fail_all()
+
+    def _fail_all(self) -> None:
+        while self._pending:
+            with contextlib.suppress(KeyError):  # another thread may take the last one
+                _, pending = self._pending.popitem()
+                self._finish(pending.done, self._failure())
+
+    def _failure(self) -> ConnectionFailed:
+        return ConnectionFailed(f"the connection to {self.address} is lost: {self._lost}")
+
+    def _send(self, frame: bytes, deadline: float) -> None:
+        if not self._sending.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise RequestTimeout(f"{self.address} takes no bytes")
+        try:
+            if self._lost:
+                raise self._failure()
+            self._outgoing.sendall(frame)
+        except OSError as error:
+            self.lose(f"sending failed: {error}")
+            raise self._failure() from error
+        except BaseException:
+            self.lose("a request was interrupted in the middle")
+            raise
+        finally:
+            self._sending.release()
+
+    def _read(self) -> None:
+        reader = FrameReader()
+        try:
+            while data := self._incoming.recv(_RECEIVE_BYTES):
+                for frame in reader.receive(data):
+                    self._take(frame)
+                if reader.error is not None:
+                    raise reader.error
+            reason = "the other side closed it"
+        except (OSError, ProtocolError) as error:
+            reason = str(error)
+        self.lose(reason)
+        self._incoming.close()
+        with self._sending:
+            self._outgoing.close()
+
+    def _take(self, frame: RemotingCommand) -> None:
+        if frame.is_response:
+            pending = self._pending.pop(frame.opaque, None)
+            if pending is not None:
+                self._finish(pending.done, frame)
+            return
+        try:
+            self._asked(frame, functools.partial(self._answer, frame))
+        except Exception:
+            logger.exception("request of a broker failed address=%s code=%s", self.address, frame.code)
+
+    def _answer(self, request: RemotingCommand, answer: Answer) -> None:
+        if request.is_oneway:
+            return
+        head = encode_response(request, answer.code, answer.fields, answer.remark, len(answer.body))
+        try:
+            self._send(head + answer.body, time.monotonic() + _STALL_S)
+        except ClientError as error:
+            logger.warning("answer to a broker was not sent address=%s code=%s reason=%s", self.address, request.code, error)
+
+    def _finish(self, done: Done, outcome: RemotingCommand | ClientError) -> None:
+        try:
+            done(outcome)
+        except Exception:
+            logger.exception("callback of a request failed address=%s", self.address)
+
+
+class Links:
+    """The connections of a client by address, opened when they are needed: a ``Transport`` over sockets."""
+
+    def __init__(self, asked: Asked, greet: Greet, *, connect_timeout_s: float = _CONNECT_TIMEOUT_S) -> None:
+        self._asked = asked
+        self._greet = greet
+        self._connect_timeout_s = connect_timeout_s
+        self._guard = threading.Lock()  # guards what follows
+        self._links: dict[str, Link] = {}
+        self._connecting: dict[str, threading.Lock] = {}
+        self._closed = False
+
+    def submit(self, address: str, question: Question, deadline: float, done: Done) -> None:
+        self._link(address, deadline).submit(question, deadline, done)
+
+    def tell(self, address: str, question: Question, deadline: float) -> None:
+        self._link(address, deadline).tell(question, deadline)
+
+    def expire(self) -> None:
+        """Fail the requests whose deadline has passed; to be called every now and then."""
+        now = time.monotonic()
+        for link in self._alive():
+            link.expire(now)
+
+    def close(self) -> None:
+        with self._guard:
+            self._closed = True
+        for link in self._alive():
+            link.lose("the client was closed")
+
+    def _alive(self) -> list[Link]:
+        with self._guard:
+            self._links = {address: link for address, link in self._links.items() if link.alive}
+            return list(self._links.values())
+
+    def _link(self, address: str, deadline: float) -> Link:
+        link = self._links.get(address)
+        return link if link is not None and link.alive else self._connect(address, deadline)
+
+    def _connect(self, address: str, deadline: float) -> Link:
+        """One thread connects, the others wait for what becomes of it."""
+        with self._guard:
+            connecting = self._connecting.setdefault(address, threading.Lock())
+        if not connecting.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise RequestTimeout(f"no connection to {address} in time")
+        try:
+            link = self._links.get(address)
+            if link is not None and link.alive:
+                return link
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise RequestTimeout(f"no connection to {address} in time")
+            link = Link(address, min(left, self._connect_timeout_s), self._asked)
+            self._introduce(link)
+            with self._guard:
+                if not self._closed:
+                    self._links[address] = link
+                    return link
+            link.lose("the client was closed")
+            raise ClientClosed("the client was closed")
+        finally:
+            connecting.release()
+
+    def _introduce(self, link: Link) -> None:
+        """Send the greeting before anything else: a broker answers pulls only of members that it knows."""
+        greeting = self._greet(link.address)
+        if greeting is not None:
+            link.submit(greeting, time.monotonic() + _STALL_S, _ignore)
+
+
+def _ignore(outcome: RemotingCommand | ClientError) -> None:
+    """The next heartbeat tells it again; a connection that is lost tells it by itself."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``host:port`` taken apart; ``[::1]:9876`` for IPv6. ``BadRequest``."""
+    host, separator, port = address.rpartition(":")
+    if not (separator and host and port.isdecimal() and int(port) < 1 << 16):
+        raise BadRequest(f"{address!r} is no address; write host:port")
+    return host.strip("[]"), int(port)

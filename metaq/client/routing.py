@@ -1,0 +1,230 @@
+"""Where topics are: routes asked of the registries, kept, and refreshed (specs: remoting protocol, sections 2.2 and 6)."""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, NoReturn
+
+from metaq.client.message import MessageQueue
+from metaq.client.transport import Question, Transport, call, successful
+from metaq.errors import ClientError, ProtocolError, RouteNotFound, RouteProblem
+from metaq.protocol.codes import INHERIT, READ, WRITE, Request, Response
+from metaq.protocol.headers import TopicOnly
+from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.routes import BrokerData, ClusterInfo, TopicRoute, decode_cluster_info, decode_route
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TOPIC: Final = "TBW102"
+"""The template of topics that brokers create by themselves: its route names the brokers that do."""
+DEFAULT_QUEUES: Final = 4
+MASTER: Final = 0
+_REGISTRY_TIMEOUT_S: Final = 3.0
+_PROVISIONAL_S: Final = 1.0
+"""A topic that is being created has its own route soon."""
+
+
+class Publishable(NamedTuple):
+    """Where messages for a topic can go."""
+
+    queues: tuple[MessageQueue, ...]
+    """In their order; never empty."""
+    is_template: bool
+    """Whether the topic does not exist yet, and these are the brokers that would create it."""
+
+
+class _Known(NamedTuple):
+    """A route, and when it was asked."""
+
+    route: TopicRoute
+    asked: float
+    is_template: bool
+
+
+class Routes:
+    """The routes that a client has come to need. One registry is asked until it fails, then the next one."""
+
+    def __init__(self, registries: Sequence[str], transport: Transport) -> None:
+        self.registries = tuple(registries)
+        self._transport = transport
+        self._guard = threading.Lock()  # guards what follows
+        self._chosen = random.randrange(len(self.registries))
+        self._topics: dict[str, _Known] = {}
+        self._brokers: dict[str, BrokerData] = {}
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def ask_registry(self, question: Question, deadline: float, topic: str = "") -> RemotingCommand:
+        """The answer of the first registry that gives one, whatever its code. ``RouteNotFound`` when none does."""
+        failures = []
+        for turn in range(len(self.registries)):
+            with self._guard:
+                chosen = self._chosen
+            address = self.registries[chosen]
+            limit = min(deadline, time.monotonic() + _REGISTRY_TIMEOUT_S)
+            try:
+                return call(self._transport, address, question, limit)
+            except ClientError as error:
+                failures.append(str(error))
+                with self._guard:
+                    if self._chosen == chosen:
+                        self._chosen = (chosen + 1) % len(self.registries)
+                logger.info("registry does not answer address=%s turn=%s reason=%s", address, turn, error)
+        details = f"Tried {', '.join(self.registries)}: {'; '.join(failures)}"
+        raise RouteNotFound(topic or "(any)", RouteProblem.REGISTRY_UNREACHABLE, details)
+
+    def refresh(self, topic: str, deadline: float) -> TopicRoute | None:
+        """The topic's route as a registry has it now; ``None``, and what is known stays known, when it has none."""
+        response = self.ask_registry(Question.of(Request.GET_ROUTEINFO_BY_TOPIC, TopicOnly(topic)), deadline, topic)
+        if response.code == Response.TOPIC_NOT_EXIST:
+            return None
+        route = _decoded(topic, successful(response).body)
+        self._keep(topic, route, is_template=False)
+        return route
+
+    def refresh_all(self, timeout_s: float) -> list[str]:
+        """Refresh every known route; the topics whose route has changed. What cannot be had now is kept as it is."""
+        with self._guard:
+            before = dict(self._topics)
+        changed = []
+        for topic, known in before.items():
+            try:
+                route = self.refresh(topic, time.monotonic() + timeout_s)
+            except (ClientError, ProtocolError) as error:
+                logger.warning("route not refreshed topic=%s reason=%s", topic, error)
+                continue
+            if route is not None and route != known.route:
+                changed.append(topic)
+        return changed
+
+    def forget(self, topic: str) -> None:
+        """Ask again when it is next needed: a broker said that the route is wrong."""
+        with self._guard:
+            self._topics.pop(topic, None)
+
+    def clusters(self, deadline: float) -> ClusterInfo:
+        """Every broker that a registry knows."""
+        response = self.ask_registry(Question.of(Request.GET_BROKER_CLUSTER_INFO), deadline)
+        return decode_cluster_info(successful(response).body)
+
+    def _keep(self, topic: str, route: TopicRoute, *, is_template: bool) -> None:
+        with self._guard:
+            self._topics[topic] = _Known(route, time.monotonic(), is_template)
+            for broker in route.brokers:
+                self._brokers[broker.name] = broker
+
+    def _known(self, topic: str) -> _Known | None:
+        with self._guard:
+            return self._topics.get(topic)
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def route(self, topic: str, deadline: float) -> TopicRoute:
+        """The topic's route, asked if it is not known. ``RouteNotFound``."""
+        known = self._known(topic)
+        route = known.route if known is not None and not known.is_template else self.refresh(topic, deadline)
+        if route is None:
+            raise RouteNotFound(topic, RouteProblem.TOPIC_ABSENT, f"Asked {', '.join(self.registries)}; create the topic first")
+        return route
+
+    def publishable(self, topic: str, deadline: float) -> Publishable:
+        """Where to send a message for the topic, which need not exist yet. ``RouteNotFound``."""
+        known = self._known(topic)
+        if known is None or (known.is_template and time.monotonic() - known.asked > _PROVISIONAL_S):
+            if self.refresh(topic, deadline) is None:
+                self._keep(topic, self._template(topic, deadline), is_template=True)
+            known = self._known(topic)
+            assert known is not None
+        queues = tuple(sorted(writable_queues(topic, known.route)))
+        if not queues:
+            self.forget(topic)
+            _unroutable(topic, known.route, WRITE, masters_only=True)
+        return Publishable(queues, known.is_template)
+
+    def _template(self, topic: str, deadline: float) -> TopicRoute:
+        response = self.ask_registry(Question.of(Request.GET_ROUTEINFO_BY_TOPIC, TopicOnly(DEFAULT_TOPIC)), deadline, topic)
+        if response.code == Response.TOPIC_NOT_EXIST:
+            details = f"Asked {', '.join(self.registries)}. Create the topic, or let brokers create topics"
+            raise RouteNotFound(topic, RouteProblem.TOPIC_ABSENT, details)
+        route = _decoded(DEFAULT_TOPIC, successful(response).body)
+        queues = tuple(
+            queue._replace(write_queues=min(queue.write_queues, DEFAULT_QUEUES))
+            for queue in route.queues
+            if queue.permission & INHERIT
+        )
+        return route._replace(queues=queues)
+
+    def readable(self, topic: str, deadline: float) -> tuple[MessageQueue, ...]:
+        """The queues to read the topic from, in their order. ``RouteNotFound``."""
+        route = self.route(topic, deadline)
+        queues = tuple(sorted(readable_queues(topic, route)))
+        if not queues:
+            self.forget(topic)
+            _unroutable(topic, route, READ, masters_only=False)
+        return queues
+
+    def address(self, broker_name: str, broker_id: int = MASTER) -> str | None:
+        """Where a broker listens; ``None`` when no route has named it, or not this replica of it."""
+        with self._guard:
+            broker = self._brokers.get(broker_name)
+        return None if broker is None else broker.addresses.get(broker_id)
+
+    def any_address(self, broker_name: str) -> str | None:
+        """Its master, or else the replica with the least number."""
+        with self._guard:
+            broker = self._brokers.get(broker_name)
+        return broker.addresses[min(broker.addresses)] if broker is not None and broker.addresses else None
+
+    def broker_addresses(self, *, masters_only: bool) -> set[str]:
+        """All brokers of known routes."""
+        with self._guard:
+            brokers = list(self._brokers.values())
+        return {
+            address
+            for broker in brokers
+            for number, address in broker.addresses.items()
+            if number == MASTER or not masters_only
+        }
+
+    def topics(self) -> list[str]:
+        """The topics whose routes are known."""
+        with self._guard:
+            return list(self._topics)
+
+
+def writable_queues(topic: str, route: TopicRoute) -> Iterable[MessageQueue]:
+    """Queues that take messages: those of brokers whose master is alive."""
+    masters = {broker.name for broker in route.brokers if MASTER in broker.addresses}
+    for data in route.queues:
+        if data.permission & WRITE and data.broker_name in masters:
+            yield from (MessageQueue(topic, data.broker_name, number) for number in range(data.write_queues))
+
+
+def readable_queues(topic: str, route: TopicRoute) -> Iterable[MessageQueue]:
+    """Queues that can be read, from a master or from a replica."""
+    alive = {broker.name for broker in route.brokers if broker.addresses}
+    for data in route.queues:
+        if data.permission & READ and data.broker_name in alive:
+            yield from (MessageQueue(topic, data.broker_name, number) for number in range(data.read_queues))
+
+
+def _unroutable(topic: str, route: TopicRoute, permission: int, *, masters_only: bool) -> NoReturn:
+    """Tell why a route that exists leads nowhere."""
+    permitted = {data.broker_name for data in route.queues if data.permission & permission}
+    if not permitted:
+        shown = ", ".join(f"{data.broker_name} has {data.permission}" for data in route.queues)
+        needed = f"{permission} ({'write' if permission == WRITE else 'read'}) is needed"
+        raise RouteNotFound(topic, RouteProblem.NO_PERMISSION, f"{needed}: {shown or 'no queue at all'}")
+    named = {broker.name: dict(broker.addresses) for broker in route.brokers}
+    what = "a master" if masters_only else "an address"
+    raise RouteNotFound(topic, RouteProblem.NO_LIVE_MASTER, f"Of {', '.join(sorted(permitted))} none has {what}: {named}")
+
+
+def _decoded(topic: str, body: bytes) -> TopicRoute:
+    """A route; a registry that sends something else is no registry."""
+    try:
+        return decode_route(body)
+    except ProtocolError as error:
+        raise RouteNotFound(topic, RouteProblem.REGISTRY_UNREACHABLE, f"What answered is no registry: {error}") from error
