@@ -1,0 +1,355 @@
+"""Bodies about routes and registration (specs: remoting protocol, sections 2.2 to 2.4).
+
+What is written is strict JSON on one line without spaces, every key quoted: one client splits the text of a route at commas
+and colons instead of parsing it. What cannot be read is ``BadRequest``.
+"""
+
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any, Final, NamedTuple, TypeVar
+
+import orjson
+
+from metaq.errors import BadRequest
+from metaq.protocol.codes import READ, VERSION_WITH_TOPIC_VERSION, WRITE
+from metaq.protocol.headers import parse_int
+from metaq.protocol.remoting import MAX_FRAME_BYTES
+
+MAX_INFLATED_BYTES: Final = MAX_FRAME_BYTES
+"""Of a compressed registration: what may be sent without compression may be sent with it."""
+DEFLATE_LEVEL: Final = 9
+NO_LIVE_BROKER: Final = "no live broker has it"
+"""Stands in the remark of a missing route (code 17) when the topic was there, and the brokers that had it went away."""
+
+_LENGTH: Final = struct.Struct(">i")
+SINGLE_TAG: Final = "SINGLE_TAG"
+NO_STATE: Final = -1
+
+T = TypeVar("T")
+
+
+class DataVersion(NamedTuple):
+    """When a broker's topics last changed, and how often."""
+
+    timestamp: int
+    counter: int
+    state: int = NO_STATE
+    """Only 5.x brokers send it."""
+
+    def same(self, other: "DataVersion") -> bool:
+        """Whether nothing changed between the two."""
+        states = self.state == other.state or NO_STATE in (self.state, other.state)
+        return states and (self.timestamp, self.counter) == (other.timestamp, other.counter)
+
+
+class TopicConfig(NamedTuple):
+    """A topic as a broker has it."""
+
+    name: str
+    read_queues: int
+    write_queues: int
+    permission: int = READ | WRITE
+    sys_flag: int = 0
+    order: bool = False
+    filter_type: str = SINGLE_TAG
+
+
+class TopicTable(NamedTuple):
+    """A broker's topics by name, or those of them that changed."""
+
+    version: DataVersion
+    topics: dict[str, TopicConfig]
+
+
+class QueueData(NamedTuple):
+    """A topic on one broker."""
+
+    broker_name: str
+    read_queues: int
+    write_queues: int
+    permission: int
+    sys_flag: int = 0
+
+
+class BrokerData(NamedTuple):
+    """The processes that share one broker name: the master has id 0, replicas have others."""
+
+    cluster: str
+    name: str
+    addresses: dict[int, str]
+
+
+class TopicRoute(NamedTuple):
+    """Body of the answer to 105, and of 217: where a topic is."""
+
+    queues: tuple[QueueData, ...]
+    brokers: tuple[BrokerData, ...]
+    order_conf: str | None = None
+    """``broker-a:4;broker-b:4`` of an ordered topic."""
+
+
+class ClusterInfo(NamedTuple):
+    """Body of the answer to 106: brokers by name, broker names by cluster."""
+
+    brokers: dict[str, BrokerData]
+    clusters: dict[str, list[str]]
+
+
+# -- reading: a JSON value → what it means ----------------------------------------------------------------------------
+
+
+def _reader(what: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Make whatever goes wrong while a body is read ``BadRequest``."""
+
+    def decorate(read: Callable[..., T]) -> Callable[..., T]:
+        @wraps(read)
+        def checked(*arguments: Any) -> T:
+            try:
+                return read(*arguments)
+            except (KeyError, TypeError, ValueError, AttributeError, struct.error, zlib.error) as error:
+                raise BadRequest(f"the body is no {what}: {error!r}"[:200]) from error
+
+        return checked
+
+    return decorate
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{value!r} where a text should be")
+    return value
+
+
+def _number(value: Any, bits: int = 32) -> int:
+    """Held to its size: what a broker registers is written into the routes that everybody reads."""
+    if type(value) is not int or not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise ValueError(f"{value!r} where a number of {bits} bits should be")
+    return value
+
+
+def _version(value: Mapping[str, Any]) -> DataVersion:
+    numbers = (value["timestamp"], value["counter"], value.get("stateVersion", NO_STATE))
+    return DataVersion(*(_number(number, 64) for number in numbers))
+
+
+def _topic(name: str, row: Mapping[str, Any]) -> TopicConfig:
+    return TopicConfig(
+        name,
+        _number(row["readQueueNums"]),
+        _number(row["writeQueueNums"]),
+        _number(row.get("perm", READ | WRITE)),
+        _number(row.get("topicSysFlag", 0)),
+        bool(row.get("order", False)),
+        _text(row.get("topicFilterType", SINGLE_TAG)),
+    )
+
+
+def _table(value: Mapping[str, Any]) -> TopicTable:
+    topics = {name: _topic(name, row) for name, row in value["topicConfigTable"].items()}
+    return TopicTable(_version(value["dataVersion"]), topics)
+
+
+def _queue(row: Mapping[str, Any]) -> QueueData:
+    numbers = (row["readQueueNums"], row["writeQueueNums"], row["perm"], row.get("topicSysFlag", 0))
+    return QueueData(_text(row["brokerName"]), *map(_number, numbers))
+
+
+def _broker(row: Mapping[str, Any]) -> BrokerData:
+    addresses = {parse_int("brokerAddrs", key): _text(address) for key, address in row["brokerAddrs"].items()}
+    return BrokerData(_text(row.get("cluster", "")), _text(row["brokerName"]), addresses)
+
+
+@_reader("data version")
+def decode_data_version(body: bytes) -> DataVersion:
+    """Body of 322 and of its answer."""
+    return _version(orjson.loads(body))
+
+
+@_reader("topic table")
+def decode_topic_table(body: bytes) -> TopicTable:
+    """A TopicConfigSerializeWrapper."""
+    return _table(orjson.loads(body))
+
+
+@_reader("registration")
+def decode_registration(body: bytes, version: int, compressed: bool) -> TopicTable:
+    """Body of 103 in a request of protocol ``version``. Without a body a broker has no topics yet."""
+    if not body:
+        return TopicTable(DataVersion(0, 0), {})
+    if compressed:
+        return _deflated_table(body)
+    content = orjson.loads(body)
+    return _table(content if version < VERSION_WITH_TOPIC_VERSION else content["topicConfigSerializeWrapper"])
+
+
+def _deflated_table(body: bytes) -> TopicTable:
+    """What follows the topics, filter servers and the mappings of static topics, is nothing to this registry."""
+    stream = zlib.decompressobj()
+    data = stream.decompress(body, MAX_INFLATED_BYTES)
+    if not stream.eof:
+        raise BadRequest(f"a compressed registration that is cut, or longer than {MAX_INFLATED_BYTES} bytes")
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        at += _LENGTH.size
+        return int(_LENGTH.unpack_from(data, at - _LENGTH.size)[0])
+
+    def part() -> bytes:
+        nonlocal at
+        size = number()
+        if not 0 <= size <= len(data) - at:
+            raise BadRequest(f"a registration with a part of {size} bytes where {len(data) - at} are left")
+        at += size
+        return data[at - size : at]
+
+    version = _version(orjson.loads(part()))
+    topics: dict[str, TopicConfig] = {}
+    for _ in range(number()):
+        # five words; a 5.x broker adds the topic's attributes
+        name, *words, filter_type, _ = part().decode().split(" ", 5)
+        read, write, permission = (parse_int(f"of topic {name[:40]} in a registration", word, 32) for word in words)
+        topics[name] = TopicConfig(name, read, write, permission, filter_type=filter_type)
+    return TopicTable(version, topics)
+
+
+@_reader("topic route")
+def decode_route(body: bytes) -> TopicRoute:
+    """A TopicRouteData."""
+    content = orjson.loads(body)
+    queues = tuple(map(_queue, content.get("queueDatas") or ()))
+    brokers = tuple(map(_broker, content.get("brokerDatas") or ()))
+    order = content.get("orderTopicConf")
+    return TopicRoute(queues, brokers, None if order is None else _text(order))
+
+
+@_reader("cluster information")
+def decode_cluster_info(body: bytes) -> ClusterInfo:
+    """Body of the answer to 106."""
+    content = orjson.loads(body)
+    brokers = {name: _broker(row) for name, row in content["brokerAddrTable"].items()}
+    return ClusterInfo(brokers, {name: list(map(_text, names)) for name, names in content["clusterAddrTable"].items()})
+
+
+@_reader("list of topics")
+def decode_topic_list(body: bytes) -> list[str]:
+    """Body of the answers to 206, 224, 304 and 311 to 313."""
+    return list(map(_text, orjson.loads(body)["topicList"]))
+
+
+@_reader("table of keys")
+def decode_kv_table(body: bytes) -> dict[str, str]:
+    """Body of the answers to 103 and 219; an absent body is an empty table."""
+    return {key: _text(value) for key, value in orjson.loads(body)["table"].items()} if body else {}
+
+
+@_reader("member group")
+def decode_member_group(body: bytes) -> BrokerData:
+    """Body of the answer to 901."""
+    return _broker(orjson.loads(body)["brokerMemberGroup"])
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _dump(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+
+
+def _version_value(version: DataVersion) -> dict[str, int]:
+    value = {"counter": version.counter, "timestamp": version.timestamp}
+    return value if version.state == NO_STATE else {**value, "stateVersion": version.state}
+
+
+def topic_row(topic: TopicConfig) -> dict[str, Any]:
+    """A topic as JSON values."""
+    return {
+        "order": topic.order,
+        "perm": topic.permission,
+        "readQueueNums": topic.read_queues,
+        "topicFilterType": topic.filter_type,
+        "topicName": topic.name,
+        "topicSysFlag": topic.sys_flag,
+        "writeQueueNums": topic.write_queues,
+    }
+
+
+def _table_value(table: TopicTable) -> dict[str, Any]:
+    rows = {topic.name: topic_row(topic) for topic in table.topics.values()}
+    return {"dataVersion": _version_value(table.version), "topicConfigTable": rows}
+
+
+def _broker_value(broker: BrokerData) -> dict[str, Any]:
+    addresses = {str(number): address for number, address in broker.addresses.items()}
+    return {"brokerAddrs": addresses, "brokerName": broker.name, "cluster": broker.cluster}
+
+
+def encode_data_version(version: DataVersion) -> bytes:
+    """See ``decode_data_version``."""
+    return _dump(_version_value(version))
+
+
+def encode_topic_table(table: TopicTable) -> bytes:
+    """See ``decode_topic_table``."""
+    return _dump(_table_value(table))
+
+
+def encode_registration(table: TopicTable, *, compressed: bool = False) -> bytes:
+    """See ``decode_registration``. The compressed form carries neither order nor flags."""
+    if not compressed:
+        return _dump({"filterServerList": [], "topicConfigSerializeWrapper": _table_value(table)})
+    parts = [_part(encode_data_version(table.version)), _LENGTH.pack(len(table.topics))]
+    for topic in table.topics.values():
+        words = (topic.name, topic.read_queues, topic.write_queues, topic.permission, topic.filter_type)
+        parts.append(_part(f"{' '.join(map(str, words))} ".encode()))
+    parts.append(_part(b"[]"))
+    return zlib.compress(b"".join(parts), DEFLATE_LEVEL)
+
+
+def _part(data: bytes) -> bytes:
+    return _LENGTH.pack(len(data)) + data
+
+
+def encode_route(route: TopicRoute) -> bytes:
+    """See ``decode_route``."""
+    content: dict[str, Any] = {
+        "brokerDatas": [_broker_value(broker) for broker in route.brokers],
+        "filterServerTable": {},
+        "queueDatas": [
+            {
+                "brokerName": queue.broker_name,
+                "perm": queue.permission,
+                "readQueueNums": queue.read_queues,
+                "topicSysFlag": queue.sys_flag,
+                "writeQueueNums": queue.write_queues,
+            }
+            for queue in route.queues
+        ],
+    }
+    if route.order_conf is not None:
+        content["orderTopicConf"] = route.order_conf
+    return _dump(content)
+
+
+def encode_cluster_info(info: ClusterInfo) -> bytes:
+    """See ``decode_cluster_info``."""
+    brokers = {name: _broker_value(broker) for name, broker in info.brokers.items()}
+    return _dump({"brokerAddrTable": brokers, "clusterAddrTable": info.clusters})
+
+
+def encode_topic_list(topics: Iterable[str], broker_address: str | None = None) -> bytes:
+    """See ``decode_topic_list``; the answer to 304 also names some broker's address."""
+    content: dict[str, Any] = {"topicList": list(topics)}
+    return _dump(content if broker_address is None else {"brokerAddr": broker_address, **content})
+
+
+def encode_kv_table(table: Mapping[str, str]) -> bytes:
+    """See ``decode_kv_table``."""
+    return _dump({"table": dict(table)})
+
+
+def encode_member_group(broker: BrokerData) -> bytes:
+    """See ``decode_member_group``."""
+    return _dump({"brokerMemberGroup": _broker_value(broker)})

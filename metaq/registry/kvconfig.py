@@ -1,0 +1,56 @@
+"""The registry's table of keys: namespace → key → value, and the one thing about a registry that outlives it.
+
+``kvConfig.json``, in RocketMQ's form and with the checksum that all control files carry.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from metaq.errors import BadRequest
+from metaq.store.disk import Disk
+from metaq.store.documents import read_document, write_document
+from metaq.store.files import Run
+
+FILE: Final = "kvConfig.json"
+ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
+"""Namespace of ordered topics: topic → ``broker-a:4;broker-b:4``, brokers and their numbers of queues."""
+MAX_KEYS: Final = 100_000
+
+Tables = dict[str, dict[str, str]]
+
+
+class KvConfig:
+    """All keys. A change is in force when it is durable; one change at a time, which the caller sees to."""
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        """Read the file, or the version before it when it is damaged: ``problems`` then says so."""
+        self._disk = disk
+        self._path = directory / FILE
+        content, self.problems = read_document(disk, self._path)
+        self._tables: Tables = {} if content is None else content["configTable"]
+
+    def table(self, namespace: str) -> Mapping[str, str] | None:
+        """The keys of a namespace; ``None`` when there never was one."""
+        return self._tables.get(namespace)
+
+    def get(self, namespace: str, key: str) -> str | None:
+        return self._tables.get(namespace, {}).get(key)
+
+    def put(self, namespace: str, key: str, value: str, run: Run) -> None:
+        """Set a key. ``StoreError`` leaves it as it was, ``BadRequest`` too: there are ``MAX_KEYS`` keys already."""
+        if key not in self._tables.get(namespace, {}) and sum(map(len, self._tables.values())) >= MAX_KEYS:
+            raise BadRequest(f"there are {MAX_KEYS} keys already; delete some first")
+        self._change({**self._tables, namespace: {**self._tables.get(namespace, {}), key: value}}, run)
+
+    def delete(self, namespace: str, key: str, run: Run) -> None:
+        """Remove a key; nothing when it is not there."""
+        before = self._tables.get(namespace, {})
+        if key in before:
+            kept = {other: value for other, value in before.items() if other != key}
+            self._change({**self._tables, namespace: kept}, run)
+
+    def _change(self, tables: Tables, run: Run) -> None:
+        run(lambda: self._disk.make_directories(self._path.parent))
+        run(lambda: write_document(self._disk, self._path, {"configTable": tables}))
+        self._tables = tables

@@ -1,0 +1,306 @@
+"""The registry's tables: which brokers live, and which topics they have (specs: remoting protocol, sections 2.1 to 2.5).
+
+Pure: time comes in as ``now_ms``, any clock that does not jump. All of it is in memory; brokers tell it anew.
+
+::
+
+    topic → broker name → QueueData           a broker stands here only while one of its processes lives
+    broker name → cluster, id → Process       address, connection, data version, when it was last heard of
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from metaq.errors import BadRequest, UnknownTopic
+from metaq.protocol.codes import READ, WRITE
+from metaq.protocol.routes import (
+    NO_LIVE_BROKER,
+    BrokerData,
+    ClusterInfo,
+    DataVersion,
+    QueueData,
+    TopicConfig,
+    TopicRoute,
+    TopicTable,
+)
+
+UNIT: Final = 1
+UNIT_SUBSCRIBED: Final = 2
+"""Bits of a queue's ``sys_flag``."""
+MAX_DEPARTED: Final = 64
+"""Brokers remembered after they went, so that a missing route can be explained."""
+MASTER: Final = 0
+
+
+class BrokerKey(NamedTuple):
+    """One process that registers: the address is where clients reach it."""
+
+    cluster: str
+    name: str
+    number: int
+    """0 is the master; replicas have others."""
+    address: str
+
+
+class MasterAddress(NamedTuple):
+    """What a replica is told about its master."""
+
+    address: str
+    ha_address: str
+
+
+class Registered(NamedTuple):
+    """The outcome of a registration."""
+
+    first: bool
+    replaced: str | None
+    """Address of another process that held the same name and number until now."""
+    master: MasterAddress | None
+    """Only for a replica whose master lives."""
+
+
+class Removed(NamedTuple):
+    """A process that is no longer in the tables."""
+
+    key: BrokerKey
+    connection: Hashable | None
+
+
+@dataclass(slots=True)
+class Process:
+    """A broker's entry in the table of the living."""
+
+    address: str
+    ha_address: str
+    version: DataVersion | None
+    """``None``: not known to be complete, so whatever comes next counts as a change."""
+    seen_ms: int
+    timeout_ms: int
+    connection: Hashable | None
+    """``None`` is the broker in whose process the registry is: it needs no watching."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """The processes under one broker name; never without one."""
+
+    cluster: str
+    processes: dict[int, Process] = field(default_factory=dict)
+
+
+class _Departed(NamedTuple):
+    """A broker name that nobody holds any more."""
+
+    at_ms: int
+    why: str
+    topics: frozenset[str]
+
+
+class RouteTables:
+    """All tables of one registry."""
+
+    def __init__(self, expiry_ms: int) -> None:
+        self._expiry_ms = expiry_ms
+        self._topics: dict[str, dict[str, QueueData]] = {}
+        self._groups: dict[str, _Group] = {}
+        self._departed: dict[str, _Departed] = {}
+
+    # -- registration -------------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        key: BrokerKey,
+        ha_address: str,
+        table: TopicTable,
+        connection: Hashable | None,
+        now_ms: int,
+        timeout_ms: int | None = None,
+    ) -> Registered:
+        """Enter or refresh a process. Topics are merged: those that ``table`` does not name stay as they are."""
+        self._departed.pop(key.name, None)
+        group = self._groups.setdefault(key.name, _Group(key.cluster))
+        group.cluster = key.cluster
+        for number in [n for n, process in group.processes.items() if process.address == key.address and n != key.number]:
+            del group.processes[number]  # the same process in a new role
+        before = group.processes.get(key.number)
+        replaced = before.address if before is not None and before.address != key.address else None
+        first = before is None or replaced is not None
+        # Only one topic: perhaps the one that has just changed, sent before this registry had heard of the others.
+        version = None if first and len(table.topics) == 1 else table.version
+        known = None if first or before is None else before.version
+        group.processes[key.number] = Process(
+            key.address, ha_address, version, now_ms, self._expiry_ms if timeout_ms is None else timeout_ms, connection
+        )
+        # Without a master the replica with the smallest number speaks for the name: readers need the topics.
+        if key.number == min(group.processes) and (known is None or not known.same(table.version)):
+            self._merge(key.name, table.topics.values())
+        master = group.processes.get(MASTER)
+        told = MasterAddress(master.address, master.ha_address) if key.number != MASTER and master is not None else None
+        return Registered(first, replaced, told)
+
+    def _merge(self, broker: str, topics: Iterable[TopicConfig]) -> None:
+        for topic in topics:
+            queue = QueueData(broker, topic.read_queues, topic.write_queues, topic.permission, topic.sys_flag)
+            self._topics.setdefault(topic.name, {})[broker] = queue
+
+    def refresh(self, name: str, address: str, now_ms: int) -> bool:
+        """Count a sign of life; whether the process is known."""
+        process = self._process(name, address)
+        if process is not None:
+            process.seen_ms = now_ms
+        return process is not None
+
+    def query_version(self, name: str, address: str, version: DataVersion, now_ms: int) -> tuple[bool, DataVersion | None]:
+        """Whether ``version`` is news, and the version registered last. When it is not, that is a sign of life."""
+        process = self._process(name, address)
+        known = None if process is None else process.version
+        changed = known is None or not known.same(version)
+        if process is not None and not changed:
+            process.seen_ms = now_ms
+        return changed, known
+
+    def unregister(self, name: str, address: str, now_ms: int) -> list[Removed]:
+        """Remove a process that says goodbye; one at another address that took its name and number stays."""
+        return self._remove(lambda group, process: group == name and process.address == address, "it said goodbye", now_ms)
+
+    def connection_closed(self, connection: Hashable, now_ms: int) -> list[Removed]:
+        """Remove every process that registered through ``connection`` last."""
+        return self._remove(lambda _, process: process.connection == connection, "its connection closed", now_ms)
+
+    def scan(self, now_ms: int) -> list[Removed]:
+        """Remove every process that has been silent for longer than it may be."""
+
+        def silent(_: str, process: Process) -> bool:
+            return process.connection is not None and now_ms - process.seen_ms > process.timeout_ms
+
+        return self._remove(silent, "it was silent for too long", now_ms)
+
+    def _process(self, name: str, address: str) -> Process | None:
+        group = self._groups.get(name)
+        if group is None:
+            return None
+        return next((process for process in group.processes.values() if process.address == address), None)
+
+    def _remove(self, leaves: Callable[[str, Process], bool], why: str, now_ms: int) -> list[Removed]:
+        removed = [
+            Removed(BrokerKey(group.cluster, name, number, process.address), process.connection)
+            for name, group in self._groups.items()
+            for number, process in group.processes.items()
+            if leaves(name, process)
+        ]
+        for key, _ in removed:
+            group = self._groups[key.name]
+            del group.processes[key.number]
+            if not group.processes:
+                del self._groups[key.name]
+                self._forget_topics(key.name, f"{why} ({key.address})", now_ms)
+        return removed
+
+    def _forget_topics(self, broker: str, why: str, now_ms: int) -> None:
+        lost = frozenset(topic for topic, queues in self._topics.items() if queues.pop(broker, None) is not None)
+        for topic in lost:
+            if not self._topics[topic]:
+                del self._topics[topic]
+        self._departed[broker] = _Departed(now_ms, why, lost)
+        if len(self._departed) > MAX_DEPARTED:
+            del self._departed[next(iter(self._departed))]
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    def route(self, topic: str, now_ms: int) -> TopicRoute:
+        """Where the topic is, or ``UnknownTopic``, which says why it is nowhere."""
+        queues = self._topics.get(topic)
+        if queues is None:
+            raise UnknownTopic(f"no route for topic {topic}: {self._why_nowhere(topic, now_ms)}")
+        return TopicRoute(tuple(queues.values()), tuple(self._broker(name) for name in queues))
+
+    def _why_nowhere(self, topic: str, now_ms: int) -> str:
+        for name, gone in reversed(self._departed.items()):
+            if topic in gone.topics:
+                ago = (now_ms - gone.at_ms) // 1000
+                return f"{NO_LIVE_BROKER}; broker {name}, which had it, was removed {ago} s ago because {gone.why}"
+        if not self._groups:
+            return "no broker is registered here; is one running that names this registry?"
+        return f"none of the {len(self._groups)} live brokers has such a topic; create it, or let it be created by a send"
+
+    def _broker(self, name: str) -> BrokerData:
+        group = self._groups[name]
+        return BrokerData(group.cluster, name, {number: group.processes[number].address for number in sorted(group.processes)})
+
+    def members(self, cluster: str, name: str) -> BrokerData:
+        """The processes under a broker name; none when nobody holds it."""
+        return self._broker(name) if name in self._groups else BrokerData(cluster, name, {})
+
+    def cluster_info(self) -> ClusterInfo:
+        """Every broker, and which cluster it belongs to."""
+        return ClusterInfo({name: self._broker(name) for name in self._groups}, self._clusters())
+
+    def _clusters(self) -> dict[str, list[str]]:
+        clusters: dict[str, list[str]] = {}
+        for name, group in self._groups.items():
+            clusters.setdefault(group.cluster, []).append(name)
+        return clusters
+
+    def topics(self) -> list[str]:
+        """Every topic that some live broker has."""
+        return sorted(self._topics)
+
+    def topics_of_cluster(self, cluster: str) -> list[str]:
+        """The topics of the brokers of one cluster."""
+        return self._topics_with(lambda queue: self._groups[queue.broker_name].cluster == cluster)
+
+    def system_topics(self) -> tuple[list[str], str | None]:
+        """The names of clusters and brokers, which are topics of their own, and the address of some broker."""
+        names: list[str] = []
+        for cluster, brokers in self._clusters().items():
+            names += [cluster, *brokers]
+        address = next((process.address for group in self._groups.values() for process in group.processes.values()), None)
+        return names, address
+
+    def unit_topics(self) -> list[str]:
+        """Topics that belong to a unit."""
+        return self._topics_with(lambda queue: bool(queue.sys_flag & UNIT))
+
+    def unit_subscribed_topics(self, *, only_outside_units: bool = False) -> list[str]:
+        """Topics that a unit subscribes to; perhaps only those that belong to no unit themselves."""
+        unwanted = UNIT if only_outside_units else 0
+        return self._topics_with(lambda queue: bool(queue.sys_flag & UNIT_SUBSCRIBED) and not queue.sys_flag & unwanted)
+
+    def _topics_with(self, wanted: Callable[[QueueData], bool]) -> list[str]:
+        return sorted(topic for topic, queues in self._topics.items() if any(map(wanted, queues.values())))
+
+    # -- administration -----------------------------------------------------------------------------------------------
+
+    def wipe_write_permission(self, broker: str) -> int:
+        """Let nobody send to the broker until its topics change; how many topics it has."""
+        return self._change_permissions(broker, lambda permission: permission & ~WRITE)
+
+    def add_write_permission(self, broker: str) -> int:
+        """The opposite; readable too."""
+        return self._change_permissions(broker, lambda _: READ | WRITE)
+
+    def _change_permissions(self, broker: str, change: Callable[[int], int]) -> int:
+        count = 0
+        for queues in self._topics.values():
+            queue = queues.get(broker)
+            if queue is not None:
+                queues[broker] = queue._replace(permission=change(queue.permission))
+                count += 1
+        return count
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> None:
+        """Forget a topic, perhaps only on the brokers of one cluster, until a broker that has it registers a change."""
+        queues = self._topics.get(topic, {})
+        for name in [name for name in queues if cluster is None or self._groups[name].cluster == cluster]:
+            del queues[name]
+        if not queues:
+            self._topics.pop(topic, None)
+
+    def add_topic(self, topic: str, queues: Mapping[str, QueueData]) -> None:
+        """Enter a topic on live brokers by hand; ``BadRequest`` names a broker that is not live."""
+        for name in queues:
+            if name not in self._groups:
+                raise BadRequest(f"no live broker is called {name}; nothing was entered for topic {topic}")
+        if queues:
+            self._topics.setdefault(topic, {}).update(queues)
