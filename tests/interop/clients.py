@@ -23,7 +23,10 @@ JVM_FLAGS: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "
 
 
 def run_build(command: Sequence[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
+    environment = os.environ | {"CGO_ENABLED": "0"}  # a Go program that needs no C compiler
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed in {folder}:\n{done.stdout}{done.stderr}")
 
@@ -90,10 +93,11 @@ class Received(NamedTuple):
     consumer: str = ""
     at: int = 0
 
-
-def received(view: dict[str, Any]) -> Received:
-    fields = {name: view[name] for name in Received._fields if name in view}
-    return Received(**fields | {"body": base64.b64decode(view["body"])})
+    @classmethod
+    def read(cls, view: dict[str, Any]) -> Self:
+        """From a driver's JSON, of which it takes what it knows."""
+        fields = {name: view[name] for name in cls._fields if name in view}
+        return cls(**fields | {"body": base64.b64decode(view["body"])})
 
 
 class ClientError(Exception):
@@ -160,7 +164,7 @@ class ClientProcess:
                     case None:
                         self._answers[view["id"]] = view
                     case "message":
-                        self._received.append(received(view))
+                        self._received.append(Received.read(view))
                     case _:
                         self._events.append(view)
                 self._changed.notify_all()
@@ -234,9 +238,9 @@ class ClientProcess:
 
     def pull(self, group: str, topic: str, expression: str = "*") -> list[Received]:
         """The whole topic with the pull consumer, queue by queue."""
-        return [received(view) for view in self.call("pull", group=group, topic=topic, expression=expression)]
+        return [Received.read(view) for view in self.call("pull", group=group, topic=topic, expression=expression)]
 
     def poll(self, group: str, topic: str, count: int, seconds: int, expression: str = "*") -> list[Received]:
         """The group's next messages with the polling consumer: ``count``, or fewer after ``seconds``."""
         views = self.call("poll", group=group, topic=topic, expression=expression, count=count, seconds=seconds)
-        return [received(view) for view in views]
+        return [Received.read(view) for view in views]

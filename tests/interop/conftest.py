@@ -1,0 +1,46 @@
+"""What the tests of unmodified RocketMQ clients share: one build of each driver, a broker, driver processes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.interop.clients import ClientProcess, go_command, java_command
+from tests.support.broker import BrokerProcess
+
+Spawn = Callable[[tuple[str, ...], str], ClientProcess]
+"""Starts a driver: its program, the address of the registry."""
+
+
+@pytest.fixture(scope="session")
+def java_program() -> tuple[str, ...]:
+    return java_command()
+
+
+@pytest.fixture(scope="session")
+def go_program() -> tuple[str, ...]:
+    return go_command()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def spawn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spawn]:
+    """Driver processes that end with the module at the latest."""
+    with ExitStack() as stack:
+
+        def start(program: tuple[str, ...], registry: str) -> ClientProcess:
+            home = tmp_path_factory.mktemp("client") / "home"
+            return stack.enter_context(ClientProcess(program, registry, home))
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def client(spawn: Spawn, program: tuple[str, ...], broker: BrokerProcess) -> ClientProcess:
+    """The process that most scenarios of a module run in; ``program`` is the module's."""
+    return spawn(program, broker.registry)
