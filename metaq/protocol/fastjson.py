@@ -1,0 +1,234 @@
+"""JSON as fastjson writes it, which is not always JSON (specs: remoting protocol, sections 2.2 and 3.3).
+
+Beside plain JSON there are maps with other keys than texts::
+
+    {"offsetTable":{{"brokerName":"broker-a","queueId":3,"topic":"TopicA"}:12}}            an object as key
+    {"offsetTable":{"{\\"brokerName\\":\\"broker-a\\",\\"queueId\\":3,\\"topic\\":\\"TopicA\\"}":12}}  the same, its text as key
+    {"offsetTable":{"TopicA@CG_A":{0:5,1:7}}}                                              bare integers as keys
+
+In Python a key that is an object, or the text of one, with these three members is a ``MessageQueue``, and a bare integer is an
+``int``. A quoted integer stays a ``str``: who reads maps that come in both forms (broker addresses) asks for ``int(key)``.
+"""
+
+import math
+import re
+from typing import Any, Final, NoReturn
+
+import orjson
+
+from metaq.errors import BadRequest
+from metaq.message import MessageQueue
+
+MAX_NESTING: Final = 64
+"""Objects and arrays within each other, where the text is not plain JSON; there, the parser of plain JSON allows 1,024."""
+MAX_LENIENT_BYTES: Final = 4 << 20
+"""Bytes of a text that is not plain JSON: it is read in Python, which takes a second for about this much."""
+
+_BLANKS: Final = re.compile(r"[ \t\n\r]*")
+_TEXT: Final = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})(?:\\u([dD][c-fC-F][0-9a-fA-F]{2}))?|(.))", re.DOTALL)
+_ESCAPED: Final = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_NUMBER: Final = re.compile(r"(-?(?:0|[1-9][0-9]*))(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_WORD: Final = re.compile(r"true|false|null")
+_WORDS: Final[dict[str, bool | None]] = {"true": True, "false": False, "null": None}
+_INT64: Final = range(-(1 << 63), 1 << 64)
+"""What stays whole, as in the parser of plain JSON; anything longer is a float."""
+
+
+def decode(data: bytes) -> Any:
+    """What a body says. ``BadRequest`` names the place where it is no JSON of this kind, or the limit that it is over."""
+    # A text that begins with a brace may be a key that stands for an object.
+    if b'"{' not in data:
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError:
+            pass  # either not plain, or wrong: the parser below tells
+    if len(data) > MAX_LENIENT_BYTES:
+        limit = f"the limit of {MAX_LENIENT_BYTES} for what is not plain JSON"
+        raise BadRequest(f"JSON body: {len(data)} bytes are over {limit}; write all keys as texts that begin with no brace")
+    try:
+        return _Parser(data.decode()).parse()
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"JSON body, byte {error.start + 1}: not UTF-8") from error
+
+
+def encode(value: Any) -> bytes:
+    """The text of ``value``, without blanks: an ``int`` key is bare, a ``MessageQueue`` an object, as key and as value.
+
+    A value that JSON cannot hold is an error of the program: ``TypeError``.
+    """
+    try:
+        return orjson.dumps(value, default=_members)
+    except orjson.JSONEncodeError:
+        # Not plain, or with something in it that is not.
+        if isinstance(value, dict):
+            return b"{%b}" % b",".join(b"%b:%b" % (_key(key), encode(inner)) for key, inner in value.items())
+        if isinstance(value, list):
+            return b"[%b]" % b",".join(map(encode, value))
+        raise
+
+
+def _members(value: object) -> dict[str, str | int]:
+    if not isinstance(value, MessageQueue):
+        raise TypeError(f"JSON cannot hold a {type(value).__name__}")
+    return {"brokerName": value.broker_name, "queueId": value.partition, "topic": value.topic}
+
+
+def _key(key: object) -> bytes:
+    if not isinstance(key, str | int | MessageQueue) or isinstance(key, bool):
+        raise TypeError(f"a {type(key).__name__} is no key: texts, whole numbers and message queues are")
+    return encode(key)
+
+
+def _queue(value: object) -> MessageQueue | None:
+    """The message queue that an object is, or ``None``."""
+    match value:
+        case {"topic": str(topic), "brokerName": str(broker_name), "queueId": int(partition)} if not isinstance(
+            partition, bool
+        ):
+            return MessageQueue(topic, broker_name, partition)
+    return None
+
+
+class _Parser:
+    """Recursive descent over a whole text."""
+
+    def __init__(self, text: str, nesting: int = 0) -> None:
+        self._text = text
+        self._at = 0
+        self._nesting = nesting
+
+    def parse(self) -> Any:
+        value = self._value()
+        if self._peek():
+            self._refuse("expected the end")
+        return value
+
+    def _refuse(self, reason: str) -> NoReturn:
+        found = repr(self._text[self._at : self._at + 16]) if self._at < len(self._text) else "the end"
+        raise BadRequest(f"JSON body, character {self._at + 1}: {reason}, not {found}")
+
+    def _peek(self) -> str:
+        """The next character that is no blank; empty at the end."""
+        match = _BLANKS.match(self._text, self._at)
+        assert match is not None
+        self._at = match.end()
+        return self._text[self._at : self._at + 1]
+
+    def _took(self, sign: str) -> bool:
+        found = self._peek() == sign
+        self._at += found
+        return found
+
+    def _need(self, sign: str) -> None:
+        if not self._took(sign):
+            self._refuse(f"expected {sign!r}")
+
+    def _value(self) -> Any:
+        match self._peek():
+            case "{":
+                return self._object()
+            case "[":
+                return self._array()
+            case '"':
+                return self._string()
+        word = _WORD.match(self._text, self._at)
+        if word:
+            self._at = word.end()
+            return _WORDS[word[0]]
+        return self._number()
+
+    def _enter(self) -> None:
+        self._nesting += 1
+        if self._nesting > MAX_NESTING:
+            self._refuse(f"expected values nested no deeper than the limit of {MAX_NESTING}")
+        self._at += 1
+
+    def _object(self) -> dict[str | int | MessageQueue, Any]:
+        self._enter()
+        members: dict[str | int | MessageQueue, Any] = {}
+        if not self._took("}"):
+            while True:
+                key = self._object_key()
+                self._need(":")
+                members[key] = self._value()
+                if self._took("}"):
+                    break
+                self._need(",")
+        self._nesting -= 1
+        return members
+
+    def _array(self) -> list[Any]:
+        self._enter()
+        values: list[Any] = []
+        if not self._took("]"):
+            while True:
+                values.append(self._value())
+                if self._took("]"):
+                    break
+                self._need(",")
+        self._nesting -= 1
+        return values
+
+    def _object_key(self) -> str | int | MessageQueue:
+        sign = self._peek()
+        start = self._at
+        if sign == '"':
+            text = self._string()
+            return (_queue_text(text) if text.startswith("{") else None) or text
+        if sign == "{":
+            queue = _queue(self._object())
+            if queue is None:
+                self._at = start
+                self._refuse("expected a message queue (topic, brokerName and queueId) as an object that is a key")
+            return queue
+        number = self._number() if sign and sign in "-0123456789" else None
+        if not isinstance(number, int):
+            self._at = start
+            self._refuse("expected a key: a text, a whole number or a message queue")
+        return number
+
+    def _string(self) -> str:
+        match = _TEXT.match(self._text, self._at)
+        if match is None:
+            self._refuse("expected a text with a closing quote")
+        text = match[1]
+        if "\\" in text:
+            text = _ESCAPE.sub(self._unescaped, text)
+        self._at = match.end()
+        return text
+
+    def _unescaped(self, match: re.Match[str]) -> str:
+        first, second, letter = match.groups()
+        if letter is not None:
+            if letter not in _ESCAPED:
+                self._refuse(f"expected a text without the escape \\{letter}")
+            return _ESCAPED[letter]
+        high = int(first, 16)
+        if second is not None and 0xD800 <= high < 0xDC00:
+            return chr(0x10000 + ((high - 0xD800) << 10) + int(second, 16) - 0xDC00)
+        if second is not None or 0xD800 <= high < 0xE000:
+            self._refuse(f"expected a text without half a character (\\u{first})")
+        return chr(high)
+
+    def _number(self) -> int | float:
+        match = _NUMBER.match(self._text, self._at)
+        if match is None:
+            self._refuse("expected a value")
+        whole, fraction, exponent = match.groups()
+        number = float(match[0])
+        if math.isinf(number):
+            self._refuse("expected a number within the range of a double")
+        self._at = match.end()
+        # Twenty digits and a sign hold all of 64 bits, and spare the work of longer ones.
+        if fraction is None and exponent is None and len(whole) <= 21 and int(whole) in _INT64:
+            return int(whole)
+        return number
+
+
+def _queue_text(text: str) -> MessageQueue | None:
+    """The message queue whose text stands as a key, or ``None``: then it is a text that only looks like one."""
+    try:
+        return _queue(_Parser(text, MAX_NESTING - 1).parse())
+    except BadRequest:
+        return None
