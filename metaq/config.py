@@ -55,6 +55,8 @@ class Settings(BaseModel):
     allow_public: bool = Field(
         False, description="allow an address that other machines can reach, although there are no users yet"
     )
+    tls_certificate: str = Field("", description="certificate chain (PEM) for TLS on every port; none: TLS is refused")
+    tls_key: str = Field("", description="private key (PEM), when it is not in the certificate's file")
     broker_name: str = Field("metaq", description="name of this broker, kept in the data folder")
     broker_number: int = Field(0, ge=0, le=1023, description="number of this broker, kept in the data folder")
     cluster_name: str = Field("DefaultCluster", description="name of the cluster that this broker belongs to")
@@ -87,6 +89,9 @@ class Settings(BaseModel):
 
     max_line_bytes: int = Field(4 * KIB, ge=64, description="longest command line")
     max_body_bytes: int = Field(MIB, ge=1, description="largest body of a put")
+    max_message_bytes: int = Field(
+        4 * MIB, ge=1, description="largest body of a message sent by a RocketMQ client, as far as a segment has room"
+    )
     max_transfer_bytes: int = Field(MIB, ge=64, description="most bytes in the answer to a get; one message always fits")
     max_connections: int = Field(10_000, ge=1, description="open connections")
     max_unsent_bytes: int = Field(
@@ -96,6 +101,9 @@ class Settings(BaseModel):
     max_held_gets: int = Field(10_000, ge=0, description="gets held because there is no message yet")
     max_hold_ms: int = Field(30_000, ge=0, description="longest wait= of a get; a longer one is shortened")
     max_cold_reads: int = Field(1000, ge=1, description="gets that wait for the disk at once; beyond it: 503")
+    handshake_timeout_ms: int = Field(
+        30_000, ge=100, description="how long a new connection may stay silent before it is closed"
+    )
     idle_timeout_ms: int = Field(300_000, ge=100, description="silence after which a connection is closed")
     drain_timeout_ms: int = Field(10_000, ge=0, description="how long an orderly stop waits for answers that are due")
 

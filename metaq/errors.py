@@ -13,6 +13,8 @@
     │   ├── UnknownTopic         no such topic, and topics are not created on first put
     │   ├── WrongPartition       the topic has fewer partitions
     │   ├── ChecksumMismatch     the body does not have the announced checksum
+    │   ├── MessageIllegal       the message itself cannot be kept: too large, or properties that contradict each other
+    │   ├── RequestFailed        ends with a remoting code of its own
     │   ├── NotWritable          the broker takes no writes now (disk full, disk failed, stopping)
     │   └── Overloaded           a limit on work in flight is reached; try again later
     ├── StoreError               the data folder
@@ -26,12 +28,18 @@
         ├── ConnectionFailed     cannot connect, or the connection broke
         ├── RequestTimeout       no answer within the deadline; the outcome is unknown
         ├── Refused              the broker answered with an error status
+        │   └── BrokerBusy       a limit on its work in flight is reached; try again after a while
+        ├── RouteNotFound        no broker can be asked for a topic; ``reason`` says which of the four causes it is
+        ├── SendFailed           every try to send a message failed
+        ├── ClientClosed         the client was closed
         └── PutManyFailed        some of many puts failed (``metaq.client``)
 
-Each class says ``status`` (the text protocol's HTTP-like code), ``retriable`` (the same call may succeed later) and
-``closes_connection``.
+Each class says ``status`` (the text protocol's HTTP-like code), ``code`` (the remoting protocol's), ``retriable`` (the same
+call may succeed later) and ``closes_connection``.
 """
 
+import enum
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -39,7 +47,8 @@ class MetaqError(Exception):
     """Root of everything metaq raises on purpose."""
 
     status: ClassVar[int] = 500
-    retriable: ClassVar[bool] = False
+    code: int = 1
+    retriable: bool = False
     closes_connection: ClassVar[bool] = False
 
 
@@ -60,6 +69,8 @@ class BadRequest(ProtocolError):
 class SubscriptionInvalid(BadRequest):
     """A tag expression or SQL92 filter cannot be read; remoting answers 23, SUBSCRIPTION_PARSE_FAILED."""
 
+    code = 23
+
 
 class StreamLost(ProtocolError):
     """The end of the frame cannot be known, or lies beyond a limit."""
@@ -75,10 +86,13 @@ class AccessDenied(BrokerError):
     """The principal may not do this to the resource."""
 
     status = 403
+    code = 16
 
 
 class UnknownTopic(BrokerError):
     """No such topic, and topics are not created on first put."""
+
+    code = 17
 
 
 class WrongPartition(BrokerError):
@@ -91,10 +105,26 @@ class ChecksumMismatch(BrokerError):
     retriable = True
 
 
+class MessageIllegal(BrokerError):
+    """The message itself cannot be kept."""
+
+    status = 400
+    code = 13
+
+
+class RequestFailed(BrokerError):
+    """A remoting request that ends with ``code`` (``metaq.protocol.codes.Response``)."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
 class NotWritable(BrokerError):
     """The broker takes no writes now."""
 
     status = 503
+    code = 14
     retriable = True
 
 
@@ -102,6 +132,7 @@ class Overloaded(BrokerError):
     """A limit on work in flight is reached; ``retry_after_ms`` is the broker's own estimate."""
 
     status = 503
+    code = 2
     retriable = True
 
     def __init__(self, reason: str, *, retry_after_ms: int) -> None:
@@ -121,6 +152,7 @@ class DiskFull(StoreError):
     """No room for the next write; nothing of it was kept."""
 
     status = 503
+    code = 14
     retriable = True
 
 
@@ -128,6 +160,7 @@ class DiskFailed(StoreError):
     """A write or a sync failed; what it covered must be taken as lost."""
 
     status = 503
+    code = 14
 
 
 class DirectoryLocked(StoreError):
@@ -165,3 +198,50 @@ class Refused(ClientError):
         super().__init__(f"the broker answered {code}: {text}")
         self.code = code
         self.text = text
+
+
+class BrokerBusy(Refused):
+    """A limit on the broker's work in flight is reached."""
+
+    retriable = True
+
+    def __init__(self, code: int, text: str, *, retry_after_s: float) -> None:
+        super().__init__(code, text)
+        self.retry_after_s = retry_after_s
+        """The broker's own estimate of when to try again."""
+
+
+class RouteProblem(enum.Enum):
+    """Why no broker can be asked for a topic."""
+
+    REGISTRY_UNREACHABLE = "no registry answers"
+    TOPIC_ABSENT = "the topic does not exist, and no broker creates topics by itself"
+    NO_LIVE_MASTER = "the topic exists, but no broker that can serve it is alive"
+    NO_PERMISSION = "the topic exists, but its permissions forbid it"
+
+
+class RouteNotFound(ClientError):
+    """No broker can be asked for a topic."""
+
+    def __init__(self, topic: str, reason: RouteProblem, details: str) -> None:
+        super().__init__(f"no route for topic {topic}: {reason.value}. {details}")
+        self.topic = topic
+        self.reason = reason
+        self.retriable = reason in {RouteProblem.REGISTRY_UNREACHABLE, RouteProblem.NO_LIVE_MASTER}
+
+
+class SendFailed(ClientError):
+    """Every try to send a message failed; it may be stored all the same where a connection broke."""
+
+    retriable = True
+
+    def __init__(self, topic: str, attempts: Sequence[tuple[str, ClientError]]) -> None:
+        tries = "; ".join(f"{broker}: {error}" for broker, error in attempts)
+        super().__init__(f"no broker took the message for topic {topic} in {len(attempts)} tries: {tries}")
+        self.topic = topic
+        self.attempts = tuple(attempts)
+        """The broker's name and what happened, try by try."""
+
+
+class ClientClosed(ClientError):
+    """The client, or this part of it, was closed."""

@@ -100,16 +100,18 @@ def checksum_property(data: bytes | memoryview) -> bytes:
 
 def host_bytes(address: str, port: int) -> bytes:
     """An IPv4 address as hosts stand in a record; anything else (a name, IPv6, a unix path) becomes 0.0.0.0."""
-    parts = address.split(".")
+    parts = address.removeprefix("::ffff:").split(".")
     numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and int(part) < 256]
     if len(parts) != 4 or len(numbers) != 4:
         numbers = [0, 0, 0, 0]
     return struct.pack(">4Bi", *numbers, port)
 
 
-def constant_middle(sys_flag: int, born_ms: int, born_host: bytes, store_ms: int, store_host: bytes) -> bytes:
-    """The 40 header bytes that all records of one sender in one turn of the loop share."""
-    return CONSTANT_MIDDLE.pack(sys_flag, born_ms, born_host, store_ms, store_host, 0)
+def constant_middle(
+    sys_flag: int, born_ms: int, born_host: bytes, store_ms: int, store_host: bytes, reconsume_times: int = 0
+) -> bytes:
+    """40 header bytes; all records of one text session in one turn of the loop share them."""
+    return CONSTANT_MIDDLE.pack(sys_flag, born_ms, born_host, store_ms, store_host, reconsume_times)
 
 
 def record_tail(topic: str, properties: bytes) -> bytes:

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from metaq.config import Settings
+from metaq.server.front import Front
 from metaq.server.tables import TopicTable
 from metaq.store.messagestore import MessageStore
 
@@ -63,9 +64,9 @@ class Context:
     host: str
     port: int
     store_host: bytes
-    """Host and port as they stand in records."""
+    """The advertised host and port as they stand in records."""
+    front: Front
     counters: Counters = field(default_factory=Counters)
-    connections: int = 0
 
     def topic_counters(self, name: str) -> TopicCounters:
         """The counters of one topic; those of unknown topics are not kept."""

@@ -45,11 +45,13 @@ def run(settings: Settings, disk: Disk | None = None) -> int:
         "recovered unclean=%s walked_from=%d end=%d records=%d gaps=%d",
         *(recovery.unclean, recovery.walked_from, recovery.end, recovery.records, len(recovery.gaps)),
     )
-    host, port = broker.address
+    addresses = broker.addresses
     # What lives now lives until the end: a full collection would look at 100,000 objects and stop the loop for 10 ms.
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, 20, 50)
-    print(f"metaq ready listen={host}:{port} data={settings.data} pid={os.getpid()}", flush=True)
+    named = {"listen": addresses.text, "remoting": addresses.remoting, "registry": addresses.registry}
+    where = " ".join(f"{name}={address[0]}:{address[1]}" for name, address in named.items() if address is not None)
+    print(f"metaq ready {where} data={settings.data} pid={os.getpid()}", flush=True)
     stopping.wait()
     logger.info("stopping")
     broker.stop()

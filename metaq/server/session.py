@@ -1,19 +1,16 @@
-"""One connection: a callback on the hub's io watcher, not a greenlet.
+"""One connection: callbacks on the hub's io watchers, not a greenlet.
 
-Bytes → commands → handlers → one send. Replies leave in the order of the commands. A command whose reply must wait (a put for
-the disk, a held get, a cold read) is *owed*; puts may follow puts, every other command behind one that is owed waits in the
-backlog, and reading stops meanwhile. So what a connection can make the broker hold is bounded.
+Bytes → commands → handlers → one send. This is what both protocols share: the socket, the buffers on their way out, and the
+pace. What the client says waits in the backlog while it does not take its answers or too much is owed to it, and reading stops
+meanwhile, so what a connection can make the broker hold is bounded. ``TextSession`` and ``RemotingSession`` say what the bytes
+mean.
 """
 
 import logging
-import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from metaq.protocol.commands import Command, Invalid, Put, Quit
 from metaq.protocol.record import host_bytes
-from metaq.protocol.replies import write_result
-from metaq.protocol.text import CommandReader
 from metaq.server.permissions import ANONYMOUS
 
 logger = logging.getLogger(__name__)
@@ -28,8 +25,22 @@ WRITABLE: Final = 2
 Buffer = bytes | memoryview
 
 
-class Handlers(Protocol):
-    """What a session needs of the rest of the broker."""
+class Stream(Protocol):
+    """A connected socket that does not block: ``BlockingIOError`` when it would, ``OSError`` when it is lost."""
+
+    def recv(self, size: int, /) -> bytes: ...
+
+    def send(self, data: Buffer, /) -> int: ...
+
+    def sendmsg(self, buffers: Sequence[Buffer], /) -> int: ...
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Host(Protocol):
+    """What every session needs of the rest of the broker."""
 
     max_unsent_bytes: int
 
@@ -41,14 +52,6 @@ class Handlers(Protocol):
         """Seconds of the loop's own clock, read once a turn."""
         ...
 
-    def puts(self, session: "Session", commands: Sequence[Command], at: int) -> int:
-        """Stage the run of puts at ``at``, each of which is owed from then on; return where the run ends."""
-        ...
-
-    def command(self, session: "Session", command: Command) -> None:
-        """Answer one other command, or make it owed."""
-        ...
-
     def closed(self, session: "Session") -> None: ...
 
 
@@ -56,53 +59,51 @@ class Session:
     """One client. ``answer`` pays what is owed; ``reply`` answers a command at once."""
 
     __slots__ = (
-        "_address",
         "_backlog",
         "_eof",
-        "_handlers",
+        "_host",
         "_out",
         "_reading",
+        "_receive",
         "_socket",
         "_unsent",
-        "_waiting",
         "_watcher",
         "_write_watcher",
+        "address",
         "born_host",
         "last_io",
         "on_close",
+        "outcome",
         "owed",
         "owed_bytes",
         "principal",
-        "reader",
-        "staged",
-        "staged_bytes",
     )
 
-    def __init__(self, connection: socket.socket, address: Any, reader: CommandReader, handlers: Handlers) -> None:
-        self._socket: socket.socket | None = connection
-        self._address = address
-        self.reader = reader
-        self._handlers = handlers
+    def __init__(self, connection: Stream, address: Any, host: Host, receive: Callable[[bytes], Sequence[Any]]) -> None:
+        """``receive`` turns bytes into commands."""
+        self._socket: Stream | None = connection
+        self.address = address
+        self._host = host
+        self._receive = receive
         self._out: list[Buffer] = []
         self._unsent = 0
-        self._backlog: Sequence[Command] = ()
+        self._backlog: Sequence[Any] = ()
         self._eof = False
         self._reading = True
         self._write_watcher: Any = None
-        self._waiting = False
         self.owed = 0
         self.owed_bytes = 0
-        self.staged: list[str] = []
-        self.staged_bytes = 0
+        self.outcome: Any = None
+        """What the puts of the current turn lead to."""
         self.principal = ANONYMOUS
         self.on_close: Callable[[], None] | None = None
         self.born_host = host_bytes(address[0], address[1])
-        self.last_io = handlers.now()
-        self._watcher = handlers.io(connection.fileno(), READABLE)
+        self.last_io = host.now()
+        self._watcher = host.io(connection.fileno(), READABLE)
         self._watcher.start(self._on_readable)
 
     def __repr__(self) -> str:
-        return f"<Session {self._address} owed {self.owed} unsent {self._unsent}>"
+        return f"<{type(self).__name__} {self.address} owed {self.owed} unsent {self._unsent}>"
 
     @property
     def closed(self) -> bool:
@@ -113,6 +114,20 @@ class Session:
         """Nothing is owed, waiting or unsent."""
         return not (self.owed or self._backlog or self._unsent)
 
+    # -- what the protocols say ---------------------------------------------------------------------------------------
+
+    def _handle(self, commands: Sequence[Any]) -> None:
+        """Answer commands in order; those that have to wait become the backlog."""
+        raise NotImplementedError
+
+    def _may_go_on(self) -> bool:
+        """Whether the backlog can be taken up."""
+        return self._unsent <= self._host.max_unsent_bytes
+
+    def _ended(self) -> None:
+        """The client sends nothing more."""
+        self.finish()
+
     # -- receiving ----------------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
@@ -122,19 +137,23 @@ class Session:
         except BlockingIOError:
             return
         except OSError as error:
-            logger.debug("connection lost peer=%s reason=%s", self._address, error)
+            logger.debug("connection lost peer=%s reason=%s", self.address, error)
             self.close()
             return
         if not data:
-            self.finish()
+            self._ended()
             return
-        self.last_io = self._handlers.now()
-        commands = self.reader.receive(data)
+        self.receive(data)
+
+    def receive(self, data: bytes) -> None:
+        """Take what the client sent."""
+        self.last_io = self._host.now()
+        commands = self._receive(data)
         if commands:
             self._process(commands)
-            self._flush()
+            self.flush()
 
-    def _process(self, commands: Sequence[Command]) -> None:
+    def _process(self, commands: Sequence[Any]) -> None:
         """Handle commands in order, until one has to wait: for what is owed, or for a client that does not read."""
         try:
             self._handle(commands)
@@ -147,37 +166,6 @@ class Session:
         """Close because of an error that nobody expected; other connections go on. Called while it is handled."""
         logger.exception("command failed, connection closed session=%s", self)
         self.close()
-
-    def _handle(self, commands: Sequence[Command]) -> None:
-        at, end = 0, len(commands)
-        while at < end and self._socket is not None:
-            if not self.owed:
-                self._waiting = False
-            if type(commands[at]) is Put and not self._waiting:
-                at = self._handlers.puts(self, commands, at)
-            elif self.owed or self._unsent > self._handlers.max_unsent_bytes:
-                self._backlog = commands[at:]
-                break
-            else:
-                command = commands[at]
-                at += 1
-                if not self._one(command):
-                    break
-                self._waiting = self.owed > 0  # puts may follow puts, but overtake nothing else
-
-    def _one(self, command: Command) -> bool:
-        """Answer one command; false when no other is to be taken after it."""
-        if type(command) is Quit:
-            self.finish()
-            return False
-        if type(command) is Invalid:
-            self.reply(write_result(command.error.status, str(command.error), command.opaque))
-            if command.error.closes_connection:
-                self._eof = True
-                return False
-        else:
-            self._handlers.command(self, command)
-        return True
 
     def finish(self) -> None:
         """Take no more commands; close when everything due is sent."""
@@ -202,13 +190,13 @@ class Session:
         for buffer in buffers:
             self._out.append(buffer)
             self._unsent += len(buffer)
-        self._flush()
+        self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Send what can be sent now, go on with the backlog as far as that makes room, and decide whether to read on."""
-        limit = self._handlers.max_unsent_bytes
+        limit = self._host.max_unsent_bytes
         self._send()
-        while self._backlog and not self.owed and self._unsent <= limit:
+        while self._backlog and self._may_go_on():
             commands, self._backlog = self._backlog, ()
             self._process(commands)
             self._send()
@@ -235,11 +223,11 @@ class Session:
         except BlockingIOError:
             pass
         except OSError as error:
-            logger.debug("connection lost peer=%s reason=%s", self._address, error)
+            logger.debug("connection lost peer=%s reason=%s", self.address, error)
             self.close()
             return
         if out and self._write_watcher is None:
-            self._write_watcher = self._handlers.io(connection.fileno(), WRITABLE)
+            self._write_watcher = self._host.io(connection.fileno(), WRITABLE)
             self._write_watcher.start(self._on_writable)
 
     def _drop_sent(self, sent: int) -> None:
@@ -253,15 +241,15 @@ class Session:
             out[0] = memoryview(out[0])[sent:]
 
     def _on_writable(self) -> None:
-        self.last_io = self._handlers.now()
+        self.last_io = self._host.now()
         if self._write_watcher is not None:
             self._write_watcher.close()
             self._write_watcher = None
-        self._flush()
+        self.flush()
 
     def _pace(self) -> None:
         """Read on only while the client takes its answers and not too much is owed."""
-        limit = self._handlers.max_unsent_bytes
+        limit = self._host.max_unsent_bytes
         wanted = not (self._eof or self._backlog or self._unsent > limit or self.owed_bytes > limit)
         if wanted != self._reading:
             self._reading = wanted
@@ -284,4 +272,4 @@ class Session:
         self._backlog = ()
         if self.on_close is not None:
             self.on_close()
-        self._handlers.closed(self)
+        self._host.closed(self)

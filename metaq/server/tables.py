@@ -13,6 +13,7 @@ from typing import Any, Final
 from metaq.config import TopicSettings
 from metaq.errors import BadRequest, Overloaded
 from metaq.message import TopicPartition
+from metaq.protocol.codes import INHERIT, READ, WRITE
 from metaq.protocol.record import MAX_TOPIC_LENGTH
 from metaq.store.disk import Disk
 from metaq.store.documents import read_document, write_document
@@ -21,18 +22,41 @@ from metaq.store.files import Run
 FOLDER: Final = "config"
 TOPICS: Final = "topics.json"
 MAX_PARTITIONS: Final = 1024
-READ: Final = 4
-WRITE: Final = 2
+LEVELS: Final = 18
+"""Delay levels: each is one partition of the schedule topic."""
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+HALF_OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+DEFAULT_TOPIC: Final = "TBW102"
+"""The template of topics that clients create by sending to them."""
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_PREFIX: Final = "%DLQ%"
+
+FORBIDDEN: Final = frozenset(
+    (SCHEDULE_TOPIC, HALF_TOPIC, HALF_OP_TOPIC, "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT")
+)
+"""Topics nobody may send to (specs: remoting protocol, section 3.1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One topic; ``permission`` is the sum of ``READ`` and ``WRITE``."""
+    """One topic; ``permission`` is the sum of ``READ``, ``WRITE`` and ``INHERIT``."""
 
     name: str
     partitions: int
+    """How many take messages."""
+    read_partitions: int
     permission: int = READ | WRITE
+    sys_flag: int = 0
+    order: bool = False
+
+    @property
+    def all_partitions(self) -> int:
+        """How many there are: while a topic shrinks or grows, some only take messages or only give them."""
+        return max(self.partitions, self.read_partitions)
 
 
 def check_topic_name(name: str) -> None:
@@ -50,6 +74,7 @@ class TopicTable:
         self._path = directory / FOLDER / TOPICS
         self._max_topics = max_topics
         self._topics: dict[str, Topic] = {}
+        self._system: frozenset[str] = frozenset()
         self._version = 0
         self._saved_version = 0
 
@@ -62,21 +87,65 @@ class TopicTable:
     def get(self, name: str) -> Topic | None:
         return self._topics.get(name)
 
+    @property
+    def version(self) -> int:
+        """Rises with every change."""
+        return self._version
+
+    def is_system(self, name: str) -> bool:
+        """Whether a topic belongs to the broker and not to its users."""
+        return name in self._system
+
+    def of_users(self) -> list[Topic]:
+        """All topics but the broker's own, by name."""
+        return [topic for topic in self if topic.name not in self._system]
+
     def ensure(self, name: str, partitions: int) -> Topic:
         """The topic with at least so many partitions: created or grown when needed, never shrunk."""
         topic = self._topics.get(name)
         if topic is not None and topic.partitions >= partitions:
             return topic
-        if partitions > MAX_PARTITIONS:
-            raise BadRequest(f"{partitions} partitions are more than {MAX_PARTITIONS}")
         if topic is None:
-            check_topic_name(name)
-            if len(self._topics) >= self._max_topics:
+            return self.put(Topic(name, partitions, partitions))
+        return self.put(replace(topic, partitions=partitions, read_partitions=max(partitions, topic.read_partitions)))
+
+    def put(self, topic: Topic) -> Topic:
+        """Make a topic as it is given, new or not."""
+        known = self._topics.get(topic.name)
+        if known == topic:
+            return known
+        if not 0 <= topic.all_partitions <= MAX_PARTITIONS:
+            raise BadRequest(f"{topic.all_partitions} partitions are more than {MAX_PARTITIONS}")
+        if known is None:
+            check_topic_name(topic.name)
+            if len(self._topics) - len(self._system) >= self._max_topics:
                 raise Overloaded(f"there are {self._max_topics} topics already (max_topics)", retry_after_ms=60_000)
-            topic = Topic(name, partitions)
-        self._topics[name] = topic = replace(topic, partitions=partitions)
+        self._topics[topic.name] = topic
         self._version += 1
         return topic
+
+    def remove(self, name: str) -> None:
+        """Forget a topic; what is stored of it stays until it ages out."""
+        if self._topics.pop(name, None) is not None:
+            self._version += 1
+
+    def add_system_topics(self, cluster: str, broker: str, *, auto_create: bool) -> None:
+        """The topics that every broker has (specs: remoting protocol, section 3.1); the template only with ``auto_create``."""
+        everything = READ | WRITE | INHERIT
+        topics = [
+            Topic(cluster, 16, 16, everything),
+            Topic(broker, 1, 1, everything),
+            Topic("SELF_TEST_TOPIC", 1, 1),
+            Topic("BenchmarkTest", 1024, 1024),
+            Topic("OFFSET_MOVED_EVENT", 1, 1),
+            Topic(SCHEDULE_TOPIC, LEVELS, LEVELS),
+            Topic(f"{cluster}_REPLY_TOPIC", 1, 1),
+        ]
+        if auto_create:
+            topics.append(Topic(DEFAULT_TOPIC, 16, 16, everything))
+        self._system = frozenset(topic.name for topic in topics)
+        for topic in topics:
+            self.put(self._topics.get(topic.name, topic))
 
     def configure(self, settings: Mapping[str, TopicSettings]) -> None:
         """Bring the configured topics into being and give them their permissions."""
@@ -84,14 +153,15 @@ class TopicTable:
             permission = READ * wanted.accept_subscribe | WRITE * wanted.accept_publish
             topic = self.ensure(name, wanted.partitions)
             if topic.permission != permission:
-                self._topics[name] = replace(topic, permission=permission)
-                self._version += 1
+                self.put(replace(topic, permission=permission))
 
     def load(self, disk: Disk, known: Iterable[TopicPartition]) -> list[str]:
         """Read the file and add the partitions that the store knows; return what was wrong with the file."""
         content, problems = read_document(disk, self._path)
         for name, row in {} if content is None else content["topicConfigTable"].items():
-            self._topics[name] = Topic(name, row["writeQueueNums"], row["perm"])
+            self._topics[name] = Topic(
+                name, row["writeQueueNums"], row["readQueueNums"], row["perm"], row["topicSysFlag"], row["order"]
+            )
         if content is not None:
             self._version = self._saved_version = content["dataVersion"]["counter"]
         for topic, partition in known:
@@ -115,12 +185,12 @@ class TopicTable:
         rows = {
             topic.name: {
                 "topicName": topic.name,
-                "readQueueNums": topic.partitions,
+                "readQueueNums": topic.read_partitions,
                 "writeQueueNums": topic.partitions,
                 "perm": topic.permission,
                 "topicFilterType": "SINGLE_TAG",
-                "topicSysFlag": 0,
-                "order": False,
+                "topicSysFlag": topic.sys_flag,
+                "order": topic.order,
             }
             for topic in self._topics.values()
         }

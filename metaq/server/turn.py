@@ -7,7 +7,7 @@ are answered then. At DISK they are parked until a sync covers them: one sync re
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gevent.event import Event
 from gevent.hub import Hub
@@ -15,8 +15,6 @@ from gevent.hub import Hub
 from metaq.config import Settings
 from metaq.errors import MetaqError, Overloaded, StoreError
 from metaq.message import Durability
-from metaq.protocol.replies import ERROR, OK
-from metaq.server.session import Session
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.files import Run
 from metaq.store.messagestore import MessageStore
@@ -24,27 +22,34 @@ from metaq.store.messagestore import MessageStore
 logger = logging.getLogger(__name__)
 
 
+class Outcome(Protocol):
+    """What one sender's puts of one turn lead to; exactly one of the three is called, once."""
+
+    size: int
+    """Bytes that wait; final when the turn ends."""
+
+    def stored(self) -> None:
+        """They are as durable as promised."""
+        ...
+
+    def refused(self, error: MetaqError, outcome: str) -> None:
+        """They failed; ``outcome`` goes on after "the message"."""
+        ...
+
+    def late(self) -> None:
+        """They are stored, but not as durable as promised within the time."""
+        ...
+
+
 class Parked(NamedTuple):
-    """The replies to one session's puts of one turn."""
+    """An outcome that waits for the disk."""
 
     end: int
     """Log offset that must be durable first."""
     deadline: float
-    session: Session
-    replies: list[str]
-    size: int
-
-
-def result(code: int, text: str, opaque: str) -> str:
-    """A ``result`` frame as text; the length is counted in UTF-8 bytes."""
-    return f"result {code} {len(text) if text.isascii() else len(text.encode())} {opaque}\r\n{text}"
-
-
-def replace_result(reply: str, code: int, text: Callable[[str], str]) -> str:
-    """The answer to the same put with another outcome, unless it was refused before. ``text`` gets the old body."""
-    line, _, body = reply.partition("\r\n")
-    _, old_code, _, opaque = line.split(" ")
-    return result(code, text(body), opaque) if int(old_code) == OK else reply
+    outcome: Outcome
+    failure: StoreError | None
+    """Nothing of it was stored; it waits only because answers keep their order."""
 
 
 class Turns:
@@ -64,7 +69,9 @@ class Turns:
         self._flush_messages = settings.flush_messages
         self._flush_interval = settings.flush_interval_ms / 1000
         self.max_waiting_bytes = settings.max_waiting_bytes
-        self._sessions: list[Session] = []
+        self._outcomes: list[Outcome] = []
+        self.number = 0
+        """Of the current turn."""
         self._parked: deque[Parked] = deque()
         self.waiting_bytes = 0
         self._synced_messages = 0
@@ -85,23 +92,16 @@ class Turns:
             reason = f"{self.waiting_bytes} bytes of puts wait for the disk, the limit is {self.max_waiting_bytes}"
             raise Overloaded(f"{reason} (max_waiting_bytes)", retry_after_ms=self._last_sync_ms)
 
-    def staged(self, session: Session, replies: list[str], size: int) -> None:
-        """Take the replies to a session's puts, which hold when the append at the end of this turn succeeds."""
-        if not self._sessions:
+    def staged(self, outcome: Outcome) -> None:
+        """Take an outcome of this turn: its puts hold when the append at the end of the turn succeeds."""
+        if not self._outcomes:
             self._loop.run_callback(self.finish)
-        if session.staged:
-            session.staged += replies
-        else:
-            session.staged = replies
-            self._sessions.append(session)
-        session.staged_bytes += size
-        session.owed += len(replies)
-        session.owed_bytes += size
-        self.waiting_bytes += size
+        self._outcomes.append(outcome)
 
     def finish(self) -> None:
         """The end of the turn: append, then answer or park."""
-        sessions, self._sessions = self._sessions, []
+        outcomes, self._outcomes = self._outcomes, []
+        self.number += 1
         store = self._store
         failure: StoreError | None = None
         try:
@@ -111,15 +111,12 @@ class Turns:
             failure, readable = error, []
         end = store.log.end
         deadline = self._clock.monotonic() + self._sync_timeout
-        for session in sessions:
-            replies, session.staged = session.staged, []
-            size, session.staged_bytes = session.staged_bytes, 0
-            if failure is not None:
-                replies = [_refused(reply, failure) for reply in replies]
+        for outcome in outcomes:
+            parked = Parked(end, deadline, outcome, failure)
             if self._at_disk and (self._parked or end > store.durable_end):
-                self._parked.append(Parked(end, deadline, session, replies, size))
+                self._parked.append(parked)
             else:
-                self._answer(session, replies, size)
+                self._settle(parked)
         if self._at_disk:
             if self._parked:
                 self._sync_due.set()
@@ -128,9 +125,13 @@ class Turns:
         if readable:
             self._wake(readable)
 
-    def _answer(self, session: Session, replies: list[str], size: int) -> None:
-        self.waiting_bytes -= size
-        session.answer(len(replies), size, "".join(replies).encode())
+    def _settle(self, parked: Parked) -> None:
+        """The promised level is reached."""
+        self.waiting_bytes -= parked.outcome.size
+        if parked.failure is not None:
+            parked.outcome.refused(parked.failure, "was not stored")
+        else:
+            parked.outcome.stored()
 
     # -- syncing ------------------------------------------------------------------------------------------------------
 
@@ -159,25 +160,26 @@ class Turns:
     def _release(self) -> None:
         durable = self._store.durable_end
         while self._parked and self._parked[0].end <= durable:
-            parked = self._parked.popleft()
-            self._answer(parked.session, parked.replies, parked.size)
+            self._settle(self._parked.popleft())
         if self._parked:
             self._sync_due.set()
 
     def _fail_parked(self, error: StoreError) -> None:
         while self._parked:
-            parked = self._parked.popleft()
-            replies = [_refused(reply, error, "may be stored or not") for reply in parked.replies]
-            self._answer(parked.session, replies, parked.size)
+            outcome = self._parked.popleft().outcome
+            self.waiting_bytes -= outcome.size
+            outcome.refused(error, "may be stored or not")
 
     def expire(self) -> None:
         """Answer the puts that have waited too long: they are stored, but not yet as durable as asked."""
         now = self._clock.monotonic()
         while self._parked and self._parked[0].deadline <= now:
             parked = self._parked.popleft()
-            text = "stored at {}, not yet " + Durability.DISK
-            replies = [replace_result(reply, ERROR, text.format) for reply in parked.replies]
-            self._answer(parked.session, replies, parked.size)
+            if parked.failure is not None:
+                self._settle(parked)
+            else:
+                self.waiting_bytes -= parked.outcome.size
+                parked.outcome.late()
 
     def stop(self) -> None:
         """Let the syncing greenlet end after what it is doing."""
@@ -185,8 +187,4 @@ class Turns:
         self._sync_due.set()
 
     def nothing_parked(self) -> bool:
-        return not self._parked and not self._sessions
-
-
-def _refused(reply: str, error: MetaqError, outcome: str = "was not stored") -> str:
-    return replace_result(reply, error.status, lambda _: f"the message {outcome}: {error}")
+        return not self._parked and not self._outcomes

@@ -18,7 +18,9 @@ STOP_DEADLINE_S: Final = 60.0
 SOCKET_TIMEOUT_S: Final = 30.0
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
 """Unless a test says otherwise: the usual 1 GiB, twice a broker, would soon fill a disk."""
-_READY: Final = re.compile(r"^metaq ready listen=(\S+):(\d+) data=.* pid=\d+(?: .*)?\n", re.MULTILINE)
+_READY: Final = re.compile(
+    r"^metaq ready listen=(\S+):(\d+)(?: remoting=\S+)?(?: registry=(\S+:\d+))? data=.* pid=\d+(?: .*)?\n", re.MULTILINE
+)
 
 
 class BrokerFailed(AssertionError):
@@ -37,8 +39,8 @@ def wait_until(condition: Callable[[], bool], deadline_s: float, what: str) -> N
 class BrokerProcess:
     """``metaq serve`` over the folder ``data``, from entering the ``with`` block until leaving it.
 
-    ``host``, ``port`` and ``pid`` are those of the running process. Standard output and error go to files beside
-    ``data``, of which ``log`` is the second; every start appends to them.
+    ``host``, ``port`` and ``pid`` are those of the running process, ``registry`` is HOST:PORT of its embedded registry.
+    Standard output and error go to files beside ``data``, of which ``log`` is the second; every start appends to them.
     """
 
     program: ClassVar[tuple[str, ...]] = ("-m", "metaq", "serve")
@@ -50,9 +52,11 @@ class BrokerProcess:
         self.durability = durability
         self.host = ""
         self.port = 0
+        self.registry = ""
         self.pid = 0
         self.log = data.with_name(f"{data.name}.stderr")
         self._listen = listen
+        self._registry_listen = "127.0.0.1:0"
         self._output = data.with_name(f"{data.name}.stdout")
         self._output_before = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -81,6 +85,7 @@ class BrokerProcess:
         """Start the process without waiting: it may be killed while it recovers."""
         assert not self.running, f"process {self.pid} still runs"
         command = [sys.executable, *self.program, "--data", str(self.data), "--listen", self._listen]
+        command += ["--remoting-listen", "none", "--registry-listen", self._registry_listen]
         command += ["--segment-bytes", str(SEGMENT_BYTES), "--durability", self.durability, *self.flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("METAQ_")}
         self._output_before = self._output.stat().st_size if self._output.exists() else 0
@@ -106,7 +111,7 @@ class BrokerProcess:
     def _read_ready_line(self) -> bool:
         ready = _READY.search(self._output.read_bytes()[self._output_before :].decode())
         if ready is not None:
-            self.host, self.port = ready[1].strip("[]"), int(ready[2])
+            self.host, self.port, self.registry = ready[1].strip("[]"), int(ready[2]), ready[3] or ""
         return ready is not None
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -135,6 +140,7 @@ class BrokerProcess:
         self.kill()
         if same_port:
             self._listen = f"{self.host}:{self.port}"
+            self._registry_listen = self.registry or self._registry_listen
         self.start()
 
     def connect(self) -> socket.socket:

@@ -11,13 +11,14 @@ import gevent
 import metaq
 from metaq.errors import MetaqError, NotWritable, StoreError
 from metaq.message import Durability, TopicPartition
+from metaq.protocol.codes import READ, WRITE
 from metaq.protocol.commands import Auth, Create, Help, Stats, Sync, Transaction, Version
 from metaq.protocol.replies import BAD_REQUEST, ERROR, FORBIDDEN, OK, UNAVAILABLE, write_result
 from metaq.server.context import Context, Meter
 from metaq.server.handlers.put import NO_TRANSACTIONS
 from metaq.server.permissions import Action, allowed
 from metaq.server.session import Session
-from metaq.server.tables import READ, WRITE, Topic
+from metaq.server.tables import Topic
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.files import ColdRead, read_cached
 
@@ -158,7 +159,7 @@ class AdminHandler:
             },
             "metaq": settings.model_dump(mode="json", exclude={"topics"}),
         }
-        for topic in context.topics:
+        for topic in context.topics.of_users():
             sections[f"topic={topic.name}"] = {
                 "numPartitions": topic.partitions,
                 "acceptPublish": str(bool(topic.permission & WRITE)).lower(),
@@ -177,7 +178,7 @@ class AdminHandler:
         yield f"uptime {int(time.monotonic() - counters.started_s)}"
         yield f"version {metaq.__version__}"
         yield "slave false"
-        yield f"curr_connections {context.connections}"
+        yield f"curr_connections {context.front.connections}"
         yield "threads 1"
         yield f"cmd_put {counters.put.count}"
         yield f"cmd_get {counters.get.count}"
@@ -189,7 +190,7 @@ class AdminHandler:
         yield f"get_miss {counters.get_miss.count}"
         yield f"put_failed {counters.put_failed.count}"
         yield f"total_messages {sum(queue.readable - self._first(queue)[0] for queue in context.store.queues.values())}"
-        yield f"topics {len(context.topics)}"
+        yield f"topics {len(context.topics.of_users())}"
         yield f"config_checksum {zlib.crc32(self._config().encode())}"
         yield f"durability {context.settings.durability}"
         yield f"log_begin {store.begin}"
@@ -228,7 +229,7 @@ class AdminHandler:
         return messages, size
 
     def _topics_lines(self) -> Iterator[str]:
-        for topic in self._context.topics:
+        for topic in self._context.topics.of_users():
             queues = self._queues(topic)
             if not queues:
                 yield f"{topic.name} *Empty*"
@@ -241,7 +242,7 @@ class AdminHandler:
             )
 
     def _offsets_lines(self) -> Iterator[str]:
-        for topic in self._context.topics:
+        for topic in self._context.topics.of_users():
             for queue in self._queues(topic):
                 yield (
                     f"{topic.name} part {queue.partition} min_offset {self._first(queue)[1]} "
@@ -278,7 +279,7 @@ class AdminHandler:
 
     def _reset(self) -> None:
         self._context.counters.reset()
-        self._topic_base = {topic.name: self._put_total(topic) for topic in self._context.topics}
+        self._topic_base = {topic.name: self._put_total(topic) for topic in self._context.topics.of_users()}
 
     def _realtime_lines(self) -> Iterator[str]:
         counters = self._context.counters

@@ -2,27 +2,25 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-import gevent
-from gevent.hub import Hub
-
-from metaq.errors import MetaqError, Overloaded, StoreError
+from metaq.errors import MetaqError
 from metaq.message import TopicPartition
+from metaq.protocol.codes import READ
 from metaq.protocol.commands import END_OF_LOG, Get, Offset
 from metaq.protocol.replies import BAD_REQUEST, FORBIDDEN, MOVED, NOT_FOUND, OK, write_result, write_value_head
 from metaq.protocol.textmessage import EPOCH_SHIFT, encode_stored
 from metaq.server.context import Context
 from metaq.server.hold import Holds
+from metaq.server.look import Looks, Question
 from metaq.server.permissions import Action, allowed
-from metaq.server.session import Buffer, Session
-from metaq.server.tables import READ
+from metaq.server.session import Buffer
+from metaq.server.textsession import TextSession
 from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.files import ColdRead, Read, Run, read_cached
+from metaq.store.files import Read
 
 Answer = list[Buffer]
 
-COLD_RETRY_MS: Final = 100
 MOST_MESSAGES: Final = 4096
 """In one answer: each is two buffers on its way out, which cost more than the bytes of a tiny message."""
 
@@ -30,19 +28,18 @@ MOST_MESSAGES: Final = 4096
 class GetHandler:
     """Reads. What is in the page cache is answered at once; what is not is read in a greenlet off the hub."""
 
-    def __init__(self, context: Context, holds: Holds, hub: Hub, run: Run) -> None:
+    def __init__(self, context: Context, holds: Holds, looks: Looks, loop: Any) -> None:
         self._context = context
+        self._looks = looks
         self._store = context.store
         self._holds = holds
-        self._loop = hub.loop
+        self._loop = loop
         self._id_base = context.store.epoch << EPOCH_SHIFT
-        self._read_off_hub: Read = lambda file, size, offset: run(partial(file.read, size, offset))
-        self._cold_reads = 0
         self.stopping = False
 
     # -- entry points -------------------------------------------------------------------------------------------------
 
-    def get(self, session: Session, get: Get) -> None:
+    def get(self, session: TextSession, get: Get) -> None:
         """Answer a get, now or owed."""
         self._context.counters.get.add(1)
         self._context.topic_counters(get.topic).get.add(1)
@@ -50,18 +47,18 @@ class GetHandler:
         if refusal is not None:
             session.reply(write_result(*refusal, get.opaque))
         else:
-            self._look(_Asked(session, get, partial(self._get, get)))
+            self._looks.look(_Asked(self, session, get, partial(self._get, get)))
 
-    def offset(self, session: Session, offset: Offset) -> None:
+    def offset(self, session: TextSession, offset: Offset) -> None:
         """Answer a question for a position, now or owed."""
         self._context.counters.offset.add(1)
         self._context.topic_counters(offset.topic).offset.add(1)
         if not allowed(session.principal, Action.SUBSCRIBE, offset.topic):
             session.reply(write_result(FORBIDDEN, f"{session.principal} may not read {offset.topic}", offset.opaque))
         else:
-            self._look(_Asked(session, offset, partial(self._offset, offset)))
+            self._looks.look(_Asked(self, session, offset, partial(self._offset, offset)))
 
-    def _refuse(self, session: Session, get: Get) -> tuple[int, str] | None:
+    def _refuse(self, session: TextSession, get: Get) -> tuple[int, str] | None:
         topic = self._context.topics.get(get.topic)
         if not allowed(session.principal, Action.SUBSCRIBE, get.topic):
             return FORBIDDEN, f"{session.principal} may not read {get.topic}"
@@ -71,39 +68,9 @@ class GetHandler:
             return BAD_REQUEST, f"Bad request,invalid max size:{get.max_size}"
         return None
 
-    # -- waiting ------------------------------------------------------------------------------------------------------
+    # -- waiting ---------------------------------------------------------------------------------------------------------
 
-    def _look(self, asked: "_Asked") -> None:
-        """Do the work with what is in the page cache, else in a greenlet that may wait for the disk."""
-        try:
-            answer = asked.work(read_cached)
-        except ColdRead:
-            limit = self._context.settings.max_cold_reads
-            if self._cold_reads >= limit:
-                reason = f"{limit} reads wait for the disk (max_cold_reads)"
-                asked.fail(Overloaded(reason, retry_after_ms=COLD_RETRY_MS))
-                return
-            self._cold_reads += 1
-            asked.owe()
-            gevent.spawn(self._look_on_disk, asked)
-        except StoreError as error:
-            asked.fail(error)
-        else:
-            self._found(asked, answer)
-
-    def _look_on_disk(self, asked: "_Asked") -> None:
-        try:
-            self._found(asked, asked.work(self._read_off_hub))
-        except StoreError as error:
-            asked.fail(error)
-        except AssertionError:
-            raise  # the broker's own state is wrong: the process ends
-        except Exception:  # noqa: BLE001 - logged with its trace; see break_off
-            asked.session.break_off()
-        finally:
-            self._cold_reads -= 1
-
-    def _found(self, asked: "_Asked", answer: Answer | None) -> None:
+    def found(self, asked: "_Asked", answer: Answer | None) -> None:
         """Answer, or hold a get when there is nothing yet and the client wants to wait."""
         place = asked.place
         if answer is not None:
@@ -111,16 +78,16 @@ class GetHandler:
         elif isinstance(place, Get) and place.wait_ms and self._may_hold(asked.session):
             asked.owe()
             wait_s = min(place.wait_ms, self._context.settings.max_hold_ms) / 1000
-            last_look = _Asked(asked.session, place._replace(wait_ms=0), asked.work, owed=True)
+            last_look = _Asked(self, asked.session, place._replace(wait_ms=0), asked.work, owed=True)
             key = TopicPartition(place.topic, place.partition)
-            hold = self._holds.hold(key, self._loop.timer(wait_s), partial(self._look, last_look))
+            hold = self._holds.hold(key, self._loop.timer(wait_s), partial(self._looks.look, last_look))
             asked.session.on_close = hold.cancel
         else:
             self._context.counters.get_miss.add(1)
             self._context.topic_counters(place.topic).get_miss.add(1)
             asked.pay([self._nothing(place)])
 
-    def _may_hold(self, session: Session) -> bool:
+    def _may_hold(self, session: TextSession) -> bool:
         return not (self.stopping or session.closed) and self._holds.count < self._context.settings.max_held_gets
 
     # -- the work -----------------------------------------------------------------------------------------------------
@@ -181,18 +148,31 @@ class GetHandler:
         return write_result(NOT_FOUND, text, place.opaque)
 
 
-class _Asked:
+class _Asked(Question):
     """A question on its way to its answer, which is *owed* from the moment it has to wait."""
 
-    __slots__ = ("_owed", "place", "session", "work")
+    __slots__ = ("_gets", "_owed", "place", "session", "work")
 
     def __init__(
-        self, session: Session, place: Get | Offset, work: Callable[[Read], Answer | None], *, owed: bool = False
+        self,
+        gets: GetHandler,
+        session: TextSession,
+        place: Get | Offset,
+        work: Callable[[Read], Answer | None],
+        *,
+        owed: bool = False,
     ) -> None:
-        self.session = session
+        self._gets = gets
+        self.session: TextSession = session
         self.place = place
         self.work = work
         self._owed = owed
+
+    def look(self, read: Read) -> Answer | None:
+        return self.work(read)
+
+    def found(self, answer: Answer | None) -> None:
+        self._gets.found(self, answer)
 
     def owe(self) -> None:
         if not self._owed:

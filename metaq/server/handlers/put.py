@@ -15,14 +15,14 @@ from metaq.errors import (
     WrongPartition,
 )
 from metaq.message import TopicPartition
+from metaq.protocol.codes import WRITE
 from metaq.protocol.commands import BROKER_CHOOSES, NO_CHECKSUM, Command, Put
 from metaq.protocol.record import MAX_PROPERTIES_LENGTH, TAGS, constant_middle, encode_properties, java_hash, record_tail
 from metaq.protocol.textmessage import EPOCH_SHIFT, HEADER_SIZE_TEXT, split_attribute
 from metaq.server.context import Context
 from metaq.server.permissions import Action, allowed
-from metaq.server.session import Session
-from metaq.server.tables import WRITE
-from metaq.server.turn import Turns, result
+from metaq.server.textsession import TextOutcome, TextSession, result
+from metaq.server.turn import Turns
 from metaq.store.consumequeue import ConsumeQueue
 
 NO_TRANSACTIONS = "transactions are not available yet in this version of metaq"
@@ -37,9 +37,10 @@ class PutHandler:
         self._store = context.store
         self._id_base = context.store.epoch << EPOCH_SHIFT
         self._partitions: dict[tuple[str, int], ConsumeQueue] = {}  # those that are known to take puts
+        self._known_for = -1  # the version of the topic table that this holds for
         self._rotation: dict[str, int] = {}
 
-    def puts(self, session: Session, commands: Sequence[Command], at: int) -> int:
+    def puts(self, session: TextSession, commands: Sequence[Command], at: int) -> int:
         """Stage the run of puts at ``at``; each reply is owed to the session from then on. Returns where the run ends."""
         store, known, id_base = self._store, self._partitions, self._id_base
         now_ms = store.clock.now_ms()
@@ -47,6 +48,9 @@ class PutHandler:
         replies: list[str] = []
         size = failed = 0
         topic, asked = "", -1  # of the put before: runs to one partition are looked up once
+        if self._known_for != self._context.topics.version:
+            known.clear()
+            self._known_for = self._context.topics.version
         obstacle = None if store.writable and not self._turns.overloaded else self._obstacle()
         for put in commands[at:] if at else commands:
             if type(put) is not Put:
@@ -81,8 +85,20 @@ class PutHandler:
         counters.put.add(len(replies), size)
         if failed:
             counters.put_failed.add(failed)
-        self._turns.staged(session, replies, size)
+        self._owe(session, replies, size)
         return at + len(replies)
+
+    def _owe(self, session: TextSession, replies: list[str], size: int) -> None:
+        """The replies are due when the turn's append holds."""
+        turns, outcome = self._turns, session.outcome
+        if outcome is None or outcome.turn != turns.number:
+            session.outcome = outcome = TextOutcome(session, turns.number)
+            turns.staged(outcome)
+        outcome.replies += replies
+        outcome.size += size
+        turns.waiting_bytes += size
+        session.owed += len(replies)
+        session.owed_bytes += size
 
     def _obstacle(self) -> MetaqError | None:
         """Why no put at all can be taken now."""
@@ -93,7 +109,7 @@ class PutHandler:
             return error
         return None
 
-    def _check_allowed(self, session: Session, put: Put) -> None:
+    def _check_allowed(self, session: TextSession, put: Put) -> None:
         if not allowed(session.principal, Action.PUBLISH, put.topic):
             raise AccessDenied(f"{session.principal} may not publish to {put.topic}")
 

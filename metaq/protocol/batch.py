@@ -1,0 +1,58 @@
+"""The body of a batch: messages back to back (specs: remoting protocol, section 3.2.1).
+
+::
+
+    size   field
+    4      size of the item, itself included
+    4      magic, 0
+    4      CRC of the body, 0
+    4      flag
+    4 + n  body
+    2 + m  properties: name 01 value 02, repeated
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from metaq.errors import MessageIllegal
+
+_HEAD: Final = struct.Struct(">iiiii")  # size, magic, CRC, flag, length of the body
+_LENGTH: Final = struct.Struct(">h")
+
+
+class BatchItem(NamedTuple):
+    """One message of a batch."""
+
+    flag: int
+    body: bytes
+    properties: str
+
+
+def decode_batch(data: bytes) -> Iterator[BatchItem]:
+    """The messages in order; ``MessageIllegal`` when lengths contradict each other."""
+    at, end = 0, len(data)
+    while at < end:
+        try:
+            size, _, _, flag, length = _HEAD.unpack_from(data, at)
+            body_at = at + _HEAD.size
+            body_end = body_at + length
+            properties_at = body_end + _LENGTH.size
+            stop = properties_at + (_LENGTH.unpack_from(data, body_end)[0] if length >= 0 else -1)
+            if not properties_at <= stop == at + size <= end:
+                raise MessageIllegal(f"the lengths of the message at byte {at} of a batch of {end} contradict each other")
+            properties = data[properties_at:stop].decode()
+        except (struct.error, UnicodeDecodeError) as error:
+            raise MessageIllegal(f"the message at byte {at} of a batch of {end} cannot be read: {error}") from error
+        yield BatchItem(flag, data[body_at:body_end], properties)
+        at = stop
+
+
+def encode_batch(items: Iterable[BatchItem]) -> bytes:
+    """The reverse."""
+    parts = []
+    for flag, body, properties in items:
+        text = properties.encode()
+        size = _HEAD.size + len(body) + _LENGTH.size + len(text)
+        parts.append(b"%b%b%b%b" % (_HEAD.pack(size, 0, 0, flag, len(body)), body, _LENGTH.pack(len(text)), text))
+    return b"".join(parts)

@@ -1,0 +1,121 @@
+"""Looking after the store while the broker serves: syncing, sweeping, checkpoints, retention, tables."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import gevent
+from gevent.lock import BoundedSemaphore
+
+from metaq.errors import StoreError
+from metaq.server.context import Context
+from metaq.server.turn import Turns
+from metaq.store.files import Run
+
+logger = logging.getLogger(__name__)
+
+EXPIRE_S: Final = 0.1
+SWEEP_SHARE: Final = 20
+"""A sweep's pause is at least this many times its own length, so that it costs at most 5 % of the time."""
+
+
+class Duties:
+    """The greenlets that look after the store."""
+
+    def __init__(self, context: Context, turns: Turns, run: Run) -> None:
+        self._settings = context.settings
+        self._store = context.store
+        self._topics = context.topics
+        self._turns = turns
+        self._run = run
+        self._saving_topics = BoundedSemaphore(1)
+        self._busy = 0  # duties that are being done
+        self._stopping = False
+        self._syncing: Any = None
+        self._greenlets: list[Any] = []
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        settings = self._settings
+        self._look_after_retention()
+        self._syncing = gevent.spawn(self._turns.sync_forever)
+        self._greenlets.append(gevent.spawn(self._sweep_forever))
+        self.every(EXPIRE_S, self._turns.expire)
+        self.every(settings.checkpoint_interval_ms / 1000, self._checkpoint)
+        self.every(settings.retention_interval_ms / 1000, self._look_after_retention)
+
+    def every(self, pause_s: float, duty: Callable[[], None]) -> None:
+        """Do a duty again and again until the broker stops."""
+        self._greenlets.append(gevent.spawn(self._repeat, pause_s, duty))
+
+    def pause(self) -> None:
+        """Begin no more duties."""
+        self._stopping = True
+
+    def stop(self, deadline_s: float) -> bool:
+        """End them all; false when the disk did not answer within ``deadline_s``."""
+        self._turns.stop()
+        self._syncing.join(deadline_s)
+        end = self._store.clock.monotonic() + deadline_s
+        while self._busy and self._store.clock.monotonic() < end:
+            gevent.sleep(0.005)
+        gevent.killall(self._greenlets)
+        return not self._busy and bool(self._syncing.dead)
+
+    # -- doing --------------------------------------------------------------------------------------------------------
+
+    def _repeat(self, pause_s: float, duty: Callable[[], None]) -> None:
+        while True:
+            gevent.sleep(pause_s)
+            self._do(duty)
+
+    def _do(self, duty: Callable[[], None]) -> None:
+        if self._stopping:
+            return
+        self._busy += 1
+        try:
+            duty()
+        except StoreError as error:  # the next round tries again; what it means for puts the store itself knows
+            logger.error("duty failed duty=%s reason=%s", duty.__name__, error)
+        finally:
+            self._busy -= 1
+
+    def _sweep_forever(self) -> None:
+        pause_s = self._settings.sweep_interval_ms / 1000
+        while True:
+            clock = self._store.clock
+            started = clock.monotonic()
+            self._do(self._sweep)
+            gevent.sleep(max(pause_s, SWEEP_SHARE * (clock.monotonic() - started)))
+
+    def _sweep(self) -> None:
+        self._settle()
+        self._store.sweep()
+        self._store.log.prepare(self._run)
+
+    def _checkpoint(self) -> None:
+        if self._store.failure is not None:
+            return
+        self.save_topics()
+        self._settle()
+        self._store.checkpoint(self._run)
+
+    def _settle(self) -> None:
+        """Wait for the end of the turn: who has waited for the disk may come back in the middle of one."""
+        while not self._store.settled:
+            gevent.sleep(0)
+
+    def save_topics(self) -> None:
+        """Make the topic table durable when it has changed."""
+        with self._saving_topics:
+            self._store.check_healthy()
+            if self._topics.unsaved:
+                self._topics.save(self._store.disk, self._store.clock.now_ms(), self._run)
+
+    def _look_after_retention(self) -> None:
+        decision = self._store.retire(self._run)
+        if decision.delete:
+            logger.info("segments deleted bases=%s", decision.delete)
+        if decision.refuse:
+            logger.error("puts are refused reason=%s", decision.refuse)

@@ -1,0 +1,224 @@
+"""The front: the addresses a process listens on, the connections that came in, and who answers what they ask.
+
+Every address speaks both protocols, with the same handlers.
+"""
+
+import errno
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import gevent
+
+from metaq.config import Settings
+from metaq.errors import ConfigError, MetaqError
+from metaq.protocol.codes import Response
+from metaq.protocol.commands import Command
+from metaq.protocol.remoting import FrameReader, RemotingCommand
+from metaq.protocol.replies import write_result
+from metaq.protocol.text import CommandReader, PutHead, TextLimits
+from metaq.server.opening import Opening
+from metaq.server.remoting import Answer, RemotingSession, failure
+from metaq.server.session import READABLE, Session, Stream
+from metaq.server.textsession import TextSession
+from metaq.server.tls import TlsContext
+
+logger = logging.getLogger(__name__)
+
+Address = tuple[str, int]
+RequestHandler = Callable[[RemotingSession, RemotingCommand], Answer | None]
+"""Answers one request; ``None`` when nothing is to be said now."""
+PutsHandler = Callable[[TextSession, Sequence[Command], int], int]
+CommandHandler = Callable[[TextSession, Any], None]
+
+ACCEPTS_A_TURN: Final = 64
+LISTEN_BACKLOG: Final = 4096
+ACCEPT_PAUSE_S: Final = 0.2
+BUSY_RETRY_MS: Final = 1000
+
+
+def resolve(setting: str, value: str, *, allow_public: bool) -> Address:
+    """Host and port to listen on; ``ConfigError`` when others could reach them and nobody said that they may."""
+    host, separator, port = value.rpartition(":")
+    if not separator or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{setting}: {value!r} is not HOST:PORT")
+    host = host.strip("[]") or "127.0.0.1"
+    try:
+        address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        raise ConfigError(f"{setting}: cannot resolve {host!r}: {error.strerror}") from error
+    if not ipaddress.ip_address(address).is_loopback and not allow_public:
+        raise ConfigError(
+            f"{setting}: other machines can reach {host} and there are no users yet; say --allow-public if that is meant"
+        )
+    return str(address), int(port)
+
+
+class Listener:
+    """One address."""
+
+    def __init__(self, setting: str, address: Address) -> None:
+        """Bind; ``ConfigError`` names the setting when the address is taken."""
+        self._setting = setting
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.socket = socket.socket(family, socket.SOCK_STREAM)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.address = address
+        try:
+            self.socket.bind(address)
+        except OSError as error:
+            self.socket.close()
+            raise self._taken(error) from error
+        self.socket.setblocking(False)
+        self.address = (address[0], self.socket.getsockname()[1])
+
+    def listen(self) -> None:
+        try:
+            self.socket.listen(LISTEN_BACKLOG)
+        except OSError as error:  # another process bound the same port at the same moment and listens already
+            raise self._taken(error) from error
+
+    def _taken(self, error: OSError) -> ConfigError:
+        host, port = self.address
+        return ConfigError(f"{self._setting}: cannot take {host}:{port}: {error.strerror}; is another broker running?")
+
+
+class Front:
+    """All listeners and sessions of a process. It is the ``Host`` of its sessions and the ``Door`` of new connections."""
+
+    def __init__(self, settings: Settings, loop: Any, tls: TlsContext | None) -> None:
+        """``puts``, ``commands`` and ``requests`` are filled in before ``start``."""
+        self._settings = settings
+        self._loop = loop
+        self.tls = tls
+        self.max_unsent_bytes = settings.max_unsent_bytes
+        self.handshake_timeout_s = settings.handshake_timeout_ms / 1000
+        self.listeners: list[Listener] = []
+        self.puts: PutsHandler = _no_puts
+        self.commands: Mapping[type, CommandHandler] = {}
+        self.requests: Mapping[int, RequestHandler] = {}
+        self.sessions: set[Session] = set()
+        self._openings: set[Opening] = set()
+        self._watchers: list[Any] = []
+        self._limits = TextLimits(settings.max_line_bytes, settings.max_body_bytes)
+        self._heads: dict[str, PutHead] = {}
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def bind(self, setting: str, value: str) -> Address:
+        """Take the address that a setting names; the port is the real one."""
+        address = resolve(setting, value, allow_public=self._settings.allow_public)
+        listener = Listener(setting, address)
+        self.listeners.append(listener)
+        return listener.address
+
+    def start(self) -> None:
+        """Take connections."""
+        for listener in self.listeners:
+            listener.listen()
+            watcher = self._loop.io(listener.socket.fileno(), READABLE)
+            watcher.start(self._on_accept, listener, watcher)
+            self._watchers.append(watcher)
+
+    def close_listeners(self) -> None:
+        """Take no more connections, and drop those that have not said anything."""
+        for watcher in self._watchers:
+            watcher.close()
+        self._watchers = []
+        for listener in self.listeners:
+            listener.socket.close()
+        for opening in list(self._openings):
+            opening.close()
+
+    def close_idle(self) -> None:
+        """Close connections that have been silent for too long and wait for nothing."""
+        oldest = self.now() - self._settings.idle_timeout_ms / 1000
+        for session in [session for session in self.sessions if session.last_io < oldest and not session.owed]:
+            logger.info("connection idle, closed session=%s", session)
+            session.close()
+
+    # -- new connections ----------------------------------------------------------------------------------------------
+
+    @property
+    def connections(self) -> int:
+        return len(self.sessions) + len(self._openings)
+
+    def _on_accept(self, listener: Listener, watcher: Any) -> None:
+        for _ in range(ACCEPTS_A_TURN):
+            try:
+                connection, address = listener.socket.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno == errno.ECONNABORTED:
+                    continue
+                logger.error("cannot accept, pausing reason=%s", error)  # out of descriptors or memory
+                watcher.stop()
+                gevent.spawn_later(ACCEPT_PAUSE_S, self._accept_again, listener, watcher)
+                return
+            connection.setblocking(False)
+            if self.connections >= self._settings.max_connections:
+                self._turn_away(connection)
+                continue
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._openings.add(Opening(connection, address, self))
+
+    def _accept_again(self, listener: Listener, watcher: Any) -> None:
+        if listener.socket.fileno() >= 0:
+            watcher.start(self._on_accept, listener, watcher)
+
+    def _turn_away(self, connection: socket.socket) -> None:
+        limit = self._settings.max_connections
+        text = f"there are {limit} connections already (max_connections); retry after {BUSY_RETRY_MS} ms"
+        try:
+            connection.send(write_result(503, text, "2147483647"))
+        except OSError as error:
+            logger.debug("cannot tell a client that it is turned away reason=%s", error)
+        connection.close()
+
+    def text(self, connection: Stream, address: Any) -> Session:
+        return TextSession(connection, address, CommandReader(self._limits, self._heads), self)
+
+    def remoting(self, connection: Stream, address: Any) -> Session:
+        return RemotingSession(connection, address, FrameReader(), self)
+
+    def opened(self, opening: Opening, session: Session | None) -> None:
+        self._openings.discard(opening)
+        if session is not None:
+            self.sessions.add(session)
+
+    # -- what sessions need -------------------------------------------------------------------------------------------
+
+    def io(self, fd: int, events: int) -> Any:
+        return self._loop.io(fd, events)
+
+    def timer(self, seconds: float) -> Any:
+        return self._loop.timer(seconds)
+
+    def now(self) -> float:
+        return float(self._loop.now())
+
+    def command(self, session: TextSession, command: Command) -> None:
+        self.commands[type(command)](session, command)
+
+    def request(self, session: RemotingSession, request: RemotingCommand) -> None:
+        handler = self.requests.get(request.code)
+        if handler is None:
+            remark = f"the request code {request.code} is not supported"
+            session.respond(request, Answer(Response.REQUEST_CODE_NOT_SUPPORTED, remark=remark))
+            return
+        try:
+            answer = handler(session, request)
+        except MetaqError as error:
+            answer = failure(error)
+        if answer is not None:
+            session.respond(request, answer)
+
+    def closed(self, session: Session) -> None:
+        self.sessions.discard(session)
+
+
+def _no_puts(session: TextSession, commands: Sequence[Command], at: int) -> int:
+    raise NotImplementedError("this process stores no messages")

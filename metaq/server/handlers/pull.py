@@ -1,0 +1,229 @@
+"""Pulling: 11 and 361, with hold (specs: remoting protocol, section 3.2.3)."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from metaq.errors import AccessDenied, MetaqError, UnknownTopic, WrongPartition
+from metaq.message import TopicPartition
+from metaq.protocol import codes, properties
+from metaq.protocol.codes import PULL_SUSPENDS, Request, Response
+from metaq.protocol.headers import PullMessage, decode_header
+from metaq.protocol.record import decode_record
+from metaq.protocol.remoting import RemotingCommand
+from metaq.server.context import Context
+from metaq.server.front import RequestHandler
+from metaq.server.hold import Holds
+from metaq.server.look import Looks, Question
+from metaq.server.permissions import Action, allowed
+from metaq.server.remoting import Answer, RemotingSession
+from metaq.server.session import Buffer
+from metaq.store.consumequeue import UNIT, ConsumeQueue
+from metaq.store.files import Read
+from metaq.store.messagestore import MessageStore
+
+MOST_MESSAGES: Final = 1024
+"""In one answer, whatever the client asks for."""
+MOST_BYTES: Final = 256 * 1024
+"""In one answer, but for a first message that is larger."""
+MOST_SCANNED: Final = 800
+"""Units that one look at a partition compares with the filter when few match; more when more messages are asked for."""
+
+
+class Filter(NamedTuple):
+    """What a consumer wants of a partition."""
+
+    codes: frozenset[int] | None = None
+    """Tag hashes; ``None`` takes every tag."""
+    matches: Callable[[Mapping[str, str]], bool] | None = None
+    """An SQL92 expression over the properties."""
+
+
+EVERYTHING: Final = Filter()
+
+
+class Found(NamedTuple):
+    """What one look at a partition brought."""
+
+    code: int
+    status: str
+    next: int
+    """Where the consumer goes on."""
+    least: int
+    most: int
+    """The ordinals of the partition: the oldest one, and the one after the newest."""
+    body: list[Buffer]
+
+
+class PullHandler:
+    """Answers pulls. A consumer that is at the end is held until something comes."""
+
+    def __init__(self, context: Context, holds: Holds, looks: Looks, loop: Any) -> None:
+        self.context = context
+        self.looks = looks
+        self.loop = loop
+        self.holds = holds
+        self.stopping = False
+
+    def requests(self) -> dict[int, RequestHandler]:
+        return {Request.PULL_MESSAGE: self.pull, Request.LITE_PULL_MESSAGE: self.pull}
+
+    def pull(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """Answer one pull, now or owed."""
+        header = decode_header(PullMessage, request.fields)
+        self._check(session, header)
+        self.looks.look(_Pull(self, session, request, header, self._filter(header)))
+        return None
+
+    def _check(self, session: RemotingSession, header: PullMessage) -> None:
+        name = header.topic
+        if not allowed(session.principal, Action.SUBSCRIBE, name):
+            raise AccessDenied(f"{session.principal} may not read {name}")
+        topic = self.context.topics.get(name)
+        if topic is None:
+            raise UnknownTopic(f"the topic {name} does not exist on this broker")
+        if not topic.permission & codes.READ:
+            raise AccessDenied(f"the topic {name} is not readable (perm {topic.permission})")
+        if not 0 <= header.queue_id < topic.read_partitions:
+            raise WrongPartition(f"the topic {name} has {topic.read_partitions} partitions to read, {header.queue_id} is none")
+
+    def _filter(self, header: PullMessage) -> Filter:
+        return EVERYTHING
+
+    def may_hold(self, session: RemotingSession) -> bool:
+        return not (self.stopping or session.closed) and self.holds.count < self.context.settings.max_held_gets
+
+
+class _Pull(Question):
+    """A pull on its way to its answer."""
+
+    __slots__ = ("_deadline", "_filter", "_handler", "_header", "_hold", "_offset", "_owed", "_request", "session")
+
+    def __init__(
+        self,
+        handler: PullHandler,
+        session: RemotingSession,
+        request: RemotingCommand,
+        header: PullMessage,
+        wanted: Filter,
+    ) -> None:
+        self._handler = handler
+        self.session: RemotingSession = session
+        self._request = request
+        self._header = header
+        self._filter = wanted
+        self._offset = header.queue_offset
+        wait_ms = header.suspend_timeout_millis if header.sys_flag & PULL_SUSPENDS else 0
+        wait_ms = min(wait_ms, handler.context.settings.max_hold_ms)
+        self._deadline = handler.loop.now() + wait_ms / 1000 if wait_ms > 0 else 0.0
+        self._owed = False
+        self._hold: Any = None
+
+    def look(self, read: Read) -> Found:
+        header = self._header
+        store = self._handler.context.store
+        most = min(max(header.max_msg_nums, 1), MOST_MESSAGES)
+        return look(store, TopicPartition(header.topic, header.queue_id), self._offset, most, self._filter, read)
+
+    def found(self, answer: Found) -> None:
+        """Answer; at the end of the partition hold, as long as the consumer wants to wait."""
+        self._offset = answer.next
+        nothing = answer.code in (Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY)
+        if nothing and answer.next == answer.most and self._wait():
+            return
+        code = answer.code
+        if code == Response.PULL_NOT_FOUND and answer.next != self._header.queue_offset:
+            code = Response.PULL_RETRY_IMMEDIATELY  # messages that did not match were passed: 19 would not move the consumer
+        fields = {
+            "suggestWhichBrokerId": "0",
+            "nextBeginOffset": str(answer.next),
+            "minOffset": str(answer.least),
+            "maxOffset": str(answer.most),
+        }
+        self._answer(Answer(code, fields, answer.status, answer.body))
+
+    def _wait(self) -> bool:
+        handler = self._handler
+        remaining = self._deadline - handler.loop.now()
+        if remaining <= 0 or not handler.may_hold(self.session):
+            return False
+        self.owe()
+        key = TopicPartition(self._header.topic, self._header.queue_id)
+        self._hold = handler.holds.hold(key, handler.loop.timer(remaining), self._woken)
+        self.session.closing.append(self._hold.cancel)
+        return True
+
+    def _woken(self) -> None:
+        if self._hold.cancel in self.session.closing:
+            self.session.closing.remove(self._hold.cancel)
+        self._handler.looks.look(self)
+
+    def owe(self) -> None:
+        if not self._owed:
+            self._owed = True
+            self.session.owe()
+
+    def fail(self, error: MetaqError) -> None:
+        self._answer(Answer(error.code, remark=str(error)))
+
+    def _answer(self, answer: Answer) -> None:
+        if self._owed:
+            self.session.pay(self._request, answer)
+        else:
+            self.session.respond(self._request, answer)
+
+
+# -- reading a partition ----------------------------------------------------------------------------------------------
+
+
+def look(store: MessageStore, key: TopicPartition, offset: int, most: int, wanted: Filter, read: Read) -> Found:
+    """At most ``most`` messages of a partition from an ordinal on, as far as readers may see and ``wanted`` says."""
+    queue = store.queues.get(key)
+    if queue is None or not queue.readable:
+        code = Response.PULL_OFFSET_MOVED if offset else Response.PULL_NOT_FOUND
+        return Found(code, "NO_MESSAGE_IN_QUEUE", 0, 0, 0, [])
+    least, end = store.first(queue, read)[0], queue.readable
+    if offset == end:
+        return Found(Response.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, least, end, [])
+    if offset > end:
+        return Found(Response.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", end, least, end, [])
+    if offset < least:
+        return Found(Response.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL", least, least, end, [])
+    body, following = _collect(store, queue, offset, most, wanted, read)
+    if body:
+        return Found(Response.SUCCESS, "FOUND", following, least, end, body)
+    return Found(Response.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", following, least, end, [])
+
+
+def _collect(
+    store: MessageStore, queue: ConsumeQueue, ordinal: int, most: int, wanted: Filter, read: Read
+) -> tuple[list[Buffer], int]:
+    """The records that match, and the ordinal after the last one that was looked at."""
+    body: list[Buffer] = []
+    size = 0
+    if wanted.codes is None and wanted.matches is None:
+        for stored in store.records(queue, ordinal, MOST_BYTES, read):
+            if len(body) == most or (stored is not None and body and size + stored.size > MOST_BYTES):
+                break
+            ordinal += 1
+            if stored is not None:
+                body.append(stored.buffer[stored.at : stored.at + stored.size])
+                size += stored.size
+        return body, ordinal
+    end = min(queue.readable, ordinal + max(MOST_SCANNED, most))
+    while ordinal < end:
+        units = UNIT.iter_unpack(queue.units(ordinal, end - ordinal, read))
+        for _, _, code in units:
+            if wanted.codes is None or code in wanted.codes:
+                stored = store.reader.record(queue, ordinal, read)
+                if stored is not None and (wanted.matches is None or _matches(wanted.matches, stored)):
+                    if body and (len(body) == most or size + stored.size > MOST_BYTES):
+                        return body, ordinal
+                    body.append(stored.buffer[stored.at : stored.at + stored.size])
+                    size += stored.size
+            ordinal += 1
+    return body, ordinal
+
+
+def _matches(expression: Callable[[Mapping[str, str]], bool], stored: Any) -> bool:
+    record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
+    return expression(properties.parse(record.properties.decode(errors="replace")))

@@ -1,0 +1,75 @@
+"""Reading the store for sessions: what is in the page cache at once, what is not in a greenlet that may wait for the disk."""
+
+from functools import partial
+from typing import Any, Final
+
+import gevent
+
+from metaq.config import Settings
+from metaq.errors import MetaqError, Overloaded
+from metaq.server.session import Session
+from metaq.store.files import ColdRead, Read, Run, read_cached
+
+COLD_RETRY_MS: Final = 100
+
+
+class Question:
+    """Something that is answered from the store."""
+
+    __slots__ = ()
+
+    session: Session
+
+    def look(self, read: Read) -> Any:
+        """What the store says, found through ``read``."""
+        raise NotImplementedError
+
+    def owe(self) -> None:
+        """The answer will take a while."""
+        raise NotImplementedError
+
+    def found(self, answer: Any) -> None:
+        """Answer, or hold."""
+        raise NotImplementedError
+
+    def fail(self, error: MetaqError) -> None:
+        """Answer with an error."""
+        raise NotImplementedError
+
+
+class Looks:
+    """Answers questions. How many wait for the disk at once is limited."""
+
+    def __init__(self, settings: Settings, run: Run) -> None:
+        self._limit = settings.max_cold_reads
+        self._read_off_hub: Read = lambda file, size, offset: run(partial(file.read, size, offset))
+        self._cold = 0
+
+    def look(self, question: Question) -> None:
+        """Answer now, or in a greenlet when the disk must be waited for."""
+        try:
+            answer = question.look(read_cached)
+        except ColdRead:
+            if self._cold >= self._limit:
+                reason = f"{self._limit} reads wait for the disk (max_cold_reads)"
+                question.fail(Overloaded(reason, retry_after_ms=COLD_RETRY_MS))
+                return
+            self._cold += 1
+            question.owe()
+            gevent.spawn(self._look_on_disk, question)
+        except MetaqError as error:
+            question.fail(error)
+        else:
+            question.found(answer)
+
+    def _look_on_disk(self, question: Question) -> None:
+        try:
+            question.found(question.look(self._read_off_hub))
+        except MetaqError as error:
+            question.fail(error)
+        except AssertionError:
+            raise  # the broker's own state is wrong: the process ends
+        except Exception:  # noqa: BLE001 - logged with its trace; see break_off
+            question.session.break_off()
+        finally:
+            self._cold -= 1

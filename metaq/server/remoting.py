@@ -1,0 +1,171 @@
+"""A session of the remoting protocol: frames → handlers → answers, in any order, and requests from the broker to the client."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from metaq.errors import MetaqError
+from metaq.protocol.codes import JSON, RESPONSE_FLAG
+from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request, encode_response
+from metaq.server.session import Buffer, Host, Session, Stream
+
+logger = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S: Final = 10.0
+"""How long a client may take to answer a request of the broker (specs: remoting protocol, section 3.5)."""
+
+
+class Answer(NamedTuple):
+    """What a handler answers; ``body`` is sent as it is."""
+
+    code: int = 0
+    fields: Mapping[str, str] | None = None
+    remark: str | None = None
+    body: Sequence[Buffer] = ()
+
+
+DONE: Final = Answer()
+"""Success and nothing more to say."""
+
+
+def failure(error: MetaqError) -> Answer:
+    """The answer that tells an error."""
+    return Answer(error.code, remark=str(error))
+
+
+class RemotingHandlers(Host, Protocol):
+    """What a remoting session needs of the rest of the broker."""
+
+    def request(self, session: "RemotingSession", request: RemotingCommand) -> None:
+        """Answer one request, or make it owed."""
+        ...
+
+    def timer(self, seconds: float) -> Any:
+        """A timer of the hub's loop, not yet started."""
+        ...
+
+
+Answered = Callable[[RemotingCommand | None], None]
+"""Is called once with a client's answer, or with ``None`` when there will be none."""
+
+
+class _Asked(NamedTuple):
+    """A request of the broker that the client has not answered yet."""
+
+    answered: Answered
+    timer: Any
+
+
+class RemotingSession(Session):
+    """One client that speaks the remoting protocol."""
+
+    __slots__ = ("_asked", "_handlers", "_last_opaque", "_reader", "closing", "serialization")
+
+    def __init__(self, connection: Stream, address: Any, reader: FrameReader, handlers: RemotingHandlers) -> None:
+        super().__init__(connection, address, handlers, self._read)
+        self._reader = reader
+        self._handlers = handlers
+        self._asked: dict[int, _Asked] = {}
+        self._last_opaque = 0
+        self.serialization = JSON
+        """Of the client's last request, and so of what the broker asks it."""
+        self.closing: list[Callable[[], None]] = []
+        """Called once when the connection closes."""
+        self.on_close = self._on_close
+
+    # -- requests of the client ---------------------------------------------------------------------------------------
+
+    def _read(self, data: bytes) -> Sequence[RemotingCommand]:
+        frames = self._reader.receive(data)
+        if self._reader.error is not None and not frames:
+            self._lost()
+        return frames
+
+    def _handle(self, commands: Sequence[RemotingCommand]) -> None:
+        limit = self._handlers.max_unsent_bytes
+        for index, frame in enumerate(commands):
+            if self._socket is None:
+                return
+            if self._unsent > limit:
+                self._backlog = commands[index:]
+                return
+            if frame.flag & RESPONSE_FLAG:
+                self._take_answer(frame)
+            else:
+                self.serialization = frame.serialization
+                self._handlers.request(self, frame)
+        if self._reader.error is not None:
+            self._lost()
+
+    def _lost(self) -> None:
+        """The stream is out of step: nothing that is written would be understood."""
+        logger.warning("connection closed peer=%s reason=%s", self.address, self._reader.error)
+        self.close()
+
+    def _ended(self) -> None:
+        self.close()  # clients never close one direction only
+
+    def respond(self, request: RemotingCommand, answer: Answer) -> None:
+        """Answer while the request is being handled; a one-way request gets nothing."""
+        if not request.is_oneway:
+            self.reply(*_encoded(request, answer))
+
+    def owe(self) -> None:
+        """The request that is being handled is answered later, by ``pay``."""
+        self.owed += 1
+
+    def pay(self, request: RemotingCommand, answer: Answer) -> None:
+        """Answer a request that was owed."""
+        self.answer(1, 0, *(() if request.is_oneway else _encoded(request, answer)))
+
+    # -- requests of the broker ---------------------------------------------------------------------------------------
+
+    def tell(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
+        """Send a one-way request."""
+        self._request(code, fields, body, oneway=True)
+
+    def ask(self, code: int, fields: Mapping[str, str], body: bytes, answered: Answered) -> None:
+        """Send a request; ``answered`` is called when the client answers, closes, or lets ``ASK_TIMEOUT_S`` pass."""
+        if self._socket is None:
+            answered(None)
+            return
+        timer = self._handlers.timer(ASK_TIMEOUT_S)
+        opaque = self._request(code, fields, body, oneway=False)
+        self._asked[opaque] = _Asked(answered, timer)
+        timer.start(self._expire, opaque)
+
+    def _request(self, code: int, fields: Mapping[str, str], body: bytes, *, oneway: bool) -> int:
+        self._last_opaque = self._last_opaque % 0x7FFFFFFF + 1  # never 0: one client replaces that
+        frame = encode_request(code, self._last_opaque, fields, body, oneway=oneway, serialization=self.serialization)
+        if self._socket is not None:
+            self.reply(frame)
+            self.flush()
+        return self._last_opaque
+
+    def _take_answer(self, answer: RemotingCommand) -> None:
+        asked = self._asked.pop(answer.opaque, None)
+        if asked is None:
+            logger.info("an answer to nothing that was asked, ignored peer=%s opaque=%d", self.address, answer.opaque)
+            return
+        asked.timer.close()
+        asked.answered(answer)
+
+    def _expire(self, opaque: int) -> None:
+        asked = self._asked.pop(opaque)
+        asked.timer.close()
+        asked.answered(None)
+
+    def _on_close(self) -> None:
+        asked, self._asked = self._asked, {}
+        for one in asked.values():
+            one.timer.close()
+            one.answered(None)
+        for call in self.closing:
+            call()
+        self.closing = []
+
+
+def _encoded(request: RemotingCommand, answer: Answer) -> list[Buffer]:
+    code, fields, remark, body = answer
+    head = encode_response(request, code, fields, remark, sum(map(len, body)))
+    return [head, *body] if body else [head]

@@ -1,0 +1,112 @@
+"""Staging messages that come with properties: what sends, send-backs, deliveries and replies have in common."""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from metaq.errors import MessageIllegal, MetaqError
+from metaq.protocol import properties
+from metaq.protocol.codes import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_TYPE
+from metaq.protocol.record import TAGS, constant_middle, java_hash, record_tail
+from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.server.context import Context
+from metaq.server.tables import LEVELS, SCHEDULE_TOPIC
+from metaq.server.turn import Turns
+from metaq.store.consumequeue import ConsumeQueue
+
+CLEARED: Final = ~(TRANSACTION_TYPE | BORN_HOST_IPV6 | STORE_HOST_IPV6)
+"""Bits of a sender's sysFlag that are the broker's to say."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """A message on its way into the log."""
+
+    topic: str
+    partition: int
+    body: bytes | memoryview
+    properties: dict[str, str]
+    flag: int
+    sys_flag: int
+    born_ms: int
+    born_host: bytes
+    reconsume_times: int = 0
+
+
+class Placed(NamedTuple):
+    """Where a staged message will be."""
+
+    queue: ConsumeQueue
+    ordinal: int
+    log_offset: int
+
+
+def delayed(draft: Draft) -> Draft:
+    """The same message, parked in the schedule topic when it asks for a delay level.
+
+    A level above the last one means the last one. ``MessageIllegal`` for delays that are not levels.
+    """
+    pairs = draft.properties
+    for name in properties.TIMERS:
+        if name in pairs:
+            raise MessageIllegal(
+                f"the property {name} is not supported; use a delay level from 1 to {LEVELS} ({properties.DELAY})"
+            )
+    level = pairs.get(properties.DELAY, "0")
+    if not level.isdecimal():
+        raise MessageIllegal(f"the property {properties.DELAY} is {level[:20]!r}, not a delay level from 1 to {LEVELS}")
+    if int(level) == 0:
+        return draft
+    kept = {**pairs, properties.REAL_TOPIC: draft.topic, properties.REAL_QUEUE: str(draft.partition)}
+    partition = min(int(level), LEVELS) - 1
+    return Draft(
+        *(SCHEDULE_TOPIC, partition, draft.body, kept, draft.flag, draft.sys_flag, draft.born_ms, draft.born_host),
+        draft.reconsume_times,
+    )
+
+
+def stage(context: Context, draft: Draft) -> Placed:
+    """Stage a message as it is; the caller has checked that the topic may be written and stages an outcome.
+
+    Raises ``MessageIllegal`` for properties that are too long, ``DiskFull`` when the log cannot grow.
+    """
+    store, pairs, body = context.store, draft.properties, bytes(draft.body)
+    queue = store.queue(draft.topic, draft.partition)
+    kept = properties.encode(pairs)
+    tag = pairs.get(TAGS)
+    text_size = HEADER_SIZE_TEXT + len(body) + (0 if tag is None else 4 + len(tag.encode()))
+    middle = constant_middle(
+        *(draft.sys_flag, draft.born_ms, draft.born_host, store.clock.now_ms(), context.store_host, draft.reconsume_times)
+    )
+    ordinal = queue.next
+    offset = store.put(
+        *(queue, draft.flag, body, zlib.crc32(body) & 0x7FFFFFFF, middle, text_size),
+        record_tail(draft.topic, kept) if kept else None,
+        0 if tag is None else java_hash(tag),
+    )
+    return Placed(queue, ordinal, offset)
+
+
+class Noted:
+    """The outcome of the broker's own puts of one turn: ``done`` is called with ``None``, or with why they failed."""
+
+    __slots__ = ("_done", "size")
+
+    def __init__(self, done: Callable[[MetaqError | None], None]) -> None:
+        self._done = done
+        self.size = 0
+
+    def stored(self) -> None:
+        self._done(None)
+
+    def refused(self, error: MetaqError, outcome: str) -> None:
+        self._done(error)
+
+    def late(self) -> None:
+        self._done(None)
+
+
+def note(turns: Turns, done: Callable[[MetaqError | None], None]) -> None:
+    """Have ``done`` called when what was just staged is as durable as promised, or has failed."""
+    turns.staged(Noted(done))
