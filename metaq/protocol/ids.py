@@ -1,0 +1,114 @@
+"""Message ids as RocketMQ writes them, in hexadecimal digits (specs: store format, section 2).
+
+::
+
+    offset id, 32 or 56 digits            unique id, 32 or 56 digits
+    4 or 16  address of the broker        4 or 16  address of the sender
+    4        port                         2        its process, lower bits
+    8        log offset                   4        a number of the process: in Java, the hash of the class loader
+                                          4        milliseconds since the month began
+                                          2        counter
+
+The broker makes the first, which says where the message is. The client makes the second (property UNIQ_KEY), which stays
+with the message wherever it goes. Clients in other languages fill it in other ways: compare ids as texts.
+"""
+
+import datetime
+import ipaddress
+import struct
+from typing import Final, NamedTuple
+
+from metaq.errors import BadRequest
+from metaq.message import LogOffset
+
+_PLACE: Final = struct.Struct(">iq")  # port, log offset
+_SENDER: Final = struct.Struct(">HIIH")  # process, number, milliseconds, counter
+_ADDRESS_SIZES: Final = (4, 16)
+
+assert _PLACE.size == _SENDER.size == 12
+
+
+class OffsetId(NamedTuple):
+    """Where a broker keeps a message."""
+
+    address: str
+    """IPv4, or IPv6 where it is not a written-out IPv4 address."""
+    port: int
+    log_offset: LogOffset
+
+
+class UniqueId(NamedTuple):
+    """Who sent a message, and when."""
+
+    address: str
+    process: int
+    """16 bits."""
+    number: int
+    """32 bits."""
+    month_ms: int
+    """Milliseconds since the sender's month began, by its calendar; 32 bits."""
+    counter: int
+    """16 bits."""
+
+
+def encode_offset_id(where: OffsetId) -> str:
+    """32 or 56 upper-case digits. ``BadRequest`` when the address is none."""
+    return (_packed(where.address) + _PLACE.pack(where.port, where.log_offset)).hex().upper()
+
+
+def decode_offset_id(text: str) -> OffsetId:
+    """The reverse, digits in any case. ``BadRequest`` when the text is no such id."""
+    address, rest = _split(text)
+    port, log_offset = _PLACE.unpack(rest)
+    if not 0 <= port < 65536 or log_offset < 0:
+        raise BadRequest(f"message id {text}: port {port} and log offset {log_offset} cannot be")
+    return OffsetId(address, port, LogOffset(log_offset))
+
+
+def make_unique_id(address: str, process: int, number: int, now_ms: int, counter: int) -> str:
+    """The id that a Java client makes in UTC: 32 or 56 upper-case digits. Numbers that are too long lose their upper bits."""
+    month_ms = now_ms - _month_begin_ms(now_ms)
+    return (_packed(address) + _SENDER.pack(process & 0xFFFF, number & 0xFFFFFFFF, month_ms, counter & 0xFFFF)).hex().upper()
+
+
+def decode_unique_id(text: str) -> UniqueId:
+    """What a Java client put into an id; what other clients put there reads as something, too. ``BadRequest`` as above."""
+    address, rest = _split(text)
+    return UniqueId(address, *_SENDER.unpack(rest))
+
+
+def sent_ms(unique: UniqueId, now_ms: int) -> int:
+    """When the message of a unique id was sent: in this month, or the one before when that would be later than ``now_ms``.
+
+    The month begins in UTC here: the result is off by the sender's time zone, and of an older message by whole months.
+    """
+    begin_ms = _month_begin_ms(now_ms)
+    if begin_ms + unique.month_ms > now_ms:
+        begin_ms = _month_begin_ms(begin_ms - 1)
+    return begin_ms + unique.month_ms
+
+
+def _month_begin_ms(now_ms: int) -> int:
+    now = datetime.datetime.fromtimestamp(now_ms // 1000, datetime.UTC)
+    return int(now.replace(day=1, hour=0, minute=0, second=0).timestamp()) * 1000
+
+
+def _packed(address: str) -> bytes:
+    try:
+        return ipaddress.ip_address(address).packed
+    except ValueError as error:
+        raise BadRequest(f"message id: {address!r} is no IP address") from error
+
+
+def _split(text: str) -> tuple[str, bytes]:
+    """The address, and the twelve bytes behind it."""
+    try:
+        data = bytes.fromhex(text)
+    except ValueError:
+        data = b""
+    size = len(data) - _PLACE.size
+    if size not in _ADDRESS_SIZES or len(text) != 2 * len(data):
+        raise BadRequest(f"message id {text[:60]!r}: not 32 or 56 hexadecimal digits")
+    address = ipaddress.ip_address(data[:size])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address), data[size:]
