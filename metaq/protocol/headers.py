@@ -76,6 +76,7 @@ class RegisterBroker(NamedTuple):
     broker_id: int
     compressed: bool = False
     body_crc32: int = 0
+    heartbeat_timeout_millis: int | None = None
 
 
 class BrokerIdentity(NamedTuple):

@@ -26,8 +26,8 @@ class KvConfig:
     def __init__(self, disk: Disk, directory: Path) -> None:
         """Read the file, or the version before it when it is damaged: ``problems`` then says so."""
         self._disk = disk
-        self._path = directory / FILE
-        content, self.problems = read_document(disk, self._path)
+        self.path = directory / FILE
+        content, self.problems = read_document(disk, self.path)
         self._tables: Tables = {} if content is None else content["configTable"]
 
     def table(self, namespace: str) -> Mapping[str, str] | None:
@@ -51,6 +51,6 @@ class KvConfig:
             self._change({**self._tables, namespace: kept}, run)
 
     def _change(self, tables: Tables, run: Run) -> None:
-        run(lambda: self._disk.make_directories(self._path.parent))
-        run(lambda: write_document(self._disk, self._path, {"configTable": tables}))
+        run(lambda: self._disk.make_directories(self.path.parent))
+        run(lambda: write_document(self._disk, self.path, {"configTable": tables}))
         self._tables = tables

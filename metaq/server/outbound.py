@@ -1,0 +1,77 @@
+"""A connection that this process opens to another one that speaks the remoting protocol."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import gevent
+from gevent import socket
+from gevent.event import AsyncResult
+
+from metaq.errors import ConnectionFailed, Refused, RequestTimeout
+from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request
+from metaq.server.front import Address
+
+RECEIVE_BYTES: Final = 64 * 1024
+
+
+class Outbound:
+    """Requests of this process's greenlets. What the other side asks of its own accord is not answered."""
+
+    def __init__(self, address: Address, timeout_s: float, ended: Callable[[], None] | None = None) -> None:
+        """Connect; ``ConnectionFailed`` after ``timeout_s`` at the latest. ``ended`` is called when the connection breaks."""
+        self._name = f"{address[0]}:{address[1]}"
+        self._timeout_s = timeout_s
+        self._ended = ended
+        self._opaques = itertools.count(1)
+        self._waiting: dict[int, Any] = {}
+        self._failure: str | None = None
+        try:
+            self._socket = socket.create_connection(address, timeout=timeout_s)
+        except OSError as error:
+            raise ConnectionFailed(f"cannot connect to {self._name}: {error.strerror or error}") from error
+        self._socket.settimeout(None)
+        self._reading = gevent.spawn(self._read)
+
+    def call(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> RemotingCommand:
+        """The answer to a request. ``ConnectionFailed``, ``RequestTimeout``, or ``Refused`` when its code is not 0."""
+        if self._failure is not None:
+            raise ConnectionFailed(self._failure)
+        opaque = next(self._opaques)
+        answered = self._waiting[opaque] = AsyncResult()
+        late = RequestTimeout(f"{self._name} did not answer request {int(code)} within {self._timeout_s} s")
+        try:
+            with gevent.Timeout(self._timeout_s, late):
+                self._socket.sendall(encode_request(code, opaque, fields, body))
+                answer = answered.get()
+        except OSError as error:
+            raise ConnectionFailed(f"{self._name}: {error.strerror or error}") from error
+        finally:
+            del self._waiting[opaque]
+        assert isinstance(answer, RemotingCommand)
+        if answer.code:
+            raise Refused(answer.code, f"{self._name}: {answer.remark}")
+        return answer
+
+    def _read(self) -> None:
+        reader = FrameReader()
+        reason = "it closed the connection"
+        try:
+            while reader.error is None and (data := self._socket.recv(RECEIVE_BYTES)):
+                for frame in reader.receive(data):
+                    if frame.is_response and frame.opaque in self._waiting:
+                        self._waiting[frame.opaque].set(frame)
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if reader.error is not None:
+            reason = str(reader.error)
+        self._failure = f"{self._name}: {reason}"
+        for answered in self._waiting.values():
+            answered.set_exception(ConnectionFailed(self._failure))
+        if self._ended is not None:
+            self._ended()
+
+    def close(self) -> None:
+        """Close; ``ended`` is not called."""
+        self._reading.kill()
+        self._socket.close()

@@ -1,0 +1,232 @@
+"""How a broker makes itself known: to the registry in its own process, or to all that its settings name.
+
+Each external registry is one connection, kept open: when it ends, the registry removes the broker. Over it goes the whole
+topic table, when it was made and every ``registration_interval_ms``, and between those whichever topics changed, at once.
+"""
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+import gevent
+from gevent.event import Event
+
+from metaq.clock import Clock
+from metaq.config import Settings
+from metaq.errors import ConfigError, MetaqError
+from metaq.protocol.codes import Request
+from metaq.protocol.headers import BrokerIdentity, RegisterBroker, encode_header
+from metaq.protocol.routes import DataVersion, TopicConfig, TopicTable, decode_kv_table, encode_registration
+from metaq.registry.routes import MASTER, BrokerKey
+from metaq.server import tables
+from metaq.server.front import Address
+from metaq.server.handlers.identity import IdentityHandler
+from metaq.server.handlers.registry import RegistryHandler
+from metaq.server.outbound import Outbound
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 6.0
+GOODBYE_TIMEOUT_S: Final = 2.0
+FIRST_RETRY_S: Final = 0.5
+
+
+def parse_address(setting: str, value: str) -> Address:
+    """Host and port to connect to; ``ConfigError`` when ``value`` is something else."""
+    host, _, port = value.strip().rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{setting}: {value!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def parse_registries(settings: Settings) -> list[Address]:
+    """The registries that the settings name."""
+    return [parse_address("registries", part) for part in settings.registries.split(";") if part.strip()]
+
+
+def written(address: Address) -> str:
+    """``HOST:PORT``, a host of IPv6 in brackets."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Registration:
+    """Keeps one broker registered."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        advertised: Address,
+        topics: tables.TopicTable,
+        identity: IdentityHandler,
+        clock: Clock,
+        registry: RegistryHandler | None,
+    ) -> None:
+        """``registry`` is the one in this process; without it, the settings name others."""
+        host, port = advertised
+        self._advertised = advertised
+        self._key = BrokerKey(settings.cluster_name, settings.broker_name, MASTER, written(advertised))
+        self._ha_address = written((host, port + 1))
+        self._topics = topics
+        self._identity = identity
+        self._started_ms = clock.now_ms()
+        self._registry = registry
+        self.interval_s = settings.registration_interval_ms / 1000
+        self.monotonic = clock.monotonic
+        self._ordered: dict[Address, Collection[str]] = {}
+        self._members = [] if registry is not None else [_Member(self, address) for address in parse_registries(settings)]
+        self._greenlets: list[Any] = []
+        self.advertised_problem: str | None = None
+        """What is wrong with the address that clients are told, as far as this broker can see."""
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Register, and go on doing so; a registry that is down holds up nothing. The broker serves already."""
+        if self._registry is not None:
+            self._register_here(self._registry)
+            self._greenlets.append(gevent.spawn(self._register_here_forever, self._registry))
+        self._greenlets += [gevent.spawn(member.stay_registered) for member in self._members]
+        self._greenlets.append(gevent.spawn(self._check_advertised))
+
+    def topic_changed(self, name: str) -> None:
+        """A topic was created or changed; never blocks."""
+        if self._registry is not None:
+            self._registry.register(self._key, self._ha_address, self.table([name]))
+        for member in self._members:
+            member.topic_changed(name)
+
+    def stop(self) -> None:
+        """Say goodbye to every registry, so that clients look elsewhere."""
+        if self._registry is not None:
+            self._registry.unregister(self._key.name, self._key.address)
+        goodbyes = [gevent.spawn(member.leave) for member in self._members]
+        gevent.joinall(goodbyes, timeout=GOODBYE_TIMEOUT_S)
+        gevent.killall(goodbyes + self._greenlets)
+
+    def _register_here_forever(self, registry: RegistryHandler) -> None:
+        while True:
+            gevent.sleep(self.interval_s)
+            self._register_here(registry)
+
+    def _register_here(self, registry: RegistryHandler) -> None:
+        registry.register(self._key, self._ha_address, self.table())
+        self._mark_ordered(registry.ordered_topics())
+
+    def _check_advertised(self) -> None:
+        """Ask who answers at the address that clients are told."""
+        self.advertised_problem = self._problem_with(self._advertised)
+        if self.advertised_problem is not None:
+            hint = "set advertise to HOST:PORT under which clients reach this broker"
+            logger.warning("advertised address problem=%s hint=%s", self.advertised_problem, hint)
+
+    def _problem_with(self, address: Address) -> str | None:
+        try:
+            link = Outbound(address, TIMEOUT_S)
+            try:
+                fields = link.call(Request.IDENTITY, {}).fields
+            finally:
+                link.close()
+        except MetaqError as error:
+            return f"this broker does not reach itself under the address that clients are told: {error}"
+        if fields.get("identity") == self._identity.identity:
+            return None
+        other = fields.get("brokerName", "without a name")
+        return f"another broker ({other}) answers under the address {written(address)} that clients are told"
+
+    # -- what is registered -------------------------------------------------------------------------------------------
+
+    def table(self, names: Iterable[str] | None = None) -> TopicTable:
+        """All topics, or those of ``names`` that are there."""
+        known = self._topics if names is None else filter(None, map(self._topics.get, names))
+        configs = {topic.name: _config(topic) for topic in known}
+        return TopicTable(DataVersion(self._started_ms, self._topics.version), configs)
+
+    def register_at(self, address: Address, link: Outbound, table: TopicTable) -> None:
+        """One registration with an external registry."""
+        key = self._key
+        header = RegisterBroker(key.name, key.address, key.cluster, self._ha_address, key.number)
+        answer = link.call(Request.REGISTER_BROKER, encode_header(header), encode_registration(table))
+        self._ordered[address] = decode_kv_table(answer.body)
+        self._mark_ordered({topic for table in self._ordered.values() for topic in table})
+
+    def unregister_at(self, link: Outbound) -> None:
+        key = self._key
+        link.call(Request.UNREGISTER_BROKER, encode_header(BrokerIdentity(key.name, key.address, key.cluster, key.number)))
+
+    def _mark_ordered(self, ordered: Collection[str]) -> None:
+        """A topic is ordered when some registry says so, and not otherwise."""
+        for topic in list(self._topics):
+            if topic.order != (topic.name in ordered):
+                self._topics.put(replace(topic, order=not topic.order))
+
+
+def _config(topic: tables.Topic) -> TopicConfig:
+    return TopicConfig(topic.name, topic.read_partitions, topic.partitions, topic.permission, topic.sys_flag, topic.order)
+
+
+class _Member:
+    """One external registry."""
+
+    def __init__(self, registration: Registration, address: Address) -> None:
+        self._registration = registration
+        self._address = address
+        self._changed: set[str] = set()
+        self._wake = Event()
+        self._link: Outbound | None = None
+        self._failing = False
+
+    def topic_changed(self, name: str) -> None:
+        self._changed.add(name)
+        self._wake.set()
+
+    def stay_registered(self) -> None:
+        """Connect and register; again after every failure, with a pause that doubles up to the interval."""
+        pause_s = FIRST_RETRY_S
+        while True:
+            try:
+                self._register_until_it_fails()
+            except MetaqError as error:
+                pause_s = min(2 * pause_s, self._registration.interval_s) if self._failing else FIRST_RETRY_S
+                self._report(error)
+            finally:
+                self._close()
+            gevent.sleep(pause_s)
+
+    def _register_until_it_fails(self) -> None:
+        registration = self._registration
+        link = self._link = Outbound(self._address, TIMEOUT_S, self._wake.set)
+        due_s = registration.monotonic()
+        while True:
+            whole = registration.monotonic() >= due_s
+            names, self._changed = self._changed, set()
+            self._wake.clear()
+            if whole:
+                due_s = registration.monotonic() + registration.interval_s
+            registration.register_at(self._address, link, registration.table(None if whole else names))
+            if self._failing:
+                logger.info("registered again registry=%s", written(self._address))
+            self._failing = False
+            self._wake.wait(max(0.0, due_s - registration.monotonic()))
+
+    def _report(self, error: MetaqError) -> None:
+        """Once a failure, not once a try."""
+        level = logging.DEBUG if self._failing else logging.WARNING
+        hint = "is a registry running there? it is tried again; setting: registries"
+        logger.log(level, "cannot register registry=%s reason=%s hint=%s", written(self._address), error, hint)
+        self._failing = True
+
+    def leave(self) -> None:
+        """Say goodbye where the broker is registered."""
+        if self._link is None:
+            return
+        try:
+            self._registration.unregister_at(self._link)
+        except MetaqError as error:
+            logger.info("no goodbye registry=%s reason=%s", written(self._address), error)
+
+    def _close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
