@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Final, NamedTuple
 
-from metaq.client.transport import Answer, Asked, Done, Greet, Question, code_name
+from metaq.client.transport import Answer, Asked, Done, Greet, Question, unanswered
 from metaq.errors import BadRequest, ClientClosed, ClientError, ConnectionFailed, ProtocolError, RequestTimeout
 from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request, encode_response
 
@@ -31,7 +31,7 @@ class _Pending(NamedTuple):
 
     done: Done
     deadline: float
-    what: str
+    code: int
 
 
 class Link:
@@ -65,7 +65,7 @@ class Link:
         """Send a request; see ``Transport.submit``."""
         opaque = next(self._opaques) & _INT31
         frame = encode_request(question.code, opaque, question.fields, question.body, language=LANGUAGE)
-        self._pending[opaque] = _Pending(done, deadline, code_name(question.code))
+        self._pending[opaque] = _Pending(done, deadline, question.code)
         try:
             self._send(frame, deadline)
         except ClientError:
@@ -82,7 +82,7 @@ class Link:
         """Fail the requests whose deadline has passed. Their answers, should they come, are dropped."""
         for opaque, pending in list(self._pending.items()):
             if pending.deadline < now and self._pending.pop(opaque, None) is not None:
-                self._finish(pending.done, RequestTimeout(f"no answer to {pending.what} from {self.address} in time"))
+                self._finish(pending.done, unanswered(pending.code, self.address))
 
     def lose(self, reason: str) -> None:
         """Close it; all requests in flight, and later ones, fail with ``reason``."""
@@ -205,6 +205,8 @@ class Links:
         if not connecting.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise RequestTimeout(f"no connection to {address} in time")
         try:
+            if self._closed:
+                raise ClientClosed("the client was closed")
             link = self._links.get(address)
             if link is not None and link.alive:
                 return link

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from metaq.errors import BadRequest, ChecksumMismatch
-from metaq.message import QueueOffset
+from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.properties import (
     CHECKSUM,
     DELAY,
@@ -45,17 +45,6 @@ _COMPRESSION_KIND: Final = 0x700
 _ZLIB_KINDS: Final = frozenset({0, 0x300})
 _ZLIB_LEVEL: Final = 5
 _SEPARATORS: Final = frozenset("\x01\x02")
-
-
-class MessageQueue(NamedTuple):
-    """A partition of a topic on a broker: RocketMQ's words for it, and its order."""
-
-    topic: str
-    broker_name: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}@{self.broker_name}-{self.partition}"
 
 
 class SendStatus(enum.Enum):

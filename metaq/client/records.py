@@ -4,8 +4,9 @@ import struct
 import zlib
 from typing import Any, Final
 
-from metaq.client.message import MessageQueue, ReceivedMessage, inflated
+from metaq.client.message import ReceivedMessage, inflated
 from metaq.errors import ChecksumMismatch, ProtocolError, StreamLost
+from metaq.message import MessageQueue
 from metaq.protocol.codes import BORN_HOST_IPV6, COMPRESSED, STORE_HOST_IPV6
 from metaq.protocol.record import HEADER, HEADER_SIZE, MAGIC
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, NoReturn
 
-from metaq.client.message import MessageQueue
 from metaq.client.transport import Question, Transport, call, successful
 from metaq.errors import ClientError, ProtocolError, RouteNotFound, RouteProblem
+from metaq.message import MessageQueue
 from metaq.protocol.codes import INHERIT, READ, WRITE, Request, Response
 from metaq.protocol.headers import TopicOnly
 from metaq.protocol.remoting import RemotingCommand

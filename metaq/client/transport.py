@@ -82,10 +82,10 @@ class Waiter:
         self._outcome = outcome
         self._known.set()
 
-    def wait(self, deadline: float, what: str) -> RemotingCommand:
+    def wait(self, deadline: float, question: Question, address: str) -> RemotingCommand:
         """The answer; raises why there is none, and ``RequestTimeout`` at the deadline."""
         if not self._known.wait(max(0.0, deadline - time.monotonic())):
-            raise RequestTimeout(f"no answer to {what} in time; its outcome is unknown")
+            raise unanswered(question.code, address)
         if isinstance(self._outcome, ClientError):
             raise self._outcome
         assert self._outcome is not None
@@ -96,7 +96,7 @@ def call(transport: Transport, address: str, question: Question, deadline: float
     """Ask and wait for the answer, whatever its code. ``ConnectionFailed``, ``RequestTimeout``."""
     waiter = Waiter()
     transport.submit(address, question, deadline, waiter.set)
-    return waiter.wait(deadline, f"{code_name(question.code)} from {address}")
+    return waiter.wait(deadline, question, address)
 
 
 def ask(transport: Transport, address: str, question: Question, deadline: float) -> RemotingCommand:
@@ -122,6 +122,11 @@ def refusal(response: RemotingCommand) -> Refused:
 def _retry_after_s(text: str) -> float:
     number, _, unit = text.partition(_RETRY_AFTER)[2].partition(" ")
     return int(number) / 1000 if number.isdecimal() and unit.startswith("ms") else BUSY_WAIT_S
+
+
+def unanswered(code: int, address: str) -> RequestTimeout:
+    """The error of a request that got no answer by its deadline."""
+    return RequestTimeout(f"no answer to {code_name(code)} from {address} in time; its outcome is unknown")
 
 
 def code_name(code: int) -> str:

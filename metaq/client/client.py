@@ -1,0 +1,103 @@
+"""The way in: ``connect``, and the client that it returns."""
+
+import re
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import parse_qsl, urlsplit
+
+from metaq.client.core import Core, MakeTransport
+from metaq.client.link import split_address
+from metaq.client.producer import DEFAULT_GROUP, Producer
+from metaq.client.replies import Replies
+from metaq.errors import BadRequest
+
+SCHEME: Final = "metaq"
+DEFAULT_PORT: Final = 9876
+DEFAULT_TIMEOUT_S: Final = 10.0
+
+in_process: Final[dict[str, MakeTransport]] = {}
+"""Brokers in this process (``metaq.testing``) by their address."""
+
+
+def connect(address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, instance: str = "") -> "Client":
+    """A client of the brokers that are registered at ``address``; nothing is connected before it is needed.
+
+    Args:
+        address: of one or more registries: ``host:port``, ``host:port;host2:port`` or ``metaq://host:port;host2:port/``.
+            Without a port it is 9876. Parameters may stand in the URL: ``metaq://host/?timeout_s=3``.
+        timeout_s: for each call as a whole, unless the call is told otherwise.
+        instance: what makes this client's id unique on this machine, and finds the offsets of a broadcast consumer again;
+            by default a new one for each client.
+
+    Raises:
+        BadRequest: the address cannot be read.
+    """
+    if address in in_process:
+        return Client(Core([address], timeout_s=timeout_s, instance=instance, make_transport=in_process[address]))
+    if "://" in address:
+        url = urlsplit(address)
+        if url.scheme != SCHEME:
+            raise BadRequest(f"{address!r} begins with {url.scheme}://; write {SCHEME}:// or no scheme at all")
+        given = dict(parse_qsl(url.query))
+        if unknown := given.keys() - {"timeout_s", "instance"}:
+            raise BadRequest(f"{address!r} has the parameter {min(unknown)}; timeout_s and instance are known")
+        address = url.netloc
+        timeout_s = _seconds(given["timeout_s"]) if "timeout_s" in given else timeout_s
+        instance = given.get("instance", instance)
+    return Client(Core(_registries(address), timeout_s=timeout_s, instance=instance))
+
+
+def _registries(address: str) -> list[str]:
+    found = []
+    for part in re.split("[;,]", address):
+        place = part.strip()
+        if place:
+            place = place if re.search(r":\d+$", place) else f"{place}:{DEFAULT_PORT}"
+            split_address(place)
+            found.append(place)
+    if not found:
+        raise BadRequest(f"{address!r} names no registry; write host:port")
+    return found
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise BadRequest(f"timeout_s is {text!r}; write a number of seconds") from error
+
+
+class Client:
+    """Producers, consumers and administration over shared connections; made by ``connect``, a context manager.
+
+    ::
+
+        with metaq.connect("127.0.0.1:9876") as client:
+            client.producer().send("orders", b"paid 2003", tag="paid")
+
+    Threads may share it, and all that it makes. Closing it closes all of them.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._replies = Replies(core)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def id(self) -> str:
+        """What brokers know it by: address@instance."""
+        return self._core.id
+
+    def close(self) -> None:
+        """Stop consumers, tell brokers what they still have to know, and close the connections."""
+        self._core.close()
+
+    def producer(self, group: str = DEFAULT_GROUP) -> Producer:
+        """Sends messages. The group's name is for people, and for request and reply."""
+        self._core.check_open()
+        return Producer(self._core, self._replies, group)

@@ -1,0 +1,248 @@
+"""What producers, consumers and administration of one client share: identity, routes, connections, heartbeats."""
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import orjson
+
+from metaq.client.health import BrokerHealth
+from metaq.client.identity import UniqueIds, client_id, own_address
+from metaq.client.link import Links
+from metaq.client.routing import Routes
+from metaq.client.scheduler import Scheduler
+from metaq.client.transport import Answer, Asked, Greet, Outcome, Question, Transport, ask
+from metaq.errors import ClientClosed, ClientError, ConnectionFailed, MetaqError, ProtocolError
+from metaq.protocol.codes import Request, Response
+from metaq.protocol.headers import UnregisterClient
+from metaq.protocol.remoting import RemotingCommand
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S: Final = 30.0
+ROUTES_S: Final = 30.0
+EXPIRY_S: Final = 0.5
+CONTROL_TIMEOUT_S: Final = 3.0
+"""For what the client asks of its own accord: heartbeats, members, offsets."""
+
+MakeTransport = Callable[[Asked, Greet], Transport]
+
+
+class GroupMember(Protocol):
+    """A consumer, as the rest of its client knows it."""
+
+    group: str
+
+    def heartbeat_row(self) -> dict[str, Any]:
+        """What heartbeats say about it."""
+        ...
+
+    def rebalance(self) -> None:
+        """Look anew at which queues are its own."""
+        ...
+
+    def asked(self, request: RemotingCommand) -> Answer:
+        """Answer a broker: 220, 221, 307 or 309. May take its time."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Core:
+    """Lives as long as its client. Everything in it may be used by several threads."""
+
+    def __init__(
+        self, registries: Sequence[str], *, timeout_s: float, instance: str = "", make_transport: MakeTransport | None = None
+    ) -> None:
+        address = own_address()
+        self.id = client_id(address, instance)
+        self.instance = instance
+        self.timeout_s = timeout_s
+        self.unique_ids = UniqueIds(address)
+        self.health = BrokerHealth()
+        self.scheduler = Scheduler(f"metaq-{self.id}")
+        self.transport = self._links() if make_transport is None else make_transport(self._asked, self._greeting)
+        self.routes = Routes(registries, self.transport)
+        self.on_reply: Callable[[RemotingCommand], Answer] | None = None
+        """Takes replies to requests, code 326."""
+        self._guard = threading.Lock()  # guards what follows
+        self._producers: dict[str, int] = {}
+        self._consumers: dict[str, GroupMember] = {}
+        self.closed = False
+        self.scheduler.every(HEARTBEAT_S, self.heartbeat)
+        self.scheduler.every(ROUTES_S, self._refresh_routes)
+
+    def _links(self) -> Links:
+        links = Links(self._asked, self._greeting)
+        self.scheduler.every(EXPIRY_S, links.expire)
+        return links
+
+    def deadline(self, timeout_s: float | None = None) -> float:
+        """The reading of ``time.monotonic`` by which a call has to end; by default after the client's own time."""
+        self.check_open()
+        return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise ClientClosed("this client was closed")
+
+    def ask_broker(self, broker_name: str, question: Question, deadline: float) -> RemotingCommand:
+        """Ask a master, and wait for success. ``ConnectionFailed`` also when no route names it."""
+        return ask(self.transport, self.master(broker_name), question, deadline)
+
+    def master(self, broker_name: str) -> str:
+        """The address of a master. ``ConnectionFailed`` when no route names it."""
+        address = self.routes.address(broker_name)
+        if address is None:
+            raise ConnectionFailed(f"no route names a master of {broker_name}")
+        return address
+
+    # -- members ------------------------------------------------------------------------------------------------------
+
+    def add_producer(self, group: str) -> None:
+        """From now on heartbeats name the group."""
+        with self._guard:
+            self._producers[group] = self._producers.get(group, 0) + 1
+            is_new = self._producers[group] == 1
+        if is_new:
+            self.scheduler.run(self.heartbeat)
+
+    def remove_producer(self, group: str) -> None:
+        with self._guard:
+            self._producers[group] -= 1
+            is_last = not self._producers[group]
+            if is_last:
+                del self._producers[group]
+        if is_last:
+            self._unregister(UnregisterClient(self.id, producer_group=group))
+
+    def add_consumer(self, member: GroupMember) -> None:
+        """From now on heartbeats name it, and what brokers ask about its group goes to it."""
+        with self._guard:
+            if member.group in self._consumers:
+                raise ClientError(f"this client has a consumer of group {member.group} already; subscribe that one")
+            self._consumers[member.group] = member
+
+    def remove_consumer(self, member: GroupMember) -> None:
+        with self._guard:
+            if self._consumers.get(member.group) is not member:
+                return
+            del self._consumers[member.group]
+        self._unregister(UnregisterClient(self.id, consumer_group=member.group))
+
+    def _unregister(self, header: UnregisterClient) -> None:
+        """Tell all brokers; one that cannot be told finds out by itself."""
+        question = Question.of(Request.UNREGISTER_CLIENT, header)
+        for address in self.routes.broker_addresses(masters_only=False):
+            try:
+                ask(self.transport, address, question, time.monotonic() + CONTROL_TIMEOUT_S)
+            except ClientError as error:
+                logger.info("not unregistered address=%s reason=%s", address, error)
+
+    def _members(self) -> list[GroupMember]:
+        with self._guard:
+            return list(self._consumers.values())
+
+    # -- heartbeats ---------------------------------------------------------------------------------------------------
+
+    def heartbeat(self, *, wait_s: float = 0.0) -> None:
+        """Tell all brokers who is here, and with ``wait_s`` wait so long until they know."""
+        question = self._heartbeat()
+        if question is None:
+            return
+        with self._guard:
+            masters_only = not self._consumers
+        addresses = self.routes.broker_addresses(masters_only=masters_only)
+        left = threading.Semaphore(0)
+
+        def done(address: str, outcome: Outcome) -> None:
+            if isinstance(outcome, ClientError) or outcome.code != Response.SUCCESS:
+                reason = outcome if isinstance(outcome, ClientError) else outcome.remark
+                logger.warning("heartbeat failed address=%s reason=%s", address, reason)
+            left.release()
+
+        deadline = time.monotonic() + CONTROL_TIMEOUT_S
+        for address in addresses:
+            try:
+                self.transport.submit(address, question, deadline, functools.partial(done, address))
+            except ClientError as error:
+                done(address, error)
+        for _ in addresses if wait_s else ():
+            left.acquire(timeout=max(0.0, min(deadline, time.monotonic() + wait_s) - time.monotonic()))
+
+    def _heartbeat(self) -> Question | None:
+        with self._guard:
+            producers = [{"groupName": group} for group in self._producers]
+            members = list(self._consumers.values())
+        consumers = [member.heartbeat_row() for member in members]
+        if not producers and not consumers:
+            return None
+        body = {"clientID": self.id, "consumerDataSet": consumers, "producerDataSet": producers}
+        return Question.of(Request.HEART_BEAT, None, orjson.dumps(body))
+
+    def _greeting(self, address: str) -> Question | None:
+        return self._heartbeat() if address in self.routes.broker_addresses(masters_only=False) else None
+
+    def _refresh_routes(self) -> None:
+        if self.routes.refresh_all(CONTROL_TIMEOUT_S):
+            self.heartbeat()
+            for member in self._members():
+                member.rebalance()
+
+    # -- what brokers ask ---------------------------------------------------------------------------------------------
+
+    def _asked(self, request: RemotingCommand, answer: Callable[[Answer], None]) -> None:
+        """Choose who answers. Nothing that takes time happens on this thread, which reads a connection."""
+        if request.code == Request.PUSH_REPLY_MESSAGE_TO_CLIENT and self.on_reply is not None:
+            answer(self.on_reply(request))
+            return
+        group = request.fields.get("consumerGroup") or request.fields.get("group", "")
+        with self._guard:
+            member = self._consumers.get(group)
+        if request.code == Request.CHECK_TRANSACTION_STATE:
+            logger.info("transaction check ignored: this client sends no transactions fields=%s", request.fields)
+        elif request.code not in _FOR_MEMBERS:
+            answer(Answer(Response.REQUEST_CODE_NOT_SUPPORTED, remark=f"this client does not know request {request.code}"))
+        elif member is None:
+            answer(Answer(Response.SYSTEM_ERROR, remark=f"no consumer of group {group} in client {self.id}"))
+        elif request.code == Request.NOTIFY_CONSUMER_IDS_CHANGED:
+            self.scheduler.run(member.rebalance)
+        else:
+            self.scheduler.run(lambda: answer(_answered(member, request)))
+
+    def close(self) -> None:
+        """Consumers first: they still have offsets to tell."""
+        with self._guard:
+            if self.closed:
+                return
+            self.closed = True
+        for member in self._members():
+            member.close()
+        with self._guard:
+            producers = list(self._producers)
+            self._producers.clear()
+        for group in producers:
+            self._unregister(UnregisterClient(self.id, producer_group=group))
+        self.scheduler.close()
+        self.transport.close()
+
+
+_FOR_MEMBERS: Final = frozenset(
+    {
+        Request.NOTIFY_CONSUMER_IDS_CHANGED,
+        Request.RESET_CONSUMER_CLIENT_OFFSET,
+        Request.GET_CONSUMER_STATUS_FROM_CLIENT,
+        Request.GET_CONSUMER_RUNNING_INFO,
+        Request.CONSUME_MESSAGE_DIRECTLY,
+    }
+)
+
+
+def _answered(member: GroupMember, request: RemotingCommand) -> Answer:
+    try:
+        return member.asked(request)
+    except (MetaqError, ProtocolError) as error:
+        return Answer(Response.SYSTEM_ERROR, remark=str(error))

@@ -1,0 +1,288 @@
+"""Sending messages."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from types import MappingProxyType, TracebackType
+from typing import Final, Self
+
+from metaq.client.core import Core
+from metaq.client.message import (
+    CORRELATION_ID,
+    MESSAGE_TYPE,
+    SHARDING_KEY,
+    TTL,
+    OutgoingMessage,
+    ReceivedMessage,
+    SendResult,
+    compressed,
+    message_properties,
+    properties_text,
+)
+from metaq.client.replies import Replies
+from metaq.client.sending import Outgoing, QueueChoice, Sending, send_fields
+from metaq.client.transport import Outcome, call
+from metaq.errors import BadRequest, ClientError, MetaqError
+from metaq.protocol.batch import BatchItem, encode_batch
+from metaq.protocol.codes import Request
+from metaq.protocol.properties import CLUSTER, REPLY_TO
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_GROUP: Final = "metaq_producer"
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+"""What brokers take, unless they are set up otherwise: of a message, and of a batch as a whole."""
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class Producer:
+    """Sends messages; made by ``Client.producer``. Threads may share it.
+
+    A send makes up to three tries within one time limit, each at another broker where there is one. After a time-out it makes
+    no further try: the message may be stored. So a message can be there twice; consumers tell by their own keys.
+    """
+
+    def __init__(self, core: Core, replies: Replies, group: str = DEFAULT_GROUP) -> None:
+        self.group = group
+        self._core = core
+        self._replies = replies
+        self._choice = QueueChoice(core.routes, core.health)
+        self._closing = threading.Lock()
+        self._closed = False
+        core.add_producer(group)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Tell the brokers that this producer is gone; its client stays open."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        if not self._core.closed:
+            self._core.remove_producer(self.group)
+
+    def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] = _NONE,
+        ordering_key: str | None = None,
+        delay_level: int = 0,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Send one message and wait until a broker has it.
+
+        Args:
+            topic: need not exist where brokers create topics by themselves.
+            body: from 4 KiB on it travels and is stored compressed, where that makes it shorter.
+            tag: what consumers can choose messages by.
+            keys: what the message can be found by; several, or one text with blanks between them.
+            properties: further names and values.
+            ordering_key: messages with the same key go to the same partition, one after the other.
+            delay_level: 1 to 18 for 1 s, 5 s, 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h; 0 for none.
+            timeout_s: for everything together; by default the client's.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            SendFailed: every try failed, each for a reason of its own.
+            BrokerBusy: the brokers have too much to do; ``retry_after_s`` says when to try again.
+            Refused: a broker says that it cannot take this message, and so would others.
+            RequestTimeout: no answer in time; the message may be stored.
+            BadRequest: the message cannot be sent at all.
+        """
+        deadline = self._core.deadline(timeout_s)
+        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delay_level)
+        return self._send(outgoing, deadline)[0]
+
+    def send_async(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] = _NONE,
+        ordering_key: str | None = None,
+        delay_level: int = 0,
+        timeout_s: float | None = None,
+    ) -> Future[SendResult]:
+        """As ``send``, without waiting: the future has the result, or the error. The first send to a topic waits for its route.
+
+        Callbacks of the future run on a few threads of the client; they may send, but should not wait for long.
+        """
+        deadline = self._core.deadline(timeout_s)
+        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delay_level)
+        future: Future[SendResult] = Future()
+        future.set_running_or_notify_cancel()
+        _AsyncSend(self._core, Sending(outgoing, self._choice, deadline), future).step()
+        return future
+
+    def send_oneway(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] = _NONE,
+        ordering_key: str | None = None,
+        delay_level: int = 0,
+    ) -> None:
+        """Write one message to a connection and know nothing more: the fastest way, and it may be lost."""
+        deadline = self._core.deadline()
+        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delay_level)
+        attempt = self._choice.choose(outgoing, "", deadline)
+        self._core.transport.tell(attempt.address, attempt.question, deadline)
+
+    def send_batch(
+        self, topic: str, messages: Iterable[bytes | OutgoingMessage], *, timeout_s: float | None = None
+    ) -> list[SendResult]:
+        """Send messages to one partition in one request, all stored or none; one result for each. Errors as for ``send``.
+
+        Bodies are not compressed, and together are at most 4 MiB. A batch has no delayed messages.
+        """
+        deadline = self._core.deadline(timeout_s)
+        _check_topic(topic)
+        ids: list[str] = []
+        items: list[BatchItem] = []
+        for message in messages:
+            body, tag, keys, properties = message if isinstance(message, OutgoingMessage) else OutgoingMessage(message)
+            ids.append(self._core.unique_ids.next())
+            items.append(BatchItem(0, body, properties_text(message_properties(ids[-1], tag, keys, properties))))
+        if not items:
+            return []
+        packed = encode_batch(items)
+        _check_size(packed, f"a batch of {len(items)} messages")
+        fields = {**send_fields(self.group, topic, ""), "m": "true"}
+        return self._send(Outgoing(topic, fields, packed, Request.SEND_BATCH_MESSAGE, ids, None), deadline)
+
+    def request(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] = _NONE,
+        timeout_s: float | None = None,
+    ) -> ReceivedMessage:
+        """Send a message to whoever consumes the topic, and wait for its reply (``Producer.reply``). Errors as for ``send``."""
+        deadline = self._core.deadline(timeout_s)
+        with self._replies.expect() as expected:
+            self._core.routes.publishable(topic, deadline)
+            self._replies.ensure_known(deadline)
+            lifetime_ms = max(1, round((deadline - time.monotonic()) * 1000))
+            own = {CORRELATION_ID: expected.correlation, REPLY_TO: self._core.id, TTL: str(lifetime_ms)}
+            self._send(self._outgoing(topic, body, tag, keys, {**properties, **own}, None, 0), deadline)
+            return expected.wait(deadline, topic)
+
+    def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] = _NONE,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Answer a message whose sender waits for it (``ReceivedMessage.is_request``; otherwise ``BadRequest``).
+
+        Other errors as for ``send``.
+        """
+        given = request.properties
+        if not request.is_request or not given.get(CLUSTER):
+            raise BadRequest(f"nobody waits for a reply to {request!r}: {CORRELATION_ID}, {REPLY_TO} or {CLUSTER} is missing")
+        own = {name: given[name] for name in (CORRELATION_ID, REPLY_TO, TTL) if name in given}
+        topic = f"{given[CLUSTER]}_REPLY_TOPIC"
+        outgoing = self._outgoing(topic, body, None, (), {**properties, **own, MESSAGE_TYPE: "reply"}, None, 0)
+        outgoing = outgoing._replace(code=Request.SEND_REPLY_MESSAGE_V2)
+        return self._send(outgoing, self._core.deadline(timeout_s))[0]
+
+    def _outgoing(
+        self,
+        topic: str,
+        body: bytes,
+        tag: str | None,
+        keys: str | Iterable[str],
+        properties: Mapping[str, str],
+        ordering_key: str | None,
+        delay_level: int,
+    ) -> Outgoing:
+        _check_topic(topic)
+        unique_id = self._core.unique_ids.next()
+        pairs = message_properties(unique_id, tag, keys, properties, delay_level)
+        if ordering_key:
+            pairs[SHARDING_KEY] = ordering_key
+        packed, sys_flag = compressed(body)
+        _check_size(packed, "a message")
+        fields = send_fields(self.group, topic, properties_text(pairs), sys_flag)
+        return Outgoing(topic, fields, packed, Request.SEND_MESSAGE_V2, (unique_id,), ordering_key)
+
+    def _send(self, outgoing: Outgoing, deadline: float) -> list[SendResult]:
+        sending = Sending(outgoing, self._choice, deadline)
+        while True:
+            attempt = sending.attempt()
+            outcome: Outcome
+            try:
+                outcome = call(self._core.transport, attempt.address, attempt.question, deadline)
+            except ClientError as error:
+                outcome = error
+            results = sending.took(outcome)
+            if results is not None:
+                logger.debug("sent topic=%s results=%s", outgoing.topic, results)
+                return results
+            time.sleep(sending.pause_s)
+
+
+class _AsyncSend:
+    """Makes the attempts of one send, each when the last one is known to have failed."""
+
+    def __init__(self, core: Core, sending: Sending, future: Future[SendResult]) -> None:
+        self._core = core
+        self._sending = sending
+        self._future = future
+
+    def step(self) -> None:
+        try:
+            attempt = self._sending.attempt()
+            try:
+                self._core.transport.submit(attempt.address, attempt.question, self._sending.deadline, self._answered)
+            except ClientError as error:
+                self._answered(error)
+        except MetaqError as error:
+            self._future.set_exception(error)
+
+    def _answered(self, outcome: Outcome) -> None:
+        """Called on a thread that reads a connection: what may take time, as the callbacks of a user, goes elsewhere."""
+        self._core.scheduler.run(lambda: self._took(outcome))
+
+    def _took(self, outcome: Outcome) -> None:
+        try:
+            results = self._sending.took(outcome)
+        except MetaqError as error:
+            self._future.set_exception(error)
+            return
+        if results is None:
+            self._core.scheduler.after(self._sending.pause_s, self.step)
+        else:
+            logger.debug("sent results=%s", results)
+            self._future.set_result(results[0])
+
+
+def _check_topic(topic: str) -> None:
+    if not 0 < len(topic) <= 127 or not topic.isascii():
+        raise BadRequest(f"topic {topic[:140]!r}: write 1 to 127 ASCII characters")
+
+
+def _check_size(body: bytes, what: str) -> None:
+    if len(body) > MAX_BODY_BYTES:
+        raise BadRequest(f"{what} of {len(body)} bytes is over the limit of {MAX_BODY_BYTES}")

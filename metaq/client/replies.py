@@ -1,0 +1,103 @@
+"""Requests whose senders wait for a reply: who waits for which (specs: remoting protocol, section 3.2.9)."""
+
+import socket
+import struct
+import threading
+import time
+import uuid
+import zlib
+from types import TracebackType
+from typing import Final, Self
+
+from metaq.client.core import CONTROL_TIMEOUT_S, Core
+from metaq.client.message import CORRELATION_ID, ReceivedMessage, inflated
+from metaq.client.transport import Answer
+from metaq.errors import BadRequest, RequestTimeout
+from metaq.message import MessageQueue
+from metaq.protocol.codes import Response
+from metaq.protocol.headers import PushReply, decode_header
+from metaq.protocol.properties import parse
+from metaq.protocol.record import MAGIC
+from metaq.protocol.remoting import RemotingCommand
+
+_HOST: Final = struct.Struct(">4si")
+
+
+class Expected:
+    """One reply that is waited for; a context manager that ends the waiting."""
+
+    def __init__(self, replies: "Replies") -> None:
+        self.correlation = uuid.uuid4().hex
+        self._replies = replies
+        self._arrived = threading.Event()
+        self._reply: ReceivedMessage | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._replies.forget(self)
+
+    def arrive(self, reply: ReceivedMessage) -> None:
+        """It is there."""
+        self._reply = reply
+        self._arrived.set()
+
+    def wait(self, deadline: float, topic: str) -> ReceivedMessage:
+        """The reply. ``RequestTimeout``: whether anybody has the request is then not known."""
+        if not self._arrived.wait(max(0.0, deadline - time.monotonic())):
+            raise RequestTimeout(f"no reply to the request to topic {topic} in time; does a consumer of it call reply()?")
+        assert self._reply is not None
+        return self._reply
+
+
+class Replies:
+    """All replies that a client waits for, by correlation id."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._waiting: dict[str, Expected] = {}
+        self._known_to: set[str] = set()
+        core.on_reply = self._arrived
+
+    def expect(self) -> Expected:
+        """A new one; it waits from now on."""
+        expected = Expected(self)
+        self._waiting[expected.correlation] = expected
+        return expected
+
+    def forget(self, expected: Expected) -> None:
+        """Drop the reply, should it still come."""
+        self._waiting.pop(expected.correlation, None)
+
+    def ensure_known(self, deadline: float) -> None:
+        """Make sure that every broker has had a heartbeat: a reply goes through any of them, to a client that it knows."""
+        brokers = self._core.routes.broker_addresses(masters_only=True)
+        if not brokers or not brokers <= self._known_to:
+            self._core.heartbeat(wait_s=max(0.0, min(CONTROL_TIMEOUT_S, deadline - time.monotonic())))
+            self._known_to |= brokers
+
+    def _arrived(self, request: RemotingCommand) -> Answer:
+        header = decode_header(PushReply, request.fields)
+        correlation = parse(header.properties or "").get(CORRELATION_ID, "")
+        expected = self._waiting.pop(correlation, None)
+        if expected is None:
+            return Answer(Response.SYSTEM_ERROR, remark=f"nobody waits for a reply to {correlation!r} (any more)")
+        expected.arrive(_message(header, request.body))
+        return Answer()
+
+
+def _message(header: PushReply, body: bytes) -> ReceivedMessage:
+    """A reply as the message that it would be in a log; it has no place in one."""
+    head = (0, MAGIC, zlib.crc32(body), header.queue_id, header.flag, 0, 0, header.sys_flag, header.born_timestamp)
+    hosts = (_host(header.born_host), header.store_timestamp, _host(header.store_host), header.reconsume_times, 0, len(body))
+    queue = MessageQueue(header.topic, "", header.queue_id)
+    return ReceivedMessage(head + hosts, inflated(body, header.sys_flag), (header.properties or "").encode(), queue)
+
+
+def _host(address: str) -> bytes:
+    host, _, port = address.rpartition(":")
+    try:
+        return _HOST.pack(socket.inet_aton(host), int(port))
+    except (OSError, ValueError, struct.error) as error:
+        raise BadRequest(f"{address!r} is no IPv4 address with a port") from error

@@ -1,0 +1,188 @@
+"""One message on its way to a broker: what has been tried, what to try next, and what came of it.
+
+Nothing here waits: the same steps serve a send that blocks and one that does not.
+"""
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from metaq.client.health import BrokerHealth
+from metaq.client.message import SendResult, SendStatus
+from metaq.client.routing import DEFAULT_QUEUES, DEFAULT_TOPIC, Routes
+from metaq.client.transport import Outcome, Question, refusal
+from metaq.errors import BrokerBusy, ClientError, ConnectionFailed, Refused, SendFailed
+from metaq.message import MessageQueue, QueueOffset
+from metaq.protocol.codes import Request, Response
+from metaq.protocol.record import java_hash
+from metaq.protocol.remoting import RemotingCommand
+
+MAX_TRIES: Final = 3
+_PAUSE_S: Final = 0.1
+"""Before the second try at the same broker, and twice as long before each further one; half of it is chance."""
+_ELSEWHERE: Final = frozenset(
+    {
+        Response.SYSTEM_ERROR,
+        Response.SERVICE_NOT_AVAILABLE,
+        Response.NO_PERMISSION,
+        Response.TOPIC_NOT_EXIST,
+        204,  # codes of brokers that serve other units
+        205,
+    }
+)
+"""What another broker may answer otherwise."""
+_STATUSES: Final = {status.value: status for status in SendStatus}
+_STALE_ROUTE: Final = frozenset({Response.TOPIC_NOT_EXIST, Response.NO_PERMISSION, Response.SERVICE_NOT_AVAILABLE})
+
+
+class Outgoing(NamedTuple):
+    """A message, or several as one batch, as it is sent."""
+
+    topic: str
+    fields: Mapping[str, str]
+    """Of the request, but for the queue."""
+    body: bytes
+    code: Request
+    ids: Sequence[str]
+    """Of its messages."""
+    ordering_key: str | None
+
+
+class Attempt(NamedTuple):
+    """What to ask whom."""
+
+    queue: MessageQueue
+    address: str
+    question: Question
+    is_alone: bool
+    """Whether another attempt would meet the same broker."""
+
+
+class Sending:
+    """One message on its way. ``attempt`` and ``took`` follow each other until ``took`` has a result."""
+
+    def __init__(self, outgoing: Outgoing, choice: "QueueChoice", deadline: float) -> None:
+        self._outgoing = outgoing
+        self._choice = choice
+        self.deadline = deadline
+        self.pause_s = 0.0
+        """How long to wait before the next attempt."""
+        self._failed: list[tuple[str, ClientError]] = []
+        self._attempt: Attempt | None = None
+        self._began = 0.0
+
+    def attempt(self) -> Attempt:
+        """What to try now. ``RouteNotFound``; ``SendFailed`` when the time is over."""
+        self._began = time.monotonic()
+        if self._failed and self._began >= self.deadline:
+            raise self._given_up()
+        last = self._attempt.queue.broker_name if self._attempt is not None else ""
+        self._attempt = self._choice.choose(self._outgoing, last, self.deadline)
+        return self._attempt
+
+    def took(self, outcome: Outcome) -> list[SendResult] | None:
+        """The results; ``None`` when there is another attempt to make; raises when there is none."""
+        assert self._attempt is not None
+        broker = self._attempt.queue.broker_name
+        now = time.monotonic()
+        if isinstance(outcome, ClientError):
+            self._choice.health.failed(broker, now)
+            if not isinstance(outcome, ConnectionFailed):
+                raise outcome  # it timed out: the message may be stored, and the time is over anyway
+            self._again(broker, outcome)
+            return None
+        if outcome.code in _STATUSES:
+            self._choice.health.took(broker, now - self._began, now)
+            return _results(outcome, self._outgoing.ids, self._attempt.queue)
+        error = refusal(outcome)
+        if outcome.code in _STALE_ROUTE:
+            self._choice.routes.forget(self._outgoing.topic)
+        if outcome.code not in _ELSEWHERE and not isinstance(error, BrokerBusy):
+            raise error
+        self._choice.health.failed(broker, now)
+        self._again(broker, error)
+        return None
+
+    def _again(self, broker: str, error: ClientError) -> None:
+        self._failed.append((broker, error))
+        if len(self._failed) >= MAX_TRIES:
+            raise self._given_up()
+        self.pause_s = 0.0
+        assert self._attempt is not None
+        if self._attempt.is_alone:
+            wait = error.retry_after_s if isinstance(error, BrokerBusy) else _PAUSE_S * 2 ** (len(self._failed) - 1)
+            self.pause_s = min(wait * random.uniform(0.75, 1.25), max(0.0, self.deadline - time.monotonic()))
+
+    def _given_up(self) -> ClientError:
+        last = self._failed[-1][1]
+        same = {error.code for _, error in self._failed if isinstance(error, Refused)}
+        if len(same) == 1 and all(isinstance(error, Refused) for _, error in self._failed):
+            return last  # every broker says the same
+        error = SendFailed(self._outgoing.topic, self._failed)
+        error.__cause__ = last
+        return error
+
+
+class QueueChoice:
+    """Chooses queues: one after the other, of brokers that are well; or always the same for an ordering key."""
+
+    def __init__(self, routes: Routes, health: BrokerHealth) -> None:
+        self.routes = routes
+        self.health = health
+        self._guard = threading.Lock()
+        self._turns = itertools.count(random.randrange(1 << 16))
+
+    def choose(self, outgoing: Outgoing, failed_broker: str, deadline: float) -> Attempt:
+        """A queue, and what to ask its master. ``RouteNotFound``."""
+        queues = self.routes.publishable(outgoing.topic, deadline).queues
+        queue = _of_key(outgoing.ordering_key, queues) if outgoing.ordering_key else self._in_turn(queues, failed_broker)
+        address = self.routes.address(queue.broker_name)
+        if address is None:
+            raise ConnectionFailed(f"the master of {queue.broker_name} has just gone")
+        fields = {**outgoing.fields, "e": str(queue.partition), "n": queue.broker_name}
+        alone = bool(outgoing.ordering_key) or all(other.broker_name == queue.broker_name for other in queues)
+        return Attempt(queue, address, Question(outgoing.code, fields, outgoing.body), alone)
+
+    def _in_turn(self, queues: Sequence[MessageQueue], failed_broker: str) -> MessageQueue:
+        now = time.monotonic()
+        start = next(self._turns)
+        ring = [queues[(start + step) % len(queues)] for step in range(len(queues))]
+        for queue in ring:
+            if queue.broker_name != failed_broker and self.health.is_available(queue.broker_name, now):
+                return queue
+        others = [queue for queue in ring if queue.broker_name != failed_broker]
+        return min(others or ring, key=lambda queue: self.health.available_at(queue.broker_name))
+
+
+def _of_key(key: str, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """The queue of an ordering key, as Java clients choose it by hash."""
+    return queues[abs(java_hash(key)) % len(queues)]
+
+
+def send_fields(group: str, topic: str, properties: str, sys_flag: int = 0, flag: int = 0) -> dict[str, str]:
+    """The fields of 310, 320 and 325 by letters, but for the queue; for 320 ``m`` is still to be added."""
+    return {
+        "a": group,
+        "b": topic,
+        "c": DEFAULT_TOPIC,
+        "d": str(DEFAULT_QUEUES),
+        "f": str(sys_flag),
+        "g": str(time.time_ns() // 1_000_000),
+        "h": str(flag),
+        "i": properties,
+    }
+
+
+def _results(response: RemotingCommand, ids: Sequence[str], queue: MessageQueue) -> list[SendResult]:
+    try:
+        offset_ids = response.fields["msgId"].split(",")
+        first = int(response.fields["queueOffset"])
+        queue = queue._replace(partition=int(response.fields["queueId"]))
+        status = _STATUSES[response.code]
+        pairs = zip(ids, offset_ids, strict=True)
+    except (KeyError, ValueError) as error:
+        raise ClientError(f"{queue.broker_name} accepted a message without saying where it is: {response.fields}") from error
+    return [SendResult(own, offset, queue, QueueOffset(first + place), status) for place, (own, offset) in enumerate(pairs)]

@@ -1,0 +1,171 @@
+"""The connections of the client library: sharing, deadlines, loss."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from metaq.client.link import Links, split_address
+from metaq.client.transport import Answer, Question, call
+from metaq.errors import BadRequest, ClientClosed, ConnectionFailed, RequestTimeout
+from metaq.protocol.codes import Request
+from metaq.protocol.remoting import RemotingCommand
+from tests.support.broker import wait_until
+from tests.support.fakeremoting import FakeRemoting, Reply
+
+DEADLINE_S = 60.0
+NEVER = Question(Request.GET_MAX_OFFSET)
+ECHO = Request.GET_KV_CONFIG
+
+
+def echo(request: RemotingCommand) -> Reply:
+    return Reply(body=request.body)
+
+
+def asked_nothing(request: RemotingCommand, answer: Callable[[Answer], None]) -> None:
+    answer(Answer(1, remark=f"{request.code} was not expected"))
+
+
+def later(seconds: float = DEADLINE_S) -> float:
+    return time.monotonic() + seconds
+
+
+@pytest.fixture
+def server() -> Iterator[FakeRemoting]:
+    with FakeRemoting(get_kv_config=echo, get_max_offset=lambda request: None) as fake:
+        yield fake
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    links = Links(asked_nothing, lambda address: None)
+    yield links
+    links.close()
+
+
+def test_threads_share_one_connection_and_each_gets_its_own_answer(server: FakeRemoting, links: Links) -> None:
+    """SG-097, SG-091: requests of many threads travel on one connection, matched by opaque."""
+    wrong: list[bytes] = []
+
+    def ask(thread: int) -> None:
+        for number in range(50):
+            body = f"{thread}-{number}".encode()
+            if call(links, server.address, Question(ECHO, None, body), later()).body != body:
+                wrong.append(body)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(server.connections) == 1
+    assert server.count(ECHO) == 400
+
+
+def test_answers_may_come_in_any_order(server: FakeRemoting, links: Links) -> None:
+    """SG-097: a request that waits does not hold up those behind it."""
+    done: queue.SimpleQueue[object] = queue.SimpleQueue()
+    links.submit(server.address, NEVER, later(), done.put)
+    assert call(links, server.address, Question(ECHO, None, b"behind it"), later()).body == b"behind it"
+    assert done.empty()
+
+
+def test_a_time_out_leaves_the_other_requests_alone(server: FakeRemoting, links: Links) -> None:
+    """SG-134: only the late request fails, and the connection stays."""
+    held: queue.SimpleQueue[object] = queue.SimpleQueue()
+    links.submit(server.address, NEVER, later(), held.put)
+    with pytest.raises(RequestTimeout, match="GET_MAX_OFFSET from 127"):
+        call(links, server.address, NEVER, later(0.01))
+    links.expire()
+    assert held.empty()
+    assert call(links, server.address, Question(ECHO, None, b"x"), later()).body == b"x"
+    assert len(server.connections) == 1
+
+
+def test_requests_without_a_waiting_thread_expire(server: FakeRemoting, links: Links) -> None:
+    """RD-022: an asynchronous call gets an outcome even when no answer comes."""
+    done: queue.SimpleQueue[object] = queue.SimpleQueue()
+    links.submit(server.address, NEVER, later(0.2), done.put)
+
+    def expired() -> bool:
+        links.expire()
+        return not done.empty()
+
+    wait_until(expired, DEADLINE_S, "the request expires")
+    assert isinstance(done.get(), RequestTimeout)
+
+
+def test_a_lost_connection_fails_what_is_in_flight_and_is_opened_again(server: FakeRemoting, links: Links) -> None:
+    """SG-092: the loss is told to every request, and the next request connects anew."""
+    outcomes: queue.SimpleQueue[object] = queue.SimpleQueue()
+    for _ in range(3):
+        links.submit(server.address, NEVER, later(), outcomes.put)
+    wait_until(lambda: server.count(Request.GET_MAX_OFFSET) == 3, DEADLINE_S, "the requests arrive")
+    server.hang_up()
+    assert [type(outcomes.get(timeout=DEADLINE_S)) for _ in range(3)] == [ConnectionFailed] * 3
+    assert call(links, server.address, Question(ECHO, None, b"again"), later()).body == b"again"
+
+
+def test_a_refused_connection_names_the_address(links: Links) -> None:
+    """P14: what was tried, and what the system said."""
+    with FakeRemoting() as gone:
+        address = gone.address
+    with pytest.raises(ConnectionFailed, match=rf"cannot connect to {address}: .*refused"):
+        call(links, address, NEVER, later())
+
+
+def test_nonsense_from_the_other_side_ends_the_connection(server: FakeRemoting, links: Links) -> None:
+    """SG-093: a stream that is out of step is given up, with the reason."""
+    outcomes: queue.SimpleQueue[object] = queue.SimpleQueue()
+    links.submit(server.address, NEVER, later(), outcomes.put)
+    wait_until(lambda: server.count(Request.GET_MAX_OFFSET) == 1, DEADLINE_S, "the request arrives")
+    server.connections[0].sendall(b"\x7f\xff\xff\xff\x00\x00\x00\x00")
+    error = outcomes.get(timeout=DEADLINE_S)
+    assert isinstance(error, ConnectionFailed)
+    assert "2147483647 bytes" in str(error)
+
+
+def test_a_closed_client_opens_nothing(server: FakeRemoting) -> None:
+    links = Links(asked_nothing, lambda address: None)
+    links.close()
+    with pytest.raises(ClientClosed):
+        call(links, server.address, NEVER, later())
+
+
+def test_a_greeting_is_the_first_frame_of_each_connection(server: FakeRemoting) -> None:
+    """SG-054, SG-089: a broker knows a member before it is asked anything else."""
+    server.scripts[Request.HEART_BEAT] = lambda request: Reply()
+    links = Links(asked_nothing, lambda address: Question(Request.HEART_BEAT, None, b"{}"))
+    call(links, server.address, Question(ECHO), later())
+    server.hang_up()
+    wait_until(lambda: not any(link.alive for link in links._links.values()), DEADLINE_S, "the loss is noticed")
+    call(links, server.address, Question(ECHO), later())
+    links.close()
+    assert [request.code for request in server.requests] == [Request.HEART_BEAT, ECHO] * 2
+
+
+def test_requests_of_the_broker_are_answered(server: FakeRemoting) -> None:
+    """SG-096: they are told apart from answers by the flag alone, whatever their numbers."""
+    links = Links(lambda request, answer: answer(Answer(0, b"it is " + request.body)), lambda address: None)
+    call(links, server.address, Question(ECHO), later())
+    opaque = server.push(Request.GET_CONSUMER_RUNNING_INFO, {}, b"well")
+    server.push(Request.NOTIFY_CONSUMER_IDS_CHANGED, {}, oneway=True)
+    call(links, server.address, Question(ECHO), later())
+    wait_until(lambda: len(server.requests) == 3, DEADLINE_S, "the answer comes")
+    links.close()
+    (answer,) = [request for request in server.requests if request.is_response]
+    assert (answer.opaque, answer.code, answer.body) == (opaque, 0, b"it is well")
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:port", "host:70000"])
+def test_an_address_that_cannot_be_read(address: str) -> None:
+    with pytest.raises(BadRequest, match="write host:port"):
+        split_address(address)
+
+
+def test_addresses() -> None:
+    assert split_address("broker.example:10911") == ("broker.example", 10911)
+    assert split_address("[::1]:9876") == ("::1", 9876)
