@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from metaq.errors import MessageIllegal
+from metaq.protocol.record import MAX_PROPERTIES_LENGTH
 
 _HEAD: Final = struct.Struct(">iiiii")  # size, magic, CRC, flag, length of the body
 _LENGTH: Final = struct.Struct(">h")
@@ -49,10 +50,13 @@ def decode_batch(data: bytes) -> Iterator[BatchItem]:
 
 
 def encode_batch(items: Iterable[BatchItem]) -> bytes:
-    """The reverse."""
+    """The reverse. ``MessageIllegal`` when the properties of a message are longer than their length field can say."""
     parts = []
-    for flag, body, properties in items:
+    for number, (flag, body, properties) in enumerate(items, start=1):
         text = properties.encode()
+        if len(text) > MAX_PROPERTIES_LENGTH:
+            limit = f"over the limit of {MAX_PROPERTIES_LENGTH}"
+            raise MessageIllegal(f"message {number} of the batch: {len(text)} bytes of properties are {limit}")
         size = _HEAD.size + len(body) + _LENGTH.size + len(text)
         parts.append(b"%b%b%b%b" % (_HEAD.pack(size, 0, 0, flag, len(body)), body, _LENGTH.pack(len(text)), text))
     return b"".join(parts)
