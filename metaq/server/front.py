@@ -94,7 +94,7 @@ class Front:
         self._loop = loop
         self.tls = tls
         self.max_unsent_bytes = settings.max_unsent_bytes
-        self.handshake_timeout_s = settings.handshake_timeout_ms / 1000
+        self.handshake_timeout_s = min(settings.handshake_timeout_ms, settings.idle_timeout_ms) / 1000
         self.listeners: list[Listener] = []
         self.puts: PutsHandler = _no_puts
         self.commands: Mapping[type, CommandHandler] = {}

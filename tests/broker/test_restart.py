@@ -102,7 +102,8 @@ def test_the_ready_line(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with BrokerProcess(data, *SMALL) as broker:
         output = data.with_name("data.stdout").read_text()
-        assert output == f"metaq ready listen=127.0.0.1:{broker.port} data={data} pid={broker.pid}\n"
+        where = f"listen=127.0.0.1:{broker.port} registry={broker.registry}"
+        assert output == f"metaq ready {where} data={data} pid={broker.pid}\n"
         assert broker.port
 
 
@@ -143,6 +144,8 @@ def test_a_public_address_must_be_meant(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "data", *SMALL, listen="0.0.0.0:0")
     assert "other machines can reach 0.0.0.0" in refused_start(broker)
     broker.flags = (*SMALL, "--allow-public")
+    assert "nobody can connect to 0.0.0.0; set advertise" in refused_start(broker)
+    broker.flags = (*SMALL, "--allow-public", "--advertise", "127.0.0.1:8123")
     with broker, socket.create_connection(("127.0.0.1", broker.port), timeout=DEADLINE_S) as connection:
         connection.sendall(b"version 1\r\n")
         assert connection.recv(100).startswith(b"result 200 ")
