@@ -2,8 +2,8 @@
 
 import ipaddress
 import logging
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import gevent
 from gevent.hub import get_hub
@@ -13,17 +13,21 @@ from metaq.config import Settings
 from metaq.errors import ConfigError, MetaqError
 from metaq.protocol.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.protocol.record import host_bytes
+from metaq.registry.kvconfig import KvConfig
 from metaq.server.context import Context
 from metaq.server.duties import Duties
-from metaq.server.front import Address, Front
+from metaq.server.front import Address, Front, RequestHandler
 from metaq.server.handlers.admin import AdminHandler
 from metaq.server.handlers.get import GetHandler
+from metaq.server.handlers.identity import IdentityHandler
 from metaq.server.handlers.pull import PullHandler
 from metaq.server.handlers.put import PutHandler
+from metaq.server.handlers.registry import RegistryHandler
 from metaq.server.handlers.send import SendHandler
 from metaq.server.hold import Holds
 from metaq.server.look import Looks
-from metaq.server.tables import TopicTable
+from metaq.server.registration import Registration
+from metaq.server.tables import FOLDER, TopicTable
 from metaq.server.tls import make_context
 from metaq.server.turn import Turns
 from metaq.store.disk import Disk
@@ -96,6 +100,14 @@ def advertised(settings: Settings, listening: Address) -> Address:
     return host, int(port)
 
 
+class Family(Protocol):
+    """Handlers of related requests."""
+
+    def requests(self) -> Mapping[int, RequestHandler]:
+        """Code → method."""
+        ...
+
+
 class Broker:
     """One broker: a store, its addresses and sessions, the handlers, and the duties that look after the store."""
 
@@ -123,6 +135,12 @@ class Broker:
         self._turns = Turns(self.store, settings, self._hub, self.run, self._holds.wake)
         self._duties = Duties(self.context, self._turns, self.run)
         self._looks = Looks(settings, self.run)
+        self._identity = IdentityHandler(settings.broker_name)
+        self._registry = self._embed_registry() if self.addresses.registry is not None else None
+        self._registration = Registration(
+            settings, self.addresses.advertised, topics, self._identity, self.store.clock, self._registry
+        )
+        topics.changed = self._registration.topic_changed
         self._answer_text()
         self._answer_remoting()
         self._stopping = False
@@ -138,6 +156,10 @@ class Broker:
         if not settings.registries:
             registry = front.bind("registry_listen", settings.registry_listen)
         return Addresses(text, remoting, registry, advertised(settings, remoting or text))
+
+    def _embed_registry(self) -> RegistryHandler:
+        keys = KvConfig(self.store.disk, self._settings.data / FOLDER)
+        return RegistryHandler(self._settings, keys, self.store.clock, self.run)
 
     def _answer_text(self) -> None:
         """Who answers the text protocol's commands."""
@@ -160,7 +182,9 @@ class Broker:
         """Who answers the remoting protocol's requests."""
         self._sends = SendHandler(self.context, self._turns)
         self._pulls = PullHandler(self.context, self._holds, self._looks, self._hub.loop)
-        families = (self._sends, self._pulls)
+        families: list[Family] = [self._sends, self._pulls, self._identity]
+        if self._registry is not None:
+            families.append(self._registry)
         self._front.requests = {code: handler for family in families for code, handler in family.requests().items()}
 
     def run(self, call: Callable[[], T]) -> T:
@@ -178,10 +202,14 @@ class Broker:
         self._front.start()
         self._duties.start()
         self._duties.every(IDLE_SCAN_S, self._front.close_idle)
+        if self._registry is not None:
+            self._duties.every(self._settings.registry_scan_ms / 1000, self._registry.scan)
+        self._registration.start()
 
     def stop(self) -> None:
         """Take no more commands, send every answer that is due, then close the store in order."""
         sessions = self._front.sessions
+        self._registration.stop()
         self._front.close_listeners()
         self._gets.stopping = self._pulls.stopping = True
         self._duties.pause()

@@ -5,7 +5,7 @@ and in the queue folders too, so a lost file loses no message.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -77,6 +77,8 @@ class TopicTable:
         self._system: frozenset[str] = frozenset()
         self._version = 0
         self._saved_version = 0
+        self.changed: Callable[[str], None] = lambda _: None
+        """Is told the name of every topic that was made, changed or removed."""
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -122,12 +124,14 @@ class TopicTable:
                 raise Overloaded(f"there are {self._max_topics} topics already (max_topics)", retry_after_ms=60_000)
         self._topics[topic.name] = topic
         self._version += 1
+        self.changed(topic.name)
         return topic
 
     def remove(self, name: str) -> None:
         """Forget a topic; what is stored of it stays until it ages out."""
         if self._topics.pop(name, None) is not None:
             self._version += 1
+            self.changed(name)
 
     def add_system_topics(self, cluster: str, broker: str, *, auto_create: bool) -> None:
         """The topics that every broker has (specs: remoting protocol, section 3.1); the template only with ``auto_create``."""
