@@ -1,4 +1,4 @@
-"""The body of a batch: golden bytes, round trips, and lengths that contradict each other."""
+"""The body of a batch: round trips, and lengths that contradict each other."""
 
 import random
 import struct
@@ -12,7 +12,6 @@ from metaq.errors import MessageIllegal
 from metaq.protocol.batch import BatchItem, decode_batch, encode_batch
 from metaq.protocol.record import MAX_PROPERTIES_LENGTH
 
-G11: Final = bytes.fromhex("000000180000000000000000000000000000000262310000000000180000000000000000000000000000000262320000")
 SMALLEST: Final = 22
 
 clean = st.characters(exclude_categories=["Cs"])
@@ -27,13 +26,6 @@ def item(body: bytes = b"b", *, properties: bytes = b"", **lengths: int) -> byte
     size = lengths.get("size", SMALLEST + len(body) + len(properties))
     head = struct.pack(">iiiii", size, 0, 0, 0, body_length)
     return head + body + struct.pack(">h", properties_length) + properties
-
-
-def test_a_batch_of_the_go_client() -> None:
-    """Golden vector G11: two messages without properties."""
-    expected = [BatchItem(0, b"b1", ""), BatchItem(0, b"b2", "")]
-    assert list(decode_batch(G11)) == expected
-    assert encode_batch(expected) == G11
 
 
 def test_magic_and_checksum_are_not_looked_at() -> None:
