@@ -4,7 +4,7 @@ One frozen model; unknown names fail and the error names the nearest known one. 
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -17,6 +17,13 @@ from metaq.message import Durability
 ENVIRONMENT_PREFIX: Final = "METAQ_"
 ENVIRONMENT_OF_CLIENTS: Final = frozenset(("METAQ_BROKER",))
 """Read by the command line's client commands, not settings of the broker."""
+
+REGISTRY_SETTINGS: Final = (
+    *("data", "registry_listen", "allow_public", "tls_certificate", "tls_key", "log_level"),
+    *("max_connections", "max_unsent_bytes", "idle_timeout_ms", "handshake_timeout_ms", "drain_timeout_ms"),
+    *("registry_expiry_ms", "registry_scan_ms", "order_message_enable"),
+)
+"""What a registry of its own can be told."""
 
 KIB: Final = 1024
 MIB: Final = 1024**2
@@ -45,7 +52,9 @@ class Settings(BaseModel):
     remoting_listen: str = Field(
         "127.0.0.1:10911", description='HOST:PORT for RocketMQ clients; also taken: the port two below; "none" turns both off'
     )
-    registry_listen: str = Field("127.0.0.1:9876", description="HOST:PORT of the embedded registry; unused with registries")
+    registry_listen: str = Field(
+        "127.0.0.1:9876", description="HOST:PORT of the registry; unused by a broker that has registries"
+    )
     registries: str = Field(
         "", description="registries to register with, HOST:PORT;HOST:PORT; without any the broker embeds one"
     )
@@ -131,17 +140,23 @@ class Settings(BaseModel):
         return self
 
 
-def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
-    """The settings in force; ``flags`` holds only those that were given. ``ConfigError`` says what is wrong and where."""
+def load(
+    file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any], names: Collection[str] = Settings.model_fields
+) -> Settings:
+    """The settings in force; ``flags`` holds only those that were given. ``ConfigError`` says what is wrong and where.
+
+    The file may speak of ``names`` only; what the environment says of other settings is meant for other processes.
+    """
     values: dict[str, Any] = {}
     if file is not None:
-        values.update(_checked(_read_file(file), str(file)))
+        values.update(_checked(_read_file(file), names, str(file)))
     variables = {
         name[len(ENVIRONMENT_PREFIX) :].lower(): value
         for name, value in environment.items()
         if name.startswith(ENVIRONMENT_PREFIX) and name not in ENVIRONMENT_OF_CLIENTS
     }
-    values.update(_checked(variables, "the environment (METAQ_*)"))
+    variables = _checked(variables, Settings.model_fields, "the environment (METAQ_*)")
+    values.update({name: value for name, value in variables.items() if name in names})
     values.update(flags)
     try:
         return Settings.model_validate(values)
@@ -165,10 +180,10 @@ def _read_file(file: Path) -> dict[str, Any]:
     return content
 
 
-def _checked(values: dict[str, Any], where: str) -> dict[str, Any]:
+def _checked(values: dict[str, Any], names: Collection[str], where: str) -> dict[str, Any]:
     for name in values:
-        if name not in Settings.model_fields:
-            near = difflib.get_close_matches(str(name), Settings.model_fields, 1)
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"unknown setting {name!r} in {where}{hint}")
     return values

@@ -17,7 +17,7 @@ EXIT_CODES: Final = f"""\
 \b
 Exit codes:
   0    done
-  {FAILED}    get, tail, offset: nothing there; verify: damage found; serve: not started
+  {FAILED}    get, tail, offset: nothing there; verify: damage found; serve, registry: not started
   {USAGE}    a wrong argument or setting
   {NOT_CONNECTED}    no connection to the broker, or no answer in time
   {REFUSED}    the broker refused
@@ -39,6 +39,7 @@ def exit_code(error: MetaqError) -> int:
 
 MODULES: Final = {
     "serve": "serve",
+    "registry": "registry",
     "put": "messages",
     "get": "messages",
     "tail": "messages",

@@ -3,7 +3,7 @@
 import ipaddress
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol
 
 import gevent
 from gevent.hub import get_hub
@@ -26,6 +26,7 @@ from metaq.server.handlers.registry import RegistryHandler
 from metaq.server.handlers.send import SendHandler
 from metaq.server.hold import Holds
 from metaq.server.look import Looks
+from metaq.server.pool import run_in_pool
 from metaq.server.registration import Registration
 from metaq.server.tables import FOLDER, TopicTable
 from metaq.server.tls import make_context
@@ -37,20 +38,10 @@ from metaq.store.retention import HOUR_MS, RetentionRules
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 IDLE_SCAN_S: Final = 5.0
 FAST_PORT_BELOW: Final = 2
 """Old clients and slaves look for a second port this far below the first (specs: remoting protocol, section 1.8)."""
 NONE: Final = "none"
-
-
-def _attempt(call: Callable[[], T]) -> tuple[T, None] | tuple[None, Exception]:
-    """Bring a failure home as a value: the pool itself would print it, handled or not."""
-    try:
-        return call(), None
-    except Exception as error:  # noqa: BLE001 - raised again by ``run``
-        return None, error
 
 
 def store_settings(settings: Settings) -> StoreSettings:
@@ -114,6 +105,7 @@ class Broker:
     def __init__(self, settings: Settings, clock: Clock | None = None, disk: Disk | None = None) -> None:
         """Bind the addresses and open the store; nothing is served before ``start``."""
         self._settings = settings
+        self.run = run_in_pool
         self._hub = get_hub()
         tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
         self._front = front = Front(settings, self._hub.loop, tls)
@@ -187,18 +179,23 @@ class Broker:
             families.append(self._registry)
         self._front.requests = {code: handler for family in families for code, handler in family.requests().items()}
 
-    def run(self, call: Callable[[], T]) -> T:
-        """Make one system call in the hub's thread pool; only the calling greenlet waits."""
-        outcome: Any
-        outcome, error = self._hub.threadpool.apply(_attempt, (call,))
-        if error is not None:
-            raise error
-        return outcome  # type: ignore[no-any-return]
-
     # -- life ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> str:
+        """The line that says where it serves."""
+        addresses = self.addresses
+        named = {"listen": addresses.text, "remoting": addresses.remoting, "registry": addresses.registry}
+        where = " ".join(f"{name}={address[0]}:{address[1]}" for name, address in named.items() if address is not None)
+        return f"metaq ready {where} data={self._settings.data}"
 
     def start(self) -> None:
         """Serve."""
+        recovery = self.recovery
+        logger.info(
+            "recovered unclean=%s walked_from=%d end=%d records=%d gaps=%d",
+            *(recovery.unclean, recovery.walked_from, recovery.end, recovery.records, len(recovery.gaps)),
+        )
         self._front.start()
         self._duties.start()
         self._duties.every(IDLE_SCAN_S, self._front.close_idle)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from metaq.config import load
 from metaq.errors import DiskFailed
+from metaq.server.broker import Broker
 from metaq.server.daemon import run
 from metaq.store.disk import RealDisk, RealFile
 
@@ -45,7 +46,7 @@ class ControlledDisk(RealDisk):
 def main() -> None:
     arguments = iter(sys.argv[1:])
     settings = load(None, {}, {flag[2:].replace("-", "_"): value for flag, value in zip(arguments, arguments, strict=True)})
-    sys.exit(run(settings, ControlledDisk(settings.data.parent)))
+    sys.exit(run(settings, lambda settings: Broker(settings, disk=ControlledDisk(settings.data.parent))))
 
 
 if __name__ == "__main__":

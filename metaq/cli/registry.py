@@ -1,0 +1,26 @@
+"""``metaq registry``: run a registry of its own, for several brokers."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from metaq.cli.settings import config_option, setting_options
+from metaq.config import REGISTRY_SETTINGS, load
+from metaq.server.daemon import run
+from metaq.server.registry import RegistryServer
+
+
+@click.command(params=setting_options(REGISTRY_SETTINGS, registry_listen="--listen"))
+@config_option("YAML file with settings")
+def registry(config_file: Path | None, **flags: Any) -> int:
+    """Run a registry until SIGTERM or Ctrl-C: what RocketMQ calls a name server.
+
+    Once it serves it prints one line: metaq registry ready listen=HOST:PORT data=DIR pid=N
+
+    Brokers find it by their setting registries. Several registries know nothing of each other: name all of them to every
+    broker and client. A single broker needs none, since it has one of its own.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    return run(load(config_file, os.environ, given, REGISTRY_SETTINGS), RegistryServer)

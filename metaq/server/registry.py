@@ -1,0 +1,119 @@
+"""A registry as a process of its own: the registry's requests, and of the text protocol what people ask with telnet."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import gevent
+from gevent.hub import get_hub
+
+import metaq
+from metaq.clock import Clock, SystemClock
+from metaq.config import Settings
+from metaq.protocol.commands import Auth, Command, Create, Get, Help, Offset, Put, Stats, Sync, Transaction, Version
+from metaq.protocol.replies import BAD_REQUEST, OK, write_result
+from metaq.registry.kvconfig import KvConfig
+from metaq.server.front import Front
+from metaq.server.handlers.identity import IdentityHandler
+from metaq.server.handlers.registry import RegistryHandler
+from metaq.server.pool import run_in_pool
+from metaq.server.tables import FOLDER
+from metaq.server.textsession import TextSession
+from metaq.server.tls import make_context
+from metaq.store.disk import Disk, RealDisk
+from metaq.store.recovery import LOCK
+
+logger = logging.getLogger(__name__)
+
+IDLE_SCAN_S: Final = 5.0
+HELP: Final = """\
+stats OPAQUE     brokers and topics
+version OPAQUE   the version
+quit             close the connection
+This is a registry: it knows where brokers are, and stores no messages.\r\n"""
+REFUSAL: Final = "this is a registry, which stores no messages; connect to a broker"
+
+
+class RegistryServer:
+    """One registry."""
+
+    def __init__(self, settings: Settings, clock: Clock | None = None, disk: Disk | None = None) -> None:
+        """Bind the address, take the folder and read the keys; nothing is served before ``start``."""
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        disk = disk or RealDisk()
+        tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
+        self._front = Front(settings, get_hub().loop, tls)
+        try:
+            self.address = self._front.bind("registry_listen", settings.registry_listen)
+            disk.make_directories(settings.data)
+            self._lock = disk.lock(settings.data / LOCK)
+            keys = KvConfig(disk, settings.data / FOLDER)
+        except BaseException:
+            self._front.close_listeners()
+            raise
+        self._registry = RegistryHandler(settings, keys, self._clock, run_in_pool)
+        self._front.requests = {**self._registry.requests(), **IdentityHandler("").requests()}
+        self._front.puts = self._refuse_puts
+        self._front.commands = {
+            Stats: self._stats,
+            Version: lambda session, command: session.reply(write_result(OK, metaq.__version__, command.opaque)),
+            Help: lambda session, command: session.reply(write_result(OK, HELP, command.opaque)),
+            **dict.fromkeys((Get, Offset, Create, Auth, Transaction, Sync), self._refuse),
+        }
+        self._greenlets = [
+            gevent.Greenlet(self._every, settings.registry_scan_ms / 1000, self._registry.scan),
+            gevent.Greenlet(self._every, IDLE_SCAN_S, self._front.close_idle),
+        ]
+
+    @property
+    def ready(self) -> str:
+        """The line that says where it serves."""
+        host, port = self.address
+        return f"metaq registry ready listen={host}:{port} data={self._settings.data}"
+
+    def start(self) -> None:
+        """Serve."""
+        self._front.start()
+        for greenlet in self._greenlets:
+            greenlet.start()
+
+    def stop(self) -> None:
+        """Take no more requests, send every answer that is due, and leave the folder to others."""
+        self._front.close_listeners()
+        sessions = self._front.sessions
+        for session in list(sessions):
+            session.finish()
+        deadline = self._clock.monotonic() + self._settings.drain_timeout_ms / 1000
+        while any(session.owed for session in sessions) and self._clock.monotonic() < deadline:
+            gevent.sleep(0.005)
+        for session in list(sessions):
+            session.close()
+        gevent.killall(self._greenlets)
+        self._lock.close()
+
+    def _every(self, pause_s: float, duty: Callable[[], None]) -> None:
+        while True:
+            gevent.sleep(pause_s)
+            duty()
+
+    # -- text protocol ------------------------------------------------------------------------------------------------
+
+    def _stats(self, session: TextSession, stats: Stats) -> None:
+        tables = self._registry.tables
+        info = tables.cluster_info()
+        lines = [f"topics {len(tables.topics())}", f"brokers {len(info.brokers)}"]
+        for name, broker in info.brokers.items():
+            addresses = " ".join(f"{number}={address}" for number, address in broker.addresses.items())
+            lines.append(f"broker {name} cluster {broker.cluster} {addresses}")
+        text = "STATS\r\n" + "".join(f"{line}\r\n" for line in lines) + "END\r\n"
+        session.reply(write_result(OK, text, stats.opaque))
+
+    def _refuse(self, session: TextSession, command: Get | Offset | Create | Auth | Transaction | Sync) -> None:
+        session.reply(write_result(BAD_REQUEST, REFUSAL, command.opaque))
+
+    def _refuse_puts(self, session: TextSession, commands: Sequence[Command], at: int) -> int:
+        put = commands[at]
+        assert type(put) is Put
+        session.reply(write_result(BAD_REQUEST, REFUSAL, put.opaque))
+        return at + 1
