@@ -1,7 +1,7 @@
 """Bodies about routes and registration (specs: remoting protocol, sections 2.2 to 2.4).
 
 What is written is strict JSON on one line without spaces, every key quoted: one client splits the text of a route at commas
-and colons instead of parsing it. What cannot be read is ``BadRequest``.
+and colons instead of parsing it. Read are bare integers as keys too. What cannot be read is ``BadRequest``.
 """
 
 import struct
@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import orjson
 
 from metaq.errors import BadRequest
+from metaq.protocol import fastjson
 from metaq.protocol.codes import READ, VERSION_WITH_TOPIC_VERSION, WRITE
 from metaq.protocol.headers import parse_int
 from metaq.protocol.remoting import MAX_FRAME_BYTES
@@ -157,20 +158,20 @@ def _queue(row: Mapping[str, Any]) -> QueueData:
 
 
 def _broker(row: Mapping[str, Any]) -> BrokerData:
-    addresses = {parse_int("brokerAddrs", key): _text(address) for key, address in row["brokerAddrs"].items()}
+    addresses = {parse_int("brokerAddrs", str(key)): _text(address) for key, address in row["brokerAddrs"].items()}
     return BrokerData(_text(row.get("cluster", "")), _text(row["brokerName"]), addresses)
 
 
 @_reader("data version")
 def decode_data_version(body: bytes) -> DataVersion:
     """Body of 322 and of its answer."""
-    return _version(orjson.loads(body))
+    return _version(fastjson.decode(body))
 
 
 @_reader("topic table")
 def decode_topic_table(body: bytes) -> TopicTable:
     """A TopicConfigSerializeWrapper."""
-    return _table(orjson.loads(body))
+    return _table(fastjson.decode(body))
 
 
 @_reader("registration")
@@ -180,7 +181,7 @@ def decode_registration(body: bytes, version: int, compressed: bool) -> TopicTab
         return TopicTable(DataVersion(0, 0), {})
     if compressed:
         return _deflated_table(body)
-    content = orjson.loads(body)
+    content = fastjson.decode(body)
     return _table(content if version < VERSION_WITH_TOPIC_VERSION else content["topicConfigSerializeWrapper"])
 
 
@@ -205,7 +206,7 @@ def _deflated_table(body: bytes) -> TopicTable:
         at += size
         return data[at - size : at]
 
-    version = _version(orjson.loads(part()))
+    version = _version(fastjson.decode(part()))
     topics: dict[str, TopicConfig] = {}
     for _ in range(number()):
         # five words; a 5.x broker adds the topic's attributes
@@ -218,7 +219,7 @@ def _deflated_table(body: bytes) -> TopicTable:
 @_reader("topic route")
 def decode_route(body: bytes) -> TopicRoute:
     """A TopicRouteData."""
-    content = orjson.loads(body)
+    content = fastjson.decode(body)
     queues = tuple(map(_queue, content.get("queueDatas") or ()))
     brokers = tuple(map(_broker, content.get("brokerDatas") or ()))
     order = content.get("orderTopicConf")
@@ -228,7 +229,7 @@ def decode_route(body: bytes) -> TopicRoute:
 @_reader("cluster information")
 def decode_cluster_info(body: bytes) -> ClusterInfo:
     """Body of the answer to 106."""
-    content = orjson.loads(body)
+    content = fastjson.decode(body)
     brokers = {name: _broker(row) for name, row in content["brokerAddrTable"].items()}
     return ClusterInfo(brokers, {name: list(map(_text, names)) for name, names in content["clusterAddrTable"].items()})
 
@@ -236,19 +237,19 @@ def decode_cluster_info(body: bytes) -> ClusterInfo:
 @_reader("list of topics")
 def decode_topic_list(body: bytes) -> list[str]:
     """Body of the answers to 206, 224, 304 and 311 to 313."""
-    return list(map(_text, orjson.loads(body)["topicList"]))
+    return list(map(_text, fastjson.decode(body)["topicList"]))
 
 
 @_reader("table of keys")
 def decode_kv_table(body: bytes) -> dict[str, str]:
     """Body of the answers to 103 and 219; an absent body is an empty table."""
-    return {key: _text(value) for key, value in orjson.loads(body)["table"].items()} if body else {}
+    return {key: _text(value) for key, value in fastjson.decode(body)["table"].items()} if body else {}
 
 
 @_reader("member group")
 def decode_member_group(body: bytes) -> BrokerData:
     """Body of the answer to 901."""
-    return _broker(orjson.loads(body)["brokerMemberGroup"])
+    return _broker(fastjson.decode(body)["brokerMemberGroup"])
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

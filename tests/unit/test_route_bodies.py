@@ -66,6 +66,12 @@ def test_a_route_is_written_as_clients_expect_it() -> None:
     assert decode_route(ROUTE) == route
 
 
+def test_a_route_may_have_bare_integers_as_keys() -> None:
+    """SG-113: older servers write them, and spaces."""
+    old = ROUTE.replace(b'{"0":', b"{0:").replace(b',"1":', b", 1 :")
+    assert decode_route(old) == decode_route(ROUTE)
+
+
 def test_a_route_carries_the_order_of_a_topic() -> None:
     """SG-115."""
     route = TopicRoute((QueueData("broker-a", 4, 4, 6),), (MASTER_ONLY,), "broker-a:4")
@@ -141,7 +147,7 @@ def test_a_damaged_compressed_registration_is_refused(body: bytes) -> None:
         (b'"readQueueNums":4', b'"readQueueNums":"4"'),
         (b'"counter":3', b'"counter":99999999999999999999'),
         (b'"dataVersion"', b'"version"'),
-        (b'{"order"', b'[{"order"'),
+        (b'"topicConfigTable":{', b'"topicConfigTable":7,"x":{'),
         (b'"SINGLE_TAG"', b"7"),
     ],
 )
