@@ -3,11 +3,12 @@
 ``name 01 value 02``, repeated; the last 02 may be missing.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
 from metaq.errors import MessageIllegal
-from metaq.protocol.record import CHECKSUM_SIZE, MAX_PROPERTIES_LENGTH
+from metaq.protocol.record import CHECKSUM_SIZE, MAX_PROPERTIES_LENGTH, TAGS
 
 KEYS: Final = "KEYS"
 UNIQUE_KEY: Final = "UNIQ_KEY"
@@ -23,8 +24,13 @@ CLUSTER: Final = "CLUSTER"
 CHECKSUM: Final = "__CRC32#"
 TIMERS: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STARTDELIVERTIME")
 
-UNKEPT: Final = frozenset((WAIT, CHECKSUM))
-"""What a sender says to the broker only."""
+SCHEDULED: Final = "METAQ_SCHEDULED"
+"""Which delayed message a record is the delivered copy of: *level:ordinal*. Only the broker sets it."""
+
+UNKEPT: Final = frozenset((WAIT, CHECKSUM, SCHEDULED))
+"""What a sender says to the broker only, or may not say at all."""
+
+NONE: Final[Mapping[str, str]] = {}
 
 MOST_BYTES: Final = MAX_PROPERTIES_LENGTH - CHECKSUM_SIZE
 
@@ -39,9 +45,39 @@ def parse(text: str) -> dict[str, str]:
     return pairs
 
 
-def encode(pairs: Mapping[str, str]) -> bytes:
-    """Pairs in the record's form; ``MessageIllegal`` when they are more than a record can keep."""
-    data = "".join([f"{name}\x01{value}\x02" for name, value in pairs.items() if name not in UNKEPT]).encode()
+_CHANGED: Final = re.compile(f"\x02(?:{'|'.join(map(re.escape, (DELAY, TRANSACTION, REPLY_TO, CHECKSUM, SCHEDULED, *TIMERS)))})\x01")
+_WAITING: Final = f"\x02{WAIT}\x01true\x02"
+_TAG: Final = f"\x02{TAGS}\x01"
+
+
+def as_sent(text: str) -> tuple[bytes, str | None] | None:
+    """What a record keeps of properties that the broker leaves as they are, and the tag; ``None`` for others.
+
+    The short way for nearly every message: a third of the cost of taking the pairs apart and writing them again.
+    """
+    marked = f"\x02{text}" if text[-1:] == "\x02" else f"\x02{text}\x02"
+    if _CHANGED.search(marked):
+        return None
+    marked = marked.replace(_WAITING, "\x02", 1)
+    if "\x02WAIT\x01" in marked:
+        return None
+    tag = None
+    at = marked.rfind(_TAG)
+    if at >= 0:
+        at += len(_TAG)
+        tag = marked[at : marked.index("\x02", at)] or None
+    data = marked[1:].encode()
+    if len(data) > MOST_BYTES:
+        raise MessageIllegal(f"properties of {len(data)} bytes are longer than {MOST_BYTES}")
+    return data, tag
+
+
+def encode(pairs: Mapping[str, str], own: Mapping[str, str] = NONE) -> bytes:
+    """Pairs in the record's form, and behind them the broker's ``own``; ``MessageIllegal``: more than a record can keep."""
+    pieces = [f"{name}\x01{value}\x02" for name, value in pairs.items() if name not in UNKEPT]
+    if own:
+        pieces += [f"{name}\x01{value}\x02" for name, value in own.items()]
+    data = "".join(pieces).encode()
     if len(data) > MOST_BYTES:
         raise MessageIllegal(f"properties of {len(data)} bytes are longer than {MOST_BYTES}")
     return data

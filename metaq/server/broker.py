@@ -49,6 +49,8 @@ def store_settings(settings: Settings) -> StoreSettings:
     return StoreSettings(
         segment_bytes=settings.segment_bytes,
         queue_file_bytes=settings.queue_file_bytes,
+        index_slots=settings.index_slots,
+        index_entries=settings.index_entries,
         hot_bytes=settings.hot_bytes,
         open_files=settings.max_open_files,
         durability=settings.durability,
@@ -173,6 +175,7 @@ class Broker:
     def _answer_remoting(self) -> None:
         """Who answers the remoting protocol's requests."""
         self._sends = SendHandler(self.context, self._turns)
+        self._front.sends = self._sends.sends
         self._pulls = PullHandler(self.context, self._holds, self._looks, self._hub.loop)
         families: list[Family] = [self._sends, self._pulls, self._identity]
         if self._registry is not None:

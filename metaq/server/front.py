@@ -31,6 +31,7 @@ Address = tuple[str, int]
 RequestHandler = Callable[[RemotingSession, RemotingCommand], Answer | None]
 """Answers one request; ``None`` when nothing is to be said now."""
 PutsHandler = Callable[[TextSession, Sequence[Command], int], int]
+SendsHandler = Callable[[RemotingSession, Sequence[RemotingCommand], int], int]
 CommandHandler = Callable[[TextSession, Any], None]
 
 ACCEPTS_A_TURN: Final = 64
@@ -89,7 +90,7 @@ class Front:
     """All listeners and sessions of a process. It is the ``Host`` of its sessions and the ``Door`` of new connections."""
 
     def __init__(self, settings: Settings, loop: Any, tls: TlsContext | None) -> None:
-        """``puts``, ``commands`` and ``requests`` are filled in before ``start``."""
+        """``puts``, ``sends``, ``commands`` and ``requests`` are filled in before ``start``."""
         self._settings = settings
         self._loop = loop
         self.tls = tls
@@ -97,6 +98,7 @@ class Front:
         self.handshake_timeout_s = min(settings.handshake_timeout_ms, settings.idle_timeout_ms) / 1000
         self.listeners: list[Listener] = []
         self.puts: PutsHandler = _no_puts
+        self.sends: SendsHandler = _no_sends
         self.commands: Mapping[type, CommandHandler] = {}
         self.requests: Mapping[int, RequestHandler] = {}
         self.sessions: set[Session] = set()
@@ -222,3 +224,7 @@ class Front:
 
 def _no_puts(session: TextSession, commands: Sequence[Command], at: int) -> int:
     raise NotImplementedError("this process stores no messages")
+
+
+def _no_sends(session: RemotingSession, requests: Sequence[RemotingCommand], at: int) -> int:
+    return at

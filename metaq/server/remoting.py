@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from metaq.errors import MetaqError
-from metaq.protocol.codes import JSON, RESPONSE_FLAG
+from metaq.protocol.codes import JSON, RESPONSE_FLAG, Request
 from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request, encode_response
 from metaq.server.session import Buffer, Host, Session, Stream
 
 logger = logging.getLogger(__name__)
+
+SEND_V2: Final = int(Request.SEND_MESSAGE_V2)
 
 ASK_TIMEOUT_S: Final = 10.0
 """How long a client may take to answer a request of the broker (specs: remoting protocol, section 3.5)."""
@@ -35,6 +37,10 @@ def failure(error: MetaqError) -> Answer:
 
 class RemotingHandlers(Host, Protocol):
     """What a remoting session needs of the rest of the broker."""
+
+    def sends(self, session: "RemotingSession", requests: Sequence[RemotingCommand], at: int) -> int:
+        """Stage the run of plain sends at ``at``, each of which is owed from then on; return where the run ends."""
+        ...
 
     def request(self, session: "RemotingSession", request: RemotingCommand) -> None:
         """Answer one request, or make it owed."""
@@ -82,18 +88,26 @@ class RemotingSession(Session):
         return frames
 
     def _handle(self, commands: Sequence[RemotingCommand]) -> None:
-        limit = self._handlers.max_unsent_bytes
-        for index, frame in enumerate(commands):
+        limit, handlers = self._handlers.max_unsent_bytes, self._handlers
+        at, end = 0, len(commands)
+        while at < end:
             if self._socket is None:
                 return
             if self._unsent > limit:
-                self._backlog = commands[index:]
+                self._backlog = commands[at:]
                 return
+            frame = commands[at]
+            if frame.code == SEND_V2 and not frame.flag & RESPONSE_FLAG:
+                following = handlers.sends(self, commands, at)
+                if following > at:
+                    at = following
+                    continue
+            at += 1
             if frame.flag & RESPONSE_FLAG:
                 self._take_answer(frame)
             else:
                 self.serialization = frame.serialization
-                self._handlers.request(self, frame)
+                handlers.request(self, frame)
         if self._reader.error is not None:
             self._lost()
 
