@@ -82,6 +82,9 @@ class Settings(BaseModel):
 
     segment_bytes: int = Field(GIB, ge=4 * KIB, le=64 * GIB, description="size of a commit-log segment")
     queue_file_bytes: int = Field(20 * MIB, ge=256, description="size of a consume-queue file; a multiple of 16")
+    index_slots: int = Field(5_000_000, ge=1, le=500_000_000, description="slots of a key-index file, 4 bytes each")
+    # the properties of one message have room for some ten thousand keys, which go into one file
+    index_entries: int = Field(20_000_000, ge=20_000, le=2_000_000_000, description="items of a key-index file, 20 bytes each")
     hot_bytes: int = Field(256 * MIB, ge=0, description="newest part of the log that is read through the map")
     max_open_files: int = Field(512, ge=8, description="store files kept open at once")
 

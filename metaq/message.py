@@ -1,7 +1,7 @@
 """The words that every layer shares: the three offsets, partitions, messages and what a send returns."""
 
 import enum
-from typing import NamedTuple, NewType
+from typing import Final, NamedTuple, NewType
 
 LogOffset = NewType("LogOffset", int)
 """Byte offset in the commit log of one broker."""
@@ -11,6 +11,17 @@ QueueOffset = NewType("QueueOffset", int)
 
 TextPosition = NewType("TextPosition", int)
 """Byte position of a message in its partition as text readers count: the encoded sizes of all messages before it."""
+
+INTERNAL_TOPICS: Final = frozenset(
+    (
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "METAQ_SYS_OFFSETS",
+    )
+)
+"""Topics of the broker itself: no client sends to them, no text reader reads them, nothing in them is found by key."""
 
 
 class Durability(enum.StrEnum):

@@ -51,6 +51,7 @@ CONSTANT_MIDDLE: Final = struct.Struct(">iq8sq8si")
 
 _PLACE: Final = struct.Struct(">ii20xq")  # total, magic, log offset
 _IDENTITY: Final = struct.Struct(">12xi4xq48xqi")  # partition, queue offset, text position, body length
+_STORE_MS: Final = struct.Struct(">56xq")
 
 assert _IDENTITY.size == HEADER_SIZE
 assert HEADER.size == PATCHED_HEADER.size == HEADER_SIZE
@@ -164,6 +165,12 @@ def identity(data: memoryview) -> Identity:
     topic_at = HEADER_SIZE + length
     topic = str(data[topic_at + 1 : topic_at + 1 + data[topic_at]], "ascii")
     return Identity(topic, partition, queue_offset, text_position)
+
+
+def store_ms(data: memoryview) -> int:
+    """When an intact record was stored, in milliseconds."""
+    moment: int = _STORE_MS.unpack_from(data)[0]
+    return moment
 
 
 def decode_record(data: bytes | memoryview) -> Record:

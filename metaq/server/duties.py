@@ -42,6 +42,7 @@ class Duties:
         self._syncing = gevent.spawn(self._turns.sync_forever)
         self._greenlets.append(gevent.spawn(self._sweep_forever))
         self.every(EXPIRE_S, self._turns.expire)
+        self.every(settings.sweep_interval_ms / 1000, self._index_keys)
         self.every(settings.checkpoint_interval_ms / 1000, self._checkpoint)
         self.every(settings.retention_interval_ms / 1000, self._look_after_retention)
 
@@ -93,6 +94,9 @@ class Duties:
         self._settle()
         self._store.sweep()
         self._store.log.prepare(self._run)
+
+    def _index_keys(self) -> None:
+        self._store.index_keys(self._run)
 
     def _checkpoint(self) -> None:
         if self._store.failure is not None:

@@ -27,6 +27,7 @@ from metaq.checksum import crc32c
 from metaq.errors import CorruptRecord
 from metaq.store.disk import Disk, File
 from metaq.store.documents import BACKUP, decode_document, read_document, write_document
+from metaq.store.keyindex import NO_INDEX, IndexMark
 
 NAME: Final = "checkpoint"
 LIVE_NAME: Final = "checkpoint.live"
@@ -57,6 +58,8 @@ class Checkpoint(NamedTuple):
 
     mark: int
     partitions: dict[tuple[str, int], Progress]
+    key_index: IndexMark = NO_INDEX
+    """How far the key index is durable; its log offset is never behind ``mark``."""
 
 
 NOTHING: Final = Progress(0, 0)
@@ -75,7 +78,8 @@ def write_checkpoint(disk: Disk, directory: Path, checkpoint: Checkpoint) -> Non
     topics: dict[str, dict[str, list[int]]] = {}
     for (topic, partition), progress in checkpoint.partitions.items():
         topics.setdefault(topic, {})[str(partition)] = [*progress[:2], *(progress[2:] if progress.units >= 0 else ())]
-    write_document(disk, directory / NAME, {"mark": checkpoint.mark, "topics": topics})
+    index = checkpoint.key_index._asdict()
+    write_document(disk, directory / NAME, {"mark": checkpoint.mark, "topics": topics, "index": index})
 
 
 def read_checkpoint(disk: Disk, directory: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -87,7 +91,8 @@ def read_checkpoint(disk: Disk, directory: Path) -> tuple[Checkpoint | None, lis
     partitions = {
         (topic, int(partition)): Progress(*progress) for topic, table in topics.items() for partition, progress in table.items()
     }
-    return Checkpoint(content["mark"], partitions), problems
+    index = IndexMark(**content["index"]) if "index" in content else NO_INDEX
+    return Checkpoint(content["mark"], partitions, index), problems
 
 
 def covered_by_both(disk: Disk, directory: Path) -> int:

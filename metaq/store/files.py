@@ -42,6 +42,11 @@ def read_cached(file: File, size: int, offset: int) -> bytes:
     return data
 
 
+def read_through(run: Run) -> Read:
+    """The ``Read`` that waits where ``run`` does."""
+    return lambda file, size, offset: run(lambda: file.read(size, offset))
+
+
 class FileCache:
     """At most ``capacity`` files kept open, the least recently used closed first.
 

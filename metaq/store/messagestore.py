@@ -18,8 +18,10 @@ from typing import Final
 from metaq.clock import Clock, SystemClock
 from metaq.errors import DiskFailed, DiskFull, NotWritable, StoreError
 from metaq.message import Durability, TextPosition, TopicPartition
+from metaq.protocol.keys import keys_of
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
+    CONSTANT_MIDDLE,
     HEADER_SIZE,
     MAGIC,
     PATCHED_HEADER,
@@ -31,15 +33,20 @@ from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress
 from metaq.store.commitlog import CommitLog
 from metaq.store.consumequeue import WRITE_AT, ConsumeQueue
 from metaq.store.disk import Disk, File, RealDisk
-from metaq.store.files import FileCache, Read, Run, run_here
+from metaq.store.files import FileCache, Read, Run, read_through, run_here
+from metaq.store.indexing import Indexing
+from metaq.store.keyindex import NO_INDEX, IndexMark, KeyIndex
 from metaq.store.reading import Reader
 from metaq.store.retention import Plan, RetentionRules, SegmentAge, plan
 
 LOG: Final = "commitlog"
 QUEUES: Final = "consumequeue"
+INDEX: Final = "index"
 ABORT: Final = "abort"
 FIRST_EPOCH: Final = 1
 """Not 0: the message at log offset 0 must not get the id 0, which tells Java clients that a put failed."""
+MOST_FOUND: Final = 64
+"""Messages in the answer to one query, whatever was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,8 @@ class StoreSettings:
 
     segment_bytes: int = 1024**3
     queue_file_bytes: int = 20 * 1024**2
+    index_slots: int = 5_000_000
+    index_entries: int = 20_000_000
     hot_bytes: int = 256 * 1024**2
     open_files: int = 512
     durability: Durability = Durability.DISK
@@ -69,6 +78,13 @@ class StoreStatistics:
     messages_put: int
     damaged_reads: int
     syncs: int
+    index_files: int
+    index_behind_bytes: int
+    """Bytes of the log whose keys are still to be read and entered."""
+    index_paused: str | None
+    """Why no keys are entered for now."""
+    index_damaged: int
+    """Times that a query found an index file damaged."""
     failure: str | None
 
 
@@ -89,6 +105,10 @@ class MessageStore:
         self.files = FileCache(self.disk, self.settings.open_files)
         self.log = CommitLog(directory / LOG, self.files, self.settings.segment_bytes, self.settings.hot_bytes)
         self.queues: dict[TopicPartition, ConsumeQueue] = {}
+        index = KeyIndex(directory / INDEX, self.files, self.settings.index_slots, self.settings.index_entries)
+        self.indexing = Indexing(
+            index, self.log, self.disk, self.clock, self.settings.retention, spare=self.settings.segment_bytes
+        )
         self.epoch = FIRST_EPOCH
         self.failure: StoreError | None = None
         """Why nothing more is written until the store is opened anew."""
@@ -105,13 +125,14 @@ class MessageStore:
         self._unwritten: dict[ConsumeQueue, None] = {}  # have pending units
         self._changed: dict[ConsumeQueue, None] = {}  # differ from the last durable checkpoint
         self._checkpointed: dict[tuple[str, int], Progress] = {}
+        self._index_mark = NO_INDEX  # what the last durable checkpoint says of the key index
         self._checkpoint_mark = -1
         self._covered = -1  # both copies of the checkpoint cover the log up to here
         self._units_before = 0  # units in all queues when the store was opened
         self._live_mark = -1
         self._boot_id = self.disk.boot_id()
         self._live = self.disk.open(directory / LIVE_NAME)
-        self.reader = Reader(self.log)
+        self.reader = Reader(self.log, self.queues)
         self.lock: File | None = None
 
     # -- partitions ---------------------------------------------------------------------------------------------------
@@ -158,12 +179,14 @@ class MessageStore:
         text_size: int,
         tail: bytes | None = None,
         tag: int = 0,
+        keys: tuple[str, ...] = (),
     ) -> int:
         """Stage one message and return where it will be; ``check_writable`` came first.
 
         ``crc`` is the body's CRC, ``middle`` comes from ``constant_middle``, ``tail`` from ``record_tail`` when the message
-        has properties, ``tag`` is the hash of its tag. Its ordinal and text position are the queue's ``next`` and
-        ``text_end`` before the call. Raises ``DiskFull`` when the log cannot grow; the turn goes on without this message.
+        has properties, ``tag`` is the hash of its tag, ``keys`` are what it is found by (``keys_of``). Its ordinal and text
+        position are the queue's ``next`` and ``text_end`` before the call. Raises ``DiskFull`` when the log cannot grow; the
+        turn goes on without this message.
         """
         if tail is None:
             tail = queue.tail
@@ -180,6 +203,9 @@ class MessageStore:
         header = PATCHED_HEADER.pack(size, MAGIC, crc, queue.partition, flag, ordinal, offset, middle, position, length)
         log.stage(header + body + tail)
         queue.add(offset, size, tag, text_size)
+        if keys:
+            sys_flag, _, _, store_ms, _, _ = CONSTANT_MIDDLE.unpack(middle)
+            self.indexing.stage(offset, queue.topic, keys, sys_flag, store_ms)
         return offset
 
     def append(self) -> list[ConsumeQueue]:
@@ -198,10 +224,12 @@ class MessageStore:
         except StoreError as error:
             for queue, ordinal, text_end, pending in touched:
                 queue.take_back(ordinal, text_end, pending)
+            self.indexing.taken_back()
             if not isinstance(error, DiskFull):
                 self._fail(error)
             raise
         assert self.log.end > before
+        self.indexing.appended()
         changes = []
         for queue, ordinal, _, _ in touched:
             self.messages_put += queue.next - ordinal
@@ -283,6 +311,16 @@ class MessageStore:
         """Queue files are about to be cut and made anew: what the mark says of them ends here."""
         self._live.truncate(0)
 
+    def index_keys(self, run: Run = run_here) -> None:
+        """Enter the keys of what was put since, a round of it; call it every sweep interval. One call at a time."""
+        if self.failure is not None:
+            return
+        try:
+            self.indexing.work(run)
+        except DiskFailed as error:
+            self._fail(error)
+            raise
+
     def checkpoint(self, run: Run = run_here) -> None:
         """Make everything up to now durable and write it down, so that recovery after a power cut begins here.
 
@@ -290,32 +328,39 @@ class MessageStore:
         """
         assert self.settled
         mark = self.log.end
-        if self.failure is not None or (mark == self._covered and not self._changed):
+        unchanged = mark == self._covered and not self._changed and self.indexing.mark == self._index_mark
+        if self.failure is not None or unchanged:
             return
         changed, self._changed = self._changed, {}
         progress = {(queue.topic, queue.partition): Progress(queue.next, queue.text_end) for queue in changed}
+        index = self.indexing.capture()
         try:
             for queue in changed:
                 queue.write()
             self.log.sync(min(self.durable_end, mark), run)
             for queue in changed:
                 queue.sync(run)
+            flushed = index is not None and self.indexing.flush(index, run)
+            index_mark = index.mark if index is not None and flushed else self._index_mark
             checkpointed = {**self._checkpointed, **progress}
-            run(lambda: write_checkpoint(self.disk, self.directory, Checkpoint(mark, checkpointed)))
+            run(lambda: write_checkpoint(self.disk, self.directory, Checkpoint(mark, checkpointed, index_mark)))
         except BaseException as error:  # also when the caller gives up while it waits
             self._changed |= changed
             if isinstance(error, DiskFailed):
                 self._fail(error)
             raise
         self._checkpointed = checkpointed
+        self._index_mark = index_mark
         self._covered, self._checkpoint_mark = self._checkpoint_mark, mark
 
-    def recovered(self, checkpointed: dict[tuple[str, int], Progress], covered: int) -> None:
+    def recovered(self, checkpointed: dict[tuple[str, int], Progress], index_mark: IndexMark, covered: int) -> None:
         """Go on from what recovery found.
 
-        ``checkpointed`` is what the durable checkpoint on disk says; it and its backup cover the log up to ``covered``.
+        ``checkpointed`` and ``index_mark`` are what the durable checkpoint on disk says; it and its backup cover the log up to
+        ``covered``.
         """
         self._checkpointed = checkpointed
+        self._index_mark = index_mark
         self._covered = covered
         self._units_before = sum(queue.next for queue in self.queues.values())
         for queue in self.queues.values():
@@ -332,6 +377,7 @@ class MessageStore:
         if self.failure is None:
             self.sync()
             self.sweep()
+            self.index_keys()
             self.checkpoint()
             self.disk.unlink(self.directory / ABORT)
         self.files.clear()
@@ -358,6 +404,28 @@ class MessageStore:
         """
         return self.reader.locate(queue, position, read)
 
+    def query(self, topic: str, key: str, begin_ms: int, end_ms: int, most: int, read: Read) -> list[Stored]:
+        """The newest readable messages of a topic that have a key and were stored in a time, both ends included.
+
+        At most ``most``, and never more than ``MOST_FOUND``. Raises ``Overloaded`` while the key index is being made anew.
+        """
+        self.indexing.catch_up(read)
+        found: dict[int, Stored] = {}
+        for log_offset in self.indexing.find(topic, key, begin_ms, end_ms, read):
+            if len(found) >= min(most, MOST_FOUND):
+                break
+            stored = self.reader.at_offset(log_offset, read) if log_offset not in found else None
+            if stored is not None:
+                record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
+                keys = keys_of(record.topic, record.sys_flag, record.properties)
+                if record.topic == topic and key in keys and begin_ms <= record.store_ms <= end_ms:
+                    found[log_offset] = stored
+        return list(found.values())
+
+    def record_at_offset(self, log_offset: int, read: Read) -> Stored | None:
+        """The readable record that begins at a log offset which a client names; ``None`` when none does."""
+        return self.reader.at_offset(log_offset, read)
+
     # -- retention ----------------------------------------------------------------------------------------------------
 
     def retire(self, run: Run = run_here) -> Plan:
@@ -378,9 +446,10 @@ class MessageStore:
             deleted.append(base)
         if deleted:
             for queue in list(self.queues.values()):
-                first, _ = self.first(queue, _read_through(run))
+                first, _ = self.first(queue, read_through(run))
                 queue.drop_before(first, run)
                 queue.cursors.clear()
+            self.indexing.index.drop_before(self.log.begin, run)
         self.no_room = decision.refuse
         return Plan(deleted, decision.refuse)
 
@@ -409,9 +478,9 @@ class MessageStore:
             messages_put=self.messages_put,
             damaged_reads=self.reader.damaged,
             syncs=self.syncs,
+            index_files=len(self.indexing.index.files),
+            index_behind_bytes=self.indexing.behind,
+            index_paused=self.indexing.paused,
+            index_damaged=self.indexing.index.damaged,
             failure=None if self.failure is None else str(self.failure),
         )
-
-
-def _read_through(run: Run) -> Read:
-    return lambda file, size, offset: run(lambda: file.read(size, offset))

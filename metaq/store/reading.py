@@ -5,11 +5,11 @@ only after its checksum, topic, partition and ordinal were compared: a flipped b
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from metaq.message import TextPosition
-from metaq.protocol.record import identity, is_intact
+from metaq.message import TextPosition, TopicPartition
+from metaq.protocol.record import HEADER, HEADER_SIZE, MAGIC, MAX_TOPIC_LENGTH, identity, is_intact, store_ms
 from metaq.protocol.textmessage import Stored, text_size
 from metaq.store.commitlog import SMALLEST_RECORD, CommitLog
 from metaq.store.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
@@ -31,8 +31,9 @@ Unit = tuple[int, int, int]
 class Reader:
     """Reads one log through the queues of its partitions."""
 
-    def __init__(self, log: CommitLog) -> None:
+    def __init__(self, log: CommitLog, queues: Mapping[TopicPartition, ConsumeQueue]) -> None:
         self._log = log
+        self._queues = queues
         self.damaged = 0
         """Messages that were asked for and found damaged; counted at each reading."""
 
@@ -107,6 +108,71 @@ class Reader:
     def record(self, queue: ConsumeQueue, ordinal: int, read: Read) -> Stored | None:
         """One readable record."""
         return next(self.records(queue, ordinal, 1, read))
+
+    def at_offset(self, log_offset: int, read: Read) -> Stored | None:
+        """The readable record that begins at a log offset, which may be anything.
+
+        It is one only if the unit that its header names leads back to it: a body may hold bytes that look like a record.
+        """
+        log = self._log
+        segment = log.find(log_offset)
+        end = 0 if segment is None else min(segment.end, log.end)
+        if segment is None or log_offset + SMALLEST_RECORD > end:
+            return None
+        file, at = log.file(segment), log_offset - segment.base
+        header = HEADER.unpack(read(file, HEADER_SIZE, at).ljust(HEADER_SIZE, b"\0"))
+        size, magic, partition, ordinal, place, length = *header[:2], header[3], header[5], header[6], header[14]
+        if magic != MAGIC or place != log_offset or not SMALLEST_RECORD <= size <= end - log_offset:
+            return None
+        if not 0 <= length <= size - SMALLEST_RECORD:
+            return None
+        name = read(file, min(1 + MAX_TOPIC_LENGTH, size - HEADER_SIZE - length), at + HEADER_SIZE + length)
+        topic = name[1 : 1 + name[0]].decode("ascii", "replace") if name else ""
+        queue = self._queues.get(TopicPartition(topic, partition))
+        if queue is None or not queue.base <= ordinal < queue.readable:
+            return None
+        if queue.unit(ordinal, read)[:2] != (log_offset, size):
+            return None
+        return self.record(queue, ordinal, read)
+
+    # -- times --------------------------------------------------------------------------------------------------------
+
+    def store_time(self, queue: ConsumeQueue, ordinal: int, read: Read) -> int | None:
+        """When a readable message was stored, in milliseconds; ``None`` when it is damaged or lost."""
+        stored = self.record(queue, ordinal, read)
+        return None if stored is None else store_ms(stored.buffer[stored.at :])
+
+    def at_time(self, queue: ConsumeQueue, time_ms: int, read: Read, *, upper: bool = False) -> int:
+        """The ordinal of the first message stored at or after a time; the next one to come when there is none.
+
+        With ``upper`` that of the last message stored at or before it; the oldest one when there is none. Both as in RocketMQ
+        5.x (specs: remoting protocol, section 3.2.4). Damaged messages are passed over.
+        """
+        oldest, _ = self.first(queue, read)
+        if upper:
+            time_ms += 1
+        low, high = oldest, queue.readable
+        while low < high:
+            middle = (low + high) // 2
+            found, stored_ms = self._next_stored(queue, middle, high, read)
+            if found < high and stored_ms < time_ms:
+                low = found + 1
+            else:
+                high = middle
+        if not upper:
+            return self._next_stored(queue, low, queue.readable, read)[0]
+        for ordinal in range(low - 1, oldest - 1, -1):
+            if self.record(queue, ordinal, read) is not None:
+                return ordinal
+        return oldest
+
+    def _next_stored(self, queue: ConsumeQueue, ordinal: int, high: int, read: Read) -> tuple[int, int]:
+        """Ordinal and store time of the first intact message at or behind ``ordinal``; ``high`` and 0 when there is none."""
+        for found in range(ordinal, high):
+            stored_ms = self.store_time(queue, found, read)
+            if stored_ms is not None:
+                return found, stored_ms
+        return high, 0
 
     # -- positions ----------------------------------------------------------------------------------------------------
 

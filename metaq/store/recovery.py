@@ -35,6 +35,7 @@ from metaq.store.consumequeue import FILLER_SIZE, UNIT, WRITE_AT, ConsumeQueue
 from metaq.store.disk import Disk, RealDisk
 from metaq.store.documents import read_document, write_document
 from metaq.store.files import read_here
+from metaq.store.keyindex import NO_INDEX, IndexMark
 from metaq.store.messagestore import ABORT, QUEUES, MessageStore, StoreSettings
 from metaq.store.reading import UNITS_AT_ONCE
 
@@ -161,9 +162,19 @@ def _recover(store: MessageStore, recovery: Recovery, *, rebuild: bool) -> None:
     store.durable_end = log.begin if checkpoint is None else min(checkpoint.mark, recovery.end)
     if failed:
         log.rewrite(store.durable_end)
-    store.recovered(partitions, covered_by_both(disk, store.directory))
+    index_mark = _recover_index(store, recovery, checkpoint, rebuild=rebuild)
+    store.recovered(partitions, index_mark, covered_by_both(disk, store.directory))
     if store.settings.durability is Durability.DISK:
         store.sync()
+
+
+def _recover_index(store: MessageStore, recovery: Recovery, checkpoint: Checkpoint | None, *, rebuild: bool) -> IndexMark:
+    """Open the key index; what it lacks is entered later. Returns what may be trusted of the checkpoint's word on it."""
+    mark = NO_INDEX if checkpoint is None else checkpoint.key_index
+    problem = store.indexing.recover(mark, rebuild=rebuild)
+    if problem is not None:
+        recovery.problems.append(problem)
+    return NO_INDEX if rebuild or problem is not None else mark
 
 
 def _load_queues(store: MessageStore, partitions: dict[tuple[str, int], Progress]) -> None:
@@ -218,7 +229,7 @@ def _admit_short(
         if count < progress.durable_units:
             partitions[queue.topic, queue.partition] = progress._replace(units=count)
     if partitions != checkpoint.partitions:
-        write_checkpoint(store.disk, store.directory, Checkpoint(checkpoint.mark, partitions))
+        write_checkpoint(store.disk, store.directory, checkpoint._replace(partitions=partitions))
     return partitions
 
 

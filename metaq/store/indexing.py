@@ -1,0 +1,314 @@
+"""Feeding the key index behind the log: what was put lately from memory, what is older by walking the log.
+
+::
+
+    log   ├───────── entered ─────────┤──── behind ────┤──── pending ────┤
+          begin                       walk_at          walk_until        end
+
+``put`` hands over the keys of new messages (*pending*); ``work`` enters them in slices, beside everything else. Whatever
+nobody remembers, *behind*, is read from the log again: what the last checkpoint does not cover when the folder is opened, and
+what was put while there was no room for an index file, or faster than it could be entered. Messages are never refused for the
+sake of the index.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from metaq.clock import Clock
+from metaq.errors import CorruptRecord, DiskFull, Overloaded
+from metaq.message import INTERNAL_TOPICS
+from metaq.protocol.keys import ROLLBACK, keys_of
+from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, HEADER_SIZE, MAGIC, MAGIC_BYTES, decode_record, is_intact
+from metaq.store.commitlog import SMALLEST_RECORD, CommitLog
+from metaq.store.disk import Disk, Usage
+from metaq.store.files import ColdRead, Read, Run, read_cached, read_through, run_here
+from metaq.store.keyindex import Captured, Entry, IndexMark, KeyIndex
+from metaq.store.retention import RetentionRules, room_refusal
+
+logger = logging.getLogger(__name__)
+
+PENDING_MOST: Final = 100_000
+"""Messages whose keys are remembered, about 40 MB; more of them are read from the log again."""
+SLICE: Final = 1024
+"""Messages entered without a pause, about 3 ms."""
+WINDOW: Final = 256 * 1024
+"""Bytes of the log that are read at a time while walking; some 5 ms of work when messages are small."""
+WINDOWS_A_ROUND: Final = 8
+WINDOWS_A_QUERY: Final = 256
+"""64 MiB: more than is put between two checkpoints, unless the log grows faster than 12 MB/s."""
+FLUSH_AT: Final = 128 * 1024
+"""Changed slots, about 12 MB, that are worth a flush before the next checkpoint."""
+WAITING_MOST: Final = 4 * FLUSH_AT
+"""When that many slots wait for a flush, nothing more is entered."""
+RETRY_MS: Final = 1000
+
+
+class Snapshot(NamedTuple):
+    """What a flush makes durable."""
+
+    mark: IndexMark
+    files: list[Captured]
+
+
+class Indexing:
+    """The key index of one store, and what is to be entered. Everything that waits takes a ``Run`` or a ``Read``."""
+
+    def __init__(self, index: KeyIndex, log: CommitLog, disk: Disk, clock: Clock, rules: RetentionRules, spare: int) -> None:
+        """``spare``: bytes that must stay free for the log when an index file is made."""
+        self.index = index
+        self.paused: str | None = None
+        """Why nothing is entered for now."""
+        self._log = log
+        self._disk = disk
+        self._clock = clock
+        self._rules = rules
+        self._spare = spare
+        self._staged: list[Entry] = []
+        self._pending: list[Entry] = []
+        self._walk_at = self._walk_until = 0
+        self._window = WINDOW
+        self._flushing = False
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def recover(self, mark: IndexMark, *, rebuild: bool) -> str | None:
+        """Go on from what the checkpoint counts, or begin anew. Returns why that had to be."""
+        problem = None
+        if not rebuild:
+            try:
+                self.index.load(mark, self._store_ms)
+            except CorruptRecord as error:
+                problem, rebuild = f"{error}: the key index is made anew from the log", True
+        if rebuild:
+            self.index.clear()
+        self._walk_until = self._log.end
+        self._walk_at = self._log.begin if rebuild else min(max(mark.log_offset, self._log.begin), self._walk_until)
+        return problem
+
+    def _store_ms(self, log_offset: int) -> int | None:
+        stored = self._log.record_at(log_offset)
+        return None if stored is None else decode_record(stored.buffer).store_ms
+
+    # -- what is new --------------------------------------------------------------------------------------------------
+
+    def stage(self, log_offset: int, topic: str, keys: tuple[str, ...], sys_flag: int, store_ms: int) -> None:
+        """Take the keys of a message that was staged for the log."""
+        if topic not in INTERNAL_TOPICS and sys_flag & ROLLBACK != ROLLBACK:
+            self._staged.append(Entry(log_offset, topic, tuple(dict.fromkeys(keys)), store_ms))
+
+    def appended(self) -> None:
+        """What was staged is in the log."""
+        if self._staged:
+            self._pending += self._staged
+            self._staged.clear()
+            if len(self._pending) > PENDING_MOST:
+                if not self.behind:
+                    self._walk_at = self._pending[0].log_offset
+                self._walk_until = self._log.end
+                self._pending.clear()
+
+    def taken_back(self) -> None:
+        """What was staged did not get into the log."""
+        self._staged.clear()
+
+    # -- where it stands ----------------------------------------------------------------------------------------------
+
+    @property
+    def behind(self) -> int:
+        """Bytes of the log that are still to be walked."""
+        return max(0, self._walk_until - max(self._walk_at, self._log.begin))
+
+    @property
+    def log_offset(self) -> int:
+        """All messages before this log offset are entered."""
+        if self.behind:
+            return self._walk_at
+        return self._pending[0].log_offset if self._pending else self._log.end
+
+    @property
+    def mark(self) -> IndexMark:
+        """What a flush that begins now would make durable."""
+        return self.index.mark(self.log_offset)
+
+    # -- entering -----------------------------------------------------------------------------------------------------
+
+    def work(self, run: Run) -> None:
+        """One round: catch up a little, then enter what is pending. What finds no room waits for a later round."""
+        read = read_through(run)
+        for _ in range(WINDOWS_A_ROUND):
+            if not self.behind or not self._walk(read, run):
+                break
+        end = self._log.end  # a round ends, even if more is put than can be entered
+        while not self.behind and self._pending and self._pending[0].log_offset < end:
+            if not self._enter_pending(run):
+                break
+        if self.index.waiting >= FLUSH_AT:
+            snapshot = self.capture()
+            if snapshot is not None:
+                self.flush(snapshot, run)
+
+    def _enter_pending(self, run: Run) -> bool:
+        """Enter a slice; false when nothing more can be done now."""
+        part = self._pending[:SLICE]
+        entered = self._enter(part)
+        del self._pending[:entered]
+        return self._write(run) if entered == len(part) else self._grow(run)
+
+    def _enter(self, entries: list[Entry]) -> int:
+        """How many of them found room."""
+        if self.index.waiting >= WAITING_MOST:
+            self._pause(f"{WAITING_MOST} slots wait for a flush")
+            return 0
+        return self.index.enter(entries)
+
+    def _write(self, run: Run) -> bool:
+        """Write what was entered; false when there is no room even though it was reserved."""
+        try:
+            self.index.write(run)
+        except DiskFull as error:
+            self._pause(str(error))
+            return False
+        if self.paused is not None:
+            self.paused = None
+            logger.info("keys are indexed again behind_bytes=%d", self.behind)
+        return True
+
+    def _grow(self, run: Run) -> bool:
+        """Begin a new index file if there is room for it beside the log; false when not now."""
+        if self.index.waiting >= WAITING_MOST:
+            return False
+        usage = self._disk.usage(self._log.directory)
+        size = self.index.file_size
+        left = Usage(usage.used + size, usage.available - size)
+        reason = room_refusal(left, self._rules)
+        if reason is None and left.available < self._spare:
+            reason = f"{left.available} bytes are free, the next segment of the log needs {self._spare}"
+        if reason is not None:
+            self._pause(f"there is no room for an index file of {size} bytes: with it, {reason}")
+            return False
+        try:
+            return self.index.grow(self._clock.now_ms(), run)
+        except DiskFull as error:
+            self._pause(str(error))
+            return False
+
+    def _pause(self, reason: str) -> None:
+        if self.paused is None:
+            logger.error("keys are not indexed for now, messages are not concerned reason=%s", reason)
+        self.paused = reason
+
+    # -- catching up --------------------------------------------------------------------------------------------------
+
+    def catch_up(self, read: Read) -> None:
+        """Enter what is behind, before a query: ``Overloaded`` when that is too much to wait for.
+
+        Where the index has no room, it stays as it is.
+        """
+        if self.behind and read is read_cached:
+            raise ColdRead
+        for _ in range(WINDOWS_A_QUERY):
+            if not self.behind or not self._walk(read, run_here):
+                return
+        if self.behind:
+            reason = f"the key index is being made anew, {self.behind} bytes of the log are still to be read"
+            raise Overloaded(reason, retry_after_ms=RETRY_MS)
+
+    def _walk(self, read: Read, run: Run) -> bool:
+        """Enter what the next window of the log holds; false when that is not possible now."""
+        began = self._walk_at
+        at = max(began, self._log.begin)
+        segment = self._log.find(at)
+        if segment is None:
+            self._walk_at = self._walk_until
+            return True
+        end = min(segment.end, self._walk_until)
+        size = min(self._window, end - at)
+        data = read(self._log.file(segment), size, at - segment.base).ljust(size, b"\0")  # a file cut from outside
+        if self._walk_at != began:  # others did it while this one waited
+            return True
+        window = _Window(memoryview(data), at, end, segment.end)
+        entries = list(window.entries())
+        entered = self._enter(entries)
+        if entered < len(entries):
+            self._walk_at = entries[entered].log_offset
+            return self._grow(run)
+        self._walk_at = window.at
+        self._window = max(WINDOW, window.wanted)
+        return self._write(run)
+
+    # -- making it durable --------------------------------------------------------------------------------------------
+
+    def capture(self) -> Snapshot | None:
+        """All that is entered, for ``flush``; ``None`` while a flush is going on."""
+        return None if self._flushing else Snapshot(self.mark, self.index.capture())
+
+    def flush(self, snapshot: Snapshot, run: Run) -> bool:
+        """Make a snapshot durable; false when there is no room even though it was reserved. Raises ``DiskFailed``."""
+        self._flushing = True
+        try:
+            self.index.flush(snapshot.files, run)
+        except DiskFull as error:
+            self._pause(str(error))
+            return False
+        finally:
+            self._flushing = False
+        return True
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def find(self, topic: str, key: str, begin_ms: int, end_ms: int, read: Read) -> Iterator[int]:
+        """Log offsets of records that may carry a key, newest first; one may come twice. See ``KeyIndex.find``."""
+        yield from [entry.log_offset for entry in reversed(self._pending) if entry.topic == topic and key in entry.keys]
+        yield from self.index.find(topic, key, begin_ms, end_ms, read)
+
+
+class _Window:
+    """Some bytes of the log from ``at`` on, none of them behind ``end``, where a record ends."""
+
+    def __init__(self, data: memoryview, at: int, end: int, segment_end: int) -> None:
+        self.at = at
+        """Where the next window begins, when ``entries`` is exhausted."""
+        self.wanted = 0
+        """Size of a record that the window does not hold whole."""
+        self._data = data
+        self._base = at
+        self._end = end
+        self._segment_end = segment_end
+
+    def entries(self) -> Iterator[Entry]:
+        """The records that have keys."""
+        limit = self._base + len(self._data)
+        least = BLANK_SIZE if limit == self._end else HEADER_SIZE
+        while self.at + least <= limit:
+            rest = self._data[self.at - self._base :]
+            size, magic = BLANK.unpack_from(rest)
+            if magic == MAGIC and SMALLEST_RECORD <= size <= self._end - self.at:
+                if size > len(rest):
+                    self.wanted = size
+                    return
+                if is_intact(rest[:size], self.at):
+                    record = decode_record(rest[:size])
+                    keys = keys_of(record.topic, record.sys_flag, record.properties)
+                    if keys:
+                        yield Entry(self.at, record.topic, keys, record.store_ms)
+                    self.at += size
+                    continue
+            if magic == BLANK_MAGIC and size == self._segment_end - self.at:
+                self.at = self._end
+                return
+            self._skip(bytes(rest))
+        if limit == self._end:
+            self.at = self._end
+
+    def _skip(self, rest: bytes) -> None:
+        """Go to the next place where a record may begin: the magic, and behind it the place's own offset."""
+        found = rest.find(MAGIC_BYTES, 5)
+        while found >= 0:
+            place = self.at + found - 4
+            if rest[found + 24 : found + 32] == place.to_bytes(8):
+                self.at = place
+                return
+            found = rest.find(MAGIC_BYTES, found + 1)
+        # a header may begin in this window and end in the next
+        self.at += max(1, len(rest) - HEADER_SIZE + 1)
