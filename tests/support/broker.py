@@ -19,7 +19,8 @@ SOCKET_TIMEOUT_S: Final = 30.0
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
 """Unless a test says otherwise: the usual 1 GiB, twice a broker, would soon fill a disk."""
 _READY: Final = re.compile(
-    r"^metaq ready listen=(\S+):(\d+)(?: remoting=\S+)?(?: registry=(\S+:\d+))? data=.* pid=\d+(?: .*)?\n", re.MULTILINE
+    r"^metaq (?:registry )?ready listen=(\S+):(\d+)(?: remoting=\S+)?(?: registry=(\S+:\d+))? data=.* pid=\d+(?: .*)?\n",
+    re.MULTILINE,
 )
 
 
@@ -81,12 +82,16 @@ class BrokerProcess:
             self.kill()
             raise
 
+    def own_flags(self) -> list[str]:
+        """Beside where its data is and where it listens."""
+        flags = ["--remoting-listen", "none", "--registry-listen", self._registry_listen]
+        return [*flags, "--segment-bytes", str(SEGMENT_BYTES), "--durability", self.durability]
+
     def launch(self) -> None:
         """Start the process without waiting: it may be killed while it recovers."""
         assert not self.running, f"process {self.pid} still runs"
         command = [sys.executable, *self.program, "--data", str(self.data), "--listen", self._listen]
-        command += ["--remoting-listen", "none", "--registry-listen", self._registry_listen]
-        command += ["--segment-bytes", str(SEGMENT_BYTES), "--durability", self.durability, *self.flags]
+        command += [*self.own_flags(), *self.flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("METAQ_")}
         self._output_before = self._output.stat().st_size if self._output.exists() else 0
         with self._output.open("ab") as output, self.log.open("ab") as log:
@@ -143,6 +148,11 @@ class BrokerProcess:
             self._registry_listen = self.registry or self._registry_listen
         self.start()
 
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return f"{self.host}:{self.port}"
+
     def connect(self) -> socket.socket:
         """A new connection, whose operations give up after ``SOCKET_TIMEOUT_S``."""
         return socket.create_connection((self.host, self.port), timeout=SOCKET_TIMEOUT_S)
@@ -150,3 +160,12 @@ class BrokerProcess:
     def stderr(self) -> str:
         """What it has written to standard error, over all starts."""
         return self.log.read_text("utf-8", errors="replace") if self.log.exists() else ""
+
+
+class RegistryProcess(BrokerProcess):
+    """``metaq registry`` over the folder ``data``."""
+
+    program = ("-m", "metaq", "registry")
+
+    def own_flags(self) -> list[str]:
+        return []
