@@ -118,10 +118,12 @@ class Broker:
             front.close_listeners()
             raise
         topics = TopicTable(settings.data, settings.max_topics)
-        for problem in topics.load(self.store.disk, list(self.store.queues)):
+        for problem in topics.load(self.store.disk, {key: queue.next for key, queue in self.store.queues.items()}):
             logger.error("topic table damaged, rebuilt from the store problem=%s", problem)
         topics.add_system_topics(settings.cluster_name, settings.broker_name, auto_create=settings.auto_create_topics)
         topics.configure(settings.topics)
+        for key, end in topics.deleted.items():
+            self.store.queue(*key).hide_before(end)
         host, port = self.addresses.text
         store_host = host_bytes(*self.addresses.advertised)
         self.context = Context(settings, self.store, topics, host, port, store_host, front)

@@ -5,7 +5,7 @@ and in the queue folders too, so a lost file loses no message.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -77,6 +77,10 @@ class TopicTable:
         self._system: frozenset[str] = frozenset()
         self._version = 0
         self._saved_version = 0
+        self._permission = READ | WRITE
+        self._most: dict[str, int] = {}  # partitions that a topic ever had
+        self.deleted: dict[TopicPartition, int] = {}
+        """Partitions of topics that were deleted: messages before this ordinal belonged to them, and are shown to nobody."""
         self.changed: Callable[[str], None] = lambda _: None
         """Is told the name of every topic that was made, changed or removed."""
 
@@ -94,9 +98,30 @@ class TopicTable:
         """Rises with every change."""
         return self._version
 
+    @property
+    def permission(self) -> int:
+        """What the broker as a whole allows: the sum of ``READ`` and ``WRITE``."""
+        return self._permission
+
+    def restrict(self, permission: int) -> None:
+        """Have the broker as a whole allow no more than ``permission``."""
+        if permission != self._permission:
+            self._permission = permission
+            self._version += 1
+            for name in self._topics:
+                self.changed(name)
+
+    def permission_of(self, topic: Topic) -> int:
+        """What topic and broker allow together."""
+        return topic.permission & (self._permission | INHERIT)
+
     def is_system(self, name: str) -> bool:
         """Whether a topic belongs to the broker and not to its users."""
         return name in self._system
+
+    def of_broker(self) -> list[str]:
+        """The names of the broker's own topics."""
+        return sorted(self._system)
 
     def of_users(self) -> list[Topic]:
         """All topics but the broker's own, by name."""
@@ -123,13 +148,19 @@ class TopicTable:
             if len(self._topics) - len(self._system) >= self._max_topics:
                 raise Overloaded(f"there are {self._max_topics} topics already (max_topics)", retry_after_ms=60_000)
         self._topics[topic.name] = topic
+        self._most[topic.name] = max(topic.all_partitions, self._most.get(topic.name, 0))
         self._version += 1
         self.changed(topic.name)
         return topic
 
-    def remove(self, name: str) -> None:
-        """Forget a topic; what is stored of it stays until it ages out."""
+    def delete(self, name: str, ends: Mapping[TopicPartition, int]) -> None:
+        """Forget a topic. ``ends`` are its partitions with the ordinals that come next.
+
+        What is stored stays until it ages out; a topic of the same name made later goes on behind it.
+        """
         if self._topics.pop(name, None) is not None:
+            self.deleted.update(ends)
+            del self._most[name]
             self._version += 1
             self.changed(name)
 
@@ -159,17 +190,29 @@ class TopicTable:
             if topic.permission != permission:
                 self.put(replace(topic, permission=permission))
 
-    def load(self, disk: Disk, known: Iterable[TopicPartition]) -> list[str]:
-        """Read the file and add the partitions that the store knows; return what was wrong with the file."""
+    def load(self, disk: Disk, known: Mapping[TopicPartition, int]) -> list[str]:
+        """Read the file and add the partitions that the store knows, given with the ordinals that come next.
+
+        Returns what was wrong with the file.
+        """
         content, problems = read_document(disk, self._path)
         for name, row in {} if content is None else content["topicConfigTable"].items():
-            self._topics[name] = Topic(
+            self._topics[name] = topic = Topic(
                 name, row["writeQueueNums"], row["readQueueNums"], row["perm"], row["topicSysFlag"], row["order"]
             )
+            self._most[name] = row.get("mostQueueNums", topic.all_partitions)
         if content is not None:
             self._version = self._saved_version = content["dataVersion"]["counter"]
-        for topic, partition in known:
-            self.ensure(topic, partition + 1)
+            for name, ends in content.get("deleted", {}).items():
+                for partition, end in ends.items():
+                    key = TopicPartition(name, int(partition))
+                    # after a power cut the log may have lost some of what was deleted: what comes next must not be hidden
+                    self.deleted[key] = min(end, known.get(key, 0))
+        for key, following in known.items():
+            if key.topic not in self._topics and following <= self.deleted.get(key, -1):
+                continue
+            if key.partition >= self._most.get(key.topic, 0):  # else the topic has shrunk since
+                self.ensure(key.topic, key.partition + 1)
         if problems:
             self._version += 1
         return problems
@@ -195,7 +238,12 @@ class TopicTable:
                 "topicFilterType": "SINGLE_TAG",
                 "topicSysFlag": topic.sys_flag,
                 "order": topic.order,
+                "mostQueueNums": self._most[topic.name],
             }
             for topic in self._topics.values()
         }
-        return {"dataVersion": {"timestamp": now_ms, "counter": self._version}, "topicConfigTable": rows}
+        content = {"dataVersion": {"timestamp": now_ms, "counter": self._version}, "topicConfigTable": rows}
+        deleted: dict[str, dict[str, int]] = {}
+        for key, end in self.deleted.items():
+            deleted.setdefault(key.topic, {})[str(key.partition)] = end
+        return {**content, "deleted": deleted} if deleted else content

@@ -168,6 +168,13 @@ class ConsumeQueue:
         self.readable = ordinal
         self.readable_text_end = text_end
 
+    def hide_before(self, ordinal: int) -> None:
+        """Let readers see nothing before ``ordinal``, which is not beyond the next one: a deleted topic's messages."""
+        if ordinal > self.first:
+            self.first = ordinal
+            self.first_for = -1  # its position has to be looked up
+            self.cursors.clear()
+
     # -- files --------------------------------------------------------------------------------------------------------
 
     def _path(self, base: int) -> Path:

@@ -446,8 +446,8 @@ class MessageStore:
             deleted.append(base)
         if deleted:
             for queue in list(self.queues.values()):
-                first, _ = self.first(queue, read_through(run))
-                queue.drop_before(first, run)
+                # not ``first``: of what a deleted topic hides, records are left whose units must stay as long
+                queue.drop_before(self.reader.oldest(queue, queue.base, read_through(run)), run)
                 queue.cursors.clear()
             self.indexing.index.drop_before(self.log.begin, run)
         self.no_room = decision.refuse

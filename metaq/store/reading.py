@@ -181,17 +181,21 @@ class Reader:
         begin = self._log.begin
         if queue.first_for == begin and queue.first < queue.readable:
             return queue.first, TextPosition(queue.first_position)
-        low, high = max(queue.base, queue.first), queue.readable
+        ordinal, position = self.next_intact(queue, self.oldest(queue, max(queue.base, queue.first), read), read)
+        if ordinal < queue.readable:  # else those that become readable next may have aged out too
+            queue.first, queue.first_position, queue.first_for = ordinal, position, begin
+        return ordinal, TextPosition(position)
+
+    def oldest(self, queue: ConsumeQueue, low: int, read: Read) -> int:
+        """The first ordinal from ``low`` on whose record the log may still have."""
+        high = queue.readable
         while low < high:
             middle = (low + high) // 2
             if self._is_kept(queue, middle, low, read):
                 high = middle
             else:
                 low = middle + 1
-        ordinal, position = self.next_intact(queue, low, read)
-        if ordinal < queue.readable:  # else those that become readable next may have aged out too
-            queue.first, queue.first_position, queue.first_for = ordinal, position, begin
-        return ordinal, TextPosition(position)
+        return low
 
     def _is_kept(self, queue: ConsumeQueue, ordinal: int, low: int, read: Read) -> bool:
         """Whether the log still reaches back to an ordinal; ``low`` is the first one that may be kept.
