@@ -1,0 +1,78 @@
+"""Requests that are answered later: reads that may wait for the disk, and changes that are durable before they are confirmed."""
+
+from collections.abc import Callable
+from typing import Final
+
+import gevent
+
+from metaq.errors import MetaqError, Overloaded
+from metaq.protocol.remoting import RemotingCommand
+from metaq.server.look import Looks, Question
+from metaq.server.remoting import Answer, RemotingSession, failure
+from metaq.store.files import Read
+
+MOST_CHANGES: Final = 256
+"""Changes that are under way at once."""
+RETRY_MS: Final = 100
+
+
+class Later:
+    """Answers requests when the disk has done its part."""
+
+    def __init__(self, looks: Looks) -> None:
+        self._looks = looks
+        self._changes = 0
+
+    def read(self, session: RemotingSession, request: RemotingCommand, work: Callable[[Read], Answer]) -> None:
+        """Answer with what ``work`` finds in the store: at once when it is in memory, else from a greenlet."""
+        self._looks.look(_Reading(session, request, work))
+
+    def change(self, session: RemotingSession, request: RemotingCommand, work: Callable[[], Answer]) -> None:
+        """Answer when ``work`` returns, which may wait; requests of other connections go on meanwhile."""
+        if self._changes >= MOST_CHANGES:
+            raise Overloaded(f"{MOST_CHANGES} changes wait for the disk already", retry_after_ms=RETRY_MS)
+        self._changes += 1
+        session.owe()
+        gevent.spawn(self._change, session, request, work)
+
+    def _change(self, session: RemotingSession, request: RemotingCommand, work: Callable[[], Answer]) -> None:
+        try:
+            answer = work()
+        except MetaqError as error:
+            answer = failure(error)
+        except AssertionError:
+            raise  # the broker's own state is wrong: the process ends
+        except Exception:  # noqa: BLE001 - logged with its trace; see break_off
+            session.break_off()
+            return
+        finally:
+            self._changes -= 1
+        session.pay(request, answer)
+
+
+class _Reading(Question):
+    """A request on its way to an answer from the store."""
+
+    __slots__ = ("_owed", "_request", "_work", "session")
+
+    def __init__(self, session: RemotingSession, request: RemotingCommand, work: Callable[[Read], Answer]) -> None:
+        self.session: RemotingSession = session
+        self._request = request
+        self._work = work
+        self._owed = False
+
+    def look(self, read: Read) -> Answer:
+        return self._work(read)
+
+    def owe(self) -> None:
+        self._owed = True
+        self.session.owe()
+
+    def found(self, answer: Answer) -> None:
+        if self._owed:
+            self.session.pay(self._request, answer)
+        else:
+            self.session.respond(self._request, answer)
+
+    def fail(self, error: MetaqError) -> None:
+        self.found(failure(error))
