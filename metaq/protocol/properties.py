@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from metaq.errors import MessageIllegal
 from metaq.protocol.record import CHECKSUM_SIZE, MAX_PROPERTIES_LENGTH, TAGS
@@ -45,13 +45,23 @@ def parse(text: str) -> dict[str, str]:
     return pairs
 
 
-_CHANGED: Final = re.compile(f"\x02(?:{'|'.join(map(re.escape, (DELAY, TRANSACTION, REPLY_TO, CHECKSUM, SCHEDULED, *TIMERS)))})\x01")
+_TAKEN_APART: Final = (DELAY, TRANSACTION, REPLY_TO, CHECKSUM, SCHEDULED, *TIMERS)
+_CHANGED: Final = re.compile(f"\x02(?:{'|'.join(map(re.escape, _TAKEN_APART))})\x01")
 _WAITING: Final = f"\x02{WAIT}\x01true\x02"
-_TAG: Final = f"\x02{TAGS}\x01"
+_TAG, _UNIQUE, _KEYS = [f"\x02{name}\x01" for name in (TAGS, UNIQUE_KEY, KEYS)]
 
 
-def as_sent(text: str) -> tuple[bytes, str | None] | None:
-    """What a record keeps of properties that the broker leaves as they are, and the tag; ``None`` for others.
+class AsSent(NamedTuple):
+    """Properties that a record keeps as they were sent."""
+
+    data: bytes
+    tag: str | None
+    keys: tuple[str, ...]
+    """What the message is found by."""
+
+
+def as_sent(text: str) -> AsSent | None:
+    """What a record keeps of properties that the broker leaves as they are; ``None`` for others.
 
     The short way for nearly every message: a third of the cost of taking the pairs apart and writing them again.
     """
@@ -61,15 +71,21 @@ def as_sent(text: str) -> tuple[bytes, str | None] | None:
     marked = marked.replace(_WAITING, "\x02", 1)
     if "\x02WAIT\x01" in marked:
         return None
-    tag = None
-    at = marked.rfind(_TAG)
-    if at >= 0:
-        at += len(_TAG)
-        tag = marked[at : marked.index("\x02", at)] or None
+    tag, unique, words = _value(marked, _TAG), _value(marked, _UNIQUE), _value(marked, _KEYS)
+    keys = () if words is None else tuple([word for word in words.split(" ") if word])
     data = marked[1:].encode()
     if len(data) > MOST_BYTES:
         raise MessageIllegal(f"properties of {len(data)} bytes are longer than {MOST_BYTES}")
-    return data, tag
+    return AsSent(data, tag, keys if unique is None else (unique, *keys))
+
+
+def _value(marked: str, name: str) -> str | None:
+    """The last value under ``name``, both with their separators."""
+    at = marked.rfind(name)
+    if at < 0:
+        return None
+    at += len(name)
+    return marked[at : marked.index("\x02", at)] or None
 
 
 def encode(pairs: Mapping[str, str], own: Mapping[str, str] = NONE) -> bytes:

@@ -52,6 +52,10 @@ _SENT_JSON: Final = (
 _KNOWN_TAGS: Final = 1024
 
 
+Filled = tuple[int, bytes | None, int, tuple[str, ...]]
+"""Text size, tail, tag hash and keys of a message: the last arguments of ``MessageStore.put``."""
+
+
 class Sent(NamedTuple):
     """The reply to one send, which holds when the turn's append succeeds."""
 
@@ -173,23 +177,23 @@ class SendHandler:
             return None
         return _new(Sent, (request, queue.partition, ordinal, b"%b%016X" % (self._host, offset)))
 
-    def _fill(self, queue: ConsumeQueue, text: str | None, body: bytes) -> tuple[int, bytes | None, int] | None:
-        """Text size, tail and tag hash of a message; ``None`` when its properties ask for more than to be kept."""
+    def _fill(self, queue: ConsumeQueue, text: str | None, body: bytes) -> Filled | None:
+        """What a message adds to its record; ``None`` when its properties ask for more than to be kept."""
         if not text:
-            return HEADER_SIZE_TEXT + len(body), None, 0
+            return HEADER_SIZE_TEXT + len(body), None, 0, ()
         kept = properties.as_sent(text)
         if kept is None:
             return None
-        data, tag = kept
+        data, tag, keys = kept
         tail = b"%b%b%b" % (queue.tail[:-2], _LENGTH.pack(len(data) + CHECKSUM_SIZE), data)
         if tag is None:
-            return HEADER_SIZE_TEXT + len(body), tail, 0
+            return HEADER_SIZE_TEXT + len(body), tail, 0, keys
         known = self._tags.get(tag)
         if known is None:
             if len(self._tags) == _KNOWN_TAGS:
                 self._tags.clear()
             self._tags[tag] = known = (java_hash(tag), HEADER_SIZE_TEXT + 4 + len(tag.encode()))
-        return known[1] + len(body), tail, known[0]
+        return known[1] + len(body), tail, known[0], keys
 
     def send(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Stage one message; the reply is owed."""
