@@ -34,12 +34,16 @@ class Level(Enum):
 
 @dataclass
 class Server:
-    """A running server. `started_seconds` is the time from fork to its ready line or first answer."""
+    """A running server. `started_seconds` is the time from fork to its ready line or first answer.
+
+    `registry_port` is 0 where there is no registry.
+    """
 
     name: str
     process: subprocess.Popen[bytes]
     port: int
     started_seconds: float
+    registry_port: int = 0
 
     @property
     def pid(self) -> int:
@@ -72,7 +76,8 @@ class System:
     """One way to run one server. `command` gets its folder and a free port; `ping` is a request, `pong` its answer.
 
     `puts` and `gets` name the protocols that the load generator speaks to it; empty where it has none.
-    A server with a `ready_line` (a pattern with the group `port`, on standard output) picks its port itself.
+    A server with a `ready_line` (a pattern with the group `port`, on standard output) picks its port itself; the group
+    `registry` may name another port of it.
     """
 
     name: str
@@ -113,7 +118,8 @@ class System:
         server = Server(self.name, process, port, 0.0)
         try:
             if self.ready_line:
-                server.port = _read_ready_line(process, self.ready_line, begun + START_SECONDS)
+                ports = _read_ready_line(process, self.ready_line, begun + START_SECONDS)
+                server.port, server.registry_port = int(ports["port"]), int(ports.get("registry", 0))
             else:
                 _await_answer(self, server, begun + START_SECONDS)
             server.started_seconds = time.monotonic() - begun
@@ -176,7 +182,7 @@ def _await_answer(system: System, server: Server, deadline: float) -> None:
             return
 
 
-def _read_ready_line(process: subprocess.Popen[bytes], pattern: str, deadline: float) -> int:
+def _read_ready_line(process: subprocess.Popen[bytes], pattern: str, deadline: float) -> dict[str, str]:
     assert process.stdout is not None
     received = b""
     while b"\n" not in received:
@@ -189,7 +195,7 @@ def _read_ready_line(process: subprocess.Popen[bytes], pattern: str, deadline: f
     found = re.search(pattern, received.decode(errors="replace"))
     if found is None:
         raise MeasurementError(f"its first line is not the ready line: {received!r}")
-    return int(found["port"])
+    return found.groupdict()
 
 
 def _find(name: str) -> Path | None:
@@ -198,13 +204,12 @@ def _find(name: str) -> Path | None:
 
 
 def metaq(level: Level, settings: Sequence[str] = ()) -> System:
-    """Our broker from this checkout, started as a user would start it."""
+    """Our broker from this checkout, every setting at its default but the level, and free ports so that several can run."""
     program = Path(sys.executable).with_name("metaq")
 
     def command(folder: Path, port: int) -> list[str]:
-        listen = f"127.0.0.1:{port}"
-        data = str(folder / "data")
-        return ["serve", "--data", data, "--listen", listen, "--durability", level.value, *settings]
+        place = ["--data", str(folder / "data"), "--listen", f"127.0.0.1:{port}", "--remoting-listen", "none"]
+        return ["serve", *place, "--registry-listen", "127.0.0.1:0", "--durability", level.value, *settings]
 
     return System(
         name=f"metaq {level.value}",
@@ -216,7 +221,7 @@ def metaq(level: Level, settings: Sequence[str] = ()) -> System:
         command=command,
         ping=b"version 1\r\n",
         pong=b"result 200",
-        ready_line=r"^metaq ready .*listen=\S+:(?P<port>\d+)\b",
+        ready_line=r"^metaq ready listen=\S+:(?P<port>\d+) registry=\S+:(?P<registry>\d+) ",
     )
 
 

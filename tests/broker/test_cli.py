@@ -357,8 +357,9 @@ def test_serve_that_cannot_start(broker: BrokerProcess, tmp_path: Path) -> None:
     """SG-042: the address or the folder of another broker."""
     taken = f"{broker.host}:{broker.port}"
     assert b"is another broker running?" in run(None, "serve", "--data", str(tmp_path), "--listen", taken, code=1).stderr
-    locked = run(None, "serve", "--data", str(broker.data), "--listen", "127.0.0.1:0", code=1)
-    assert locked.stderr
+    free = ("--listen", "127.0.0.1:0", "--remoting-listen", "none", "--registry-listen", "127.0.0.1:0")
+    locked = run(None, "serve", "--data", str(broker.data), *free, code=1)
+    assert b"is in use by another process" in locked.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
