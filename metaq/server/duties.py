@@ -29,6 +29,7 @@ class Duties:
         self._turns = turns
         self._run = run
         self._saving_topics = BoundedSemaphore(1)
+        self._retiring = BoundedSemaphore(1)
         self._busy = 0  # duties that are being done
         self._stopping = False
         self._syncing: Any = None
@@ -91,7 +92,7 @@ class Duties:
             gevent.sleep(max(pause_s, SWEEP_SHARE * (clock.monotonic() - started)))
 
     def _sweep(self) -> None:
-        self._settle()
+        self.settle()
         self._store.sweep()
         self._store.log.prepare(self._run)
 
@@ -102,13 +103,8 @@ class Duties:
         if self._store.failure is not None:
             return
         self.save_topics()
-        self._settle()
+        self.settle()
         self._store.checkpoint(self._run)
-
-    def _settle(self) -> None:
-        """Wait for the end of the turn: who has waited for the disk may come back in the middle of one."""
-        while not self._store.settled:
-            gevent.sleep(0)
 
     def save_topics(self) -> None:
         """Make the topic table durable when it has changed."""
@@ -117,8 +113,21 @@ class Duties:
             if self._topics.unsaved:
                 self._topics.save(self._store.disk, self._store.clock.now_ms(), self._run)
 
+    def settle(self) -> None:
+        """Wait for the end of the turn: who has waited for the disk may come back in the middle of one."""
+        while not self._store.settled:
+            gevent.sleep(0)
+
+    def delete_expired(self) -> None:
+        """Delete what has expired, whatever the hour."""
+        self._retire(at_any_hour=True)
+
     def _look_after_retention(self) -> None:
-        decision = self._store.retire(self._run)
+        self._retire(at_any_hour=False)
+
+    def _retire(self, *, at_any_hour: bool) -> None:
+        with self._retiring:
+            decision = self._store.retire(self._run, at_any_hour=at_any_hour)
         if decision.delete:
             logger.info("segments deleted bases=%s", decision.delete)
         if decision.refuse:

@@ -1,4 +1,4 @@
-"""Requests that are answered later: reads that may wait for the disk, and changes that are durable before they are confirmed."""
+"""Requests answered later: reads that may wait for the disk, and changes that are durable before they are confirmed."""
 
 from collections.abc import Callable
 from typing import Final

@@ -7,6 +7,8 @@ loopback unless it is told otherwise.
 import enum
 from typing import Final
 
+from metaq.errors import AccessDenied
+
 ANONYMOUS: Final = "anonymous"
 
 
@@ -17,8 +19,16 @@ class Action(enum.Enum):
     SUBSCRIBE = enum.auto()
     CREATE = enum.auto()
     INSPECT = enum.auto()
+    ADMINISTER = enum.auto()
+    """Change topics, groups, the offsets of others, and settings."""
 
 
 def allowed(principal: str, action: Action, resource: str) -> bool:
     """Whether the principal may do this to the resource."""
     return principal == ANONYMOUS
+
+
+def demand(principal: str, action: Action, resource: str = "") -> None:
+    """Raise ``AccessDenied`` when it is not allowed."""
+    if not allowed(principal, action, resource):
+        raise AccessDenied(f"{principal} may not {action.name.lower()} {resource or 'this broker'}")

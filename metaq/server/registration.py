@@ -140,7 +140,7 @@ class Registration:
     def table(self, names: Iterable[str] | None = None) -> TopicTable:
         """All topics, or those of ``names`` that are there."""
         known = self._topics if names is None else filter(None, map(self._topics.get, names))
-        configs = {topic.name: _config(topic) for topic in known}
+        configs = {topic.name: config_of(topic, self._topics.permission_of(topic)) for topic in known}
         return TopicTable(DataVersion(self._started_ms, self._topics.version), configs)
 
     def register_at(self, address: Address, link: Outbound, table: TopicTable) -> None:
@@ -162,8 +162,9 @@ class Registration:
                 self._topics.put(replace(topic, order=not topic.order))
 
 
-def _config(topic: tables.Topic) -> TopicConfig:
-    return TopicConfig(topic.name, topic.read_partitions, topic.partitions, topic.permission, topic.sys_flag, topic.order)
+def config_of(topic: tables.Topic, permission: int) -> TopicConfig:
+    """A topic as others are told of it."""
+    return TopicConfig(topic.name, topic.read_partitions, topic.partitions, permission, topic.sys_flag, topic.order)
 
 
 class _Member:

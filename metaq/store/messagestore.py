@@ -428,14 +428,15 @@ class MessageStore:
 
     # -- retention ----------------------------------------------------------------------------------------------------
 
-    def retire(self, run: Run = run_here) -> Plan:
+    def retire(self, run: Run = run_here, *, at_any_hour: bool = False) -> Plan:
         """Delete what is due and look whether there is room to write.
 
         A segment waits until the checkpoint and its backup cover all of it: they alone remember the ordinals and positions
         of its messages when it is gone.
         """
         usage = self.disk.usage(self.directory)
-        decision = plan(self._ages(), self.clock.now_ms(), usage, self.settings.retention)
+        rules = self.settings.retention
+        decision = plan(self._ages(), self.clock.now_ms(), usage, rules, at_any_hour=at_any_hour)
         deleted = []
         for base in decision.delete:
             segment = self.log.segments[0]

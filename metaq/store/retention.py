@@ -68,11 +68,14 @@ def room_refusal(usage: Usage, rules: RetentionRules) -> str | None:
     return None
 
 
-def plan(segments: Sequence[SegmentAge], now_ms: int, usage: Usage, rules: RetentionRules) -> Plan:
+def plan(
+    segments: Sequence[SegmentAge], now_ms: int, usage: Usage, rules: RetentionRules, *, at_any_hour: bool = False
+) -> Plan:
     """Decide; ``segments`` are in order of their base."""
+    due = at_any_hour or passed(usage, rules.clean_ratio, rules)
     if passed(usage, rules.force_ratio, rules):
         doomed = [segment.base for segment in segments[:FORCED_AT_ONCE]]
-    elif passed(usage, rules.clean_ratio, rules) or datetime.fromtimestamp(now_ms / 1000, UTC).hour == rules.hour:
+    elif due or datetime.fromtimestamp(now_ms / 1000, UTC).hour == rules.hour:
         doomed = []
         for segment in segments:
             if now_ms - segment.closed_ms < rules.keep_ms:
