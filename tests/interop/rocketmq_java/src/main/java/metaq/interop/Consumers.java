@@ -14,7 +14,6 @@ import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.PullStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyContext;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
-import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyContext;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
@@ -48,16 +47,19 @@ final class Consumers {
         consumer.setConsumeMessageBatchMaxSize(1);
         if (request.getBooleanValue("broadcast")) {
             consumer.setMessageModel(MessageModel.BROADCASTING);
+            // A second broadcast consumer of the group in this process would otherwise pass for the first.
+            consumer.setInstanceName(request.getString("consumer"));
         }
         if (request.containsKey("max_reconsume_times")) {
             consumer.setMaxReconsumeTimes(request.getIntValue("max_reconsume_times"));
         }
         consumer.subscribe(request.getString("topic"), selector(request));
+        // Two lambdas and not one class with both faces: the client takes whatever can be orderly for orderly.
         Listener listener = new Listener(request);
         if (request.getBooleanValue("orderly")) {
-            consumer.registerMessageListener((MessageListenerOrderly) listener);
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> listener.takeOrderly(messages));
         } else {
-            consumer.registerMessageListener((MessageListenerConcurrently) listener);
+            consumer.registerMessageListener((MessageListenerConcurrently) listener::take);
         }
         consumer.start();
         started.put(request.getString("consumer"), consumer);
@@ -75,7 +77,7 @@ final class Consumers {
     }
 
     /** Reports each message; fails all of them, or replies to them, when the request says so. */
-    private final class Listener implements MessageListenerConcurrently, MessageListenerOrderly {
+    private final class Listener {
         private final String name;
         private final boolean failing;
         private final DefaultMQProducer replier;
@@ -86,15 +88,13 @@ final class Consumers {
             replier = request.containsKey("replier") ? producers.named(request.getString("replier")) : null;
         }
 
-        @Override
-        public ConsumeConcurrentlyStatus consumeMessage(List<MessageExt> messages, ConsumeConcurrentlyContext context) {
+        ConsumeConcurrentlyStatus take(List<MessageExt> messages, ConsumeConcurrentlyContext context) {
             messages.forEach(this::take);
             context.setDelayLevelWhenNextConsume(1);
             return failing ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         }
 
-        @Override
-        public ConsumeOrderlyStatus consumeMessage(List<MessageExt> messages, ConsumeOrderlyContext context) {
+        ConsumeOrderlyStatus takeOrderly(List<MessageExt> messages) {
             messages.forEach(this::take);
             return ConsumeOrderlyStatus.SUCCESS;
         }
