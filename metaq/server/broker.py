@@ -28,6 +28,7 @@ from metaq.server.hold import Holds
 from metaq.server.look import Looks
 from metaq.server.pool import run_in_pool
 from metaq.server.registration import Registration
+from metaq.server.schedule import SAVE_S, Schedule
 from metaq.server.tables import FOLDER, TopicTable
 from metaq.server.tls import make_context
 from metaq.server.turn import Turns
@@ -137,6 +138,7 @@ class Broker:
             settings, self.addresses.advertised, topics, self._identity, self.store.clock, self._registry
         )
         topics.changed = self._registration.topic_changed
+        self._schedule = Schedule(self.context, self._turns, self._holds, self._hub.loop, self.run)
         self._answer_text()
         self._answer_remoting()
         self._stopping = False
@@ -179,7 +181,7 @@ class Broker:
         self._sends = SendHandler(self.context, self._turns)
         self._front.sends = self._sends.sends
         self._pulls = PullHandler(self.context, self._holds, self._looks, self._hub.loop)
-        families: list[Family] = [self._sends, self._pulls, self._identity]
+        families: list[Family] = [self._sends, self._pulls, self._schedule, self._identity]
         if self._registry is not None:
             families.append(self._registry)
         self._front.requests = {code: handler for family in families for code, handler in family.requests().items()}
@@ -204,6 +206,8 @@ class Broker:
         self._front.start()
         self._duties.start()
         self._duties.every(IDLE_SCAN_S, self._front.close_idle)
+        self._schedule.start()
+        self._duties.every(SAVE_S, self._schedule.save)
         if self._registry is not None:
             self._duties.every(self._settings.registry_scan_ms / 1000, self._registry.scan)
         self._registration.start()
@@ -215,6 +219,7 @@ class Broker:
         self._front.close_listeners()
         self._gets.stopping = self._pulls.stopping = True
         self._duties.pause()
+        self._schedule.stop()
         self._holds.wake_all()
         deadline = self._settings.drain_timeout_ms / 1000
         for session in list(sessions):
@@ -228,6 +233,7 @@ class Broker:
             return
         try:
             self._duties.save_topics()
+            self._schedule.save_last()
             self.store.close()
         except MetaqError as error:
             logger.error("stopped without closing the store reason=%s", error)

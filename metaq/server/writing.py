@@ -1,7 +1,7 @@
 """Staging messages that come with properties: what sends, send-backs, deliveries and replies have in common."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -17,6 +17,8 @@ from metaq.store.consumequeue import ConsumeQueue
 
 CLEARED: Final = ~(TRANSACTION_TYPE | BORN_HOST_IPV6 | STORE_HOST_IPV6)
 """Bits of a sender's sysFlag that are the broker's to say."""
+
+LONGEST_SOURCE: Final = f"{LEVELS}:{(1 << 63) - 1}"
 
 
 @dataclass(slots=True)
@@ -45,7 +47,8 @@ class Placed(NamedTuple):
 def delayed(draft: Draft) -> Draft:
     """The same message, parked in the schedule topic when it asks for a delay level.
 
-    A level above the last one means the last one. ``MessageIllegal`` for delays that are not levels.
+    A level above the last one means the last one. ``MessageIllegal`` for delays that are not levels, and for properties that
+    would not leave room for what its delivered copy adds.
     """
     pairs = draft.properties
     for name in properties.TIMERS:
@@ -59,6 +62,7 @@ def delayed(draft: Draft) -> Draft:
     if int(level) == 0:
         return draft
     kept = {**pairs, properties.REAL_TOPIC: draft.topic, properties.REAL_QUEUE: str(draft.partition)}
+    properties.encode(kept, {properties.SCHEDULED: LONGEST_SOURCE})
     partition = min(int(level), LEVELS) - 1
     return Draft(
         *(SCHEDULE_TOPIC, partition, draft.body, kept, draft.flag, draft.sys_flag, draft.born_ms, draft.born_host),
@@ -66,14 +70,15 @@ def delayed(draft: Draft) -> Draft:
     )
 
 
-def stage(context: Context, draft: Draft) -> Placed:
+def stage(context: Context, draft: Draft, own: Mapping[str, str] = properties.NONE) -> Placed:
     """Stage a message as it is; the caller has checked that the topic may be written and stages an outcome.
 
+    ``own`` are properties that only the broker may set.
     Raises ``MessageIllegal`` for properties that are too long, ``DiskFull`` when the log cannot grow.
     """
     store, pairs, body = context.store, draft.properties, bytes(draft.body)
     queue = store.queue(draft.topic, draft.partition)
-    kept = properties.encode(pairs)
+    kept = properties.encode(pairs, own)
     tag = pairs.get(TAGS)
     text_size = HEADER_SIZE_TEXT + len(body) + (0 if tag is None else 4 + len(tag.encode()))
     middle = constant_middle(
