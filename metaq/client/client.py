@@ -1,15 +1,26 @@
 """The way in: ``connect``, and the client that it returns."""
 
 import re
+from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 from urllib.parse import parse_qsl, urlsplit
 
+from metaq.client.consumer import SimpleConsumer
 from metaq.client.core import Core, MakeTransport
+from metaq.client.group import ConsumeFrom, Model
 from metaq.client.link import split_address
+from metaq.client.offsets import OFFSETS_FOLDER
 from metaq.client.producer import DEFAULT_GROUP, Producer
+from metaq.client.pull import DEFAULT_GROUP as PULL_GROUP
+from metaq.client.pull import PullConsumer
+from metaq.client.push import DEFAULT_THREADS, Listener, PushConsumer
 from metaq.client.replies import Replies
+from metaq.client.sendback import MAX_RECONSUME_TIMES
 from metaq.errors import BadRequest
+from metaq.protocol.subscription import EVERYTHING
+from metaq.registry.assign import Assign, average
 
 SCHEME: Final = "metaq"
 DEFAULT_PORT: Final = 9876
@@ -101,3 +112,98 @@ class Client:
         """Sends messages. The group's name is for people, and for request and reply."""
         self._core.check_open()
         return Producer(self._core, self._replies, group)
+
+    def consumer(
+        self,
+        topic: str,
+        group: str,
+        *,
+        tags: str = EVERYTHING,
+        sql: str | None = None,
+        model: Model = Model.CLUSTERING,
+        consume_from: ConsumeFrom | datetime = ConsumeFrom.LAST,
+        assign: Assign = average,
+        auto_commit: bool = False,
+        max_reconsume_times: int = MAX_RECONSUME_TIMES,
+        offsets_folder: Path = OFFSETS_FOLDER,
+    ) -> SimpleConsumer:
+        """A member of a group, to be iterated over.
+
+        Args:
+            topic: need not exist yet. ``subscribe`` adds more.
+            group: its members share the messages; 1 to 120 letters, digits, and ``_ - % |``.
+            tags: ``*``, or tags with ``||`` between them.
+            sql: an SQL92 condition on properties, in place of tags.
+            model: with ``BROADCASTING`` every member gets every message, and keeps its offsets in a file in ``offsets_folder``.
+            consume_from: where the group begins when it has no offset yet.
+            assign: who gets which queues; all members must use the same (``metaq.registry.assign``).
+            auto_commit: a message is done when the next one is asked for.
+            max_reconsume_times: after how many deliveries ``retry_later`` makes a dead letter.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            BadRequest: a name or an expression cannot be read.
+        """
+        self._core.check_open()
+        return SimpleConsumer(
+            self._core,
+            topic,
+            group,
+            tags=tags,
+            sql=sql,
+            model=model,
+            consume_from=consume_from,
+            assign=assign,
+            auto_commit=auto_commit,
+            max_reconsume_times=max_reconsume_times,
+            offsets_folder=offsets_folder,
+        )
+
+    def listen(
+        self,
+        topic: str,
+        group: str,
+        listener: Listener,
+        *,
+        tags: str = EVERYTHING,
+        sql: str | None = None,
+        ordered: bool = False,
+        threads: int = DEFAULT_THREADS,
+        model: Model = Model.CLUSTERING,
+        consume_from: ConsumeFrom | datetime = ConsumeFrom.LAST,
+        assign: Assign = average,
+        max_reconsume_times: int | None = None,
+        offsets_folder: Path = OFFSETS_FOLDER,
+    ) -> PushConsumer:
+        """Call ``listener`` for each message, until the consumer is closed. See ``consumer`` for what is not said here.
+
+        Args:
+            listener: returns when the message is consumed; raises to have it again later.
+            ordered: consume the messages of a partition one after the other.
+            threads: how many call the listener.
+            max_reconsume_times: how often a message fails before it becomes a dead letter; by default 16 times, and no limit
+                for an ordered consumer.
+        """
+        self._core.check_open()
+        return PushConsumer(
+            self._core,
+            topic,
+            group,
+            listener,
+            tags=tags,
+            sql=sql,
+            ordered=ordered,
+            threads=threads,
+            model=model,
+            consume_from=consume_from,
+            assign=assign,
+            max_reconsume_times=max_reconsume_times,
+            offsets_folder=offsets_folder,
+        )
+
+    def pull_consumer(
+        self, topic: str, group: str = PULL_GROUP, *, tags: str = EVERYTHING, sql: str | None = None
+    ) -> PullConsumer:
+        """Reads chosen queues from chosen offsets. The group is only for offsets that are committed."""
+        self._core.check_open()
+        return PullConsumer(self._core, topic, group, tags=tags, sql=sql)

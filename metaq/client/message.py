@@ -180,8 +180,18 @@ class ReceivedMessage:
         """Whether its sender waits for a reply (``Producer.reply``)."""
         return REPLY_TO in self.properties and CORRELATION_ID in self.properties
 
+    def after_failures(self, failures: int) -> "ReceivedMessage":
+        """The same message, consuming which has failed so many times more."""
+        if not failures:
+            return self
+        head = (*self._head[:12], self.reconsume_times + failures, *self._head[13:])
+        return ReceivedMessage(head, self._body, self._properties, self._queue)
+
     def __repr__(self) -> str:
-        return f"<ReceivedMessage {self.id} {self._queue} offset {self.queue_offset}, {len(self._body)} bytes>"
+        topic, broker_name, partition = self._queue
+        return (
+            f"<ReceivedMessage {self.id} {topic}@{broker_name}-{partition} offset {self.queue_offset}, {len(self._body)} bytes>"
+        )
 
 
 @lru_cache(maxsize=1024)

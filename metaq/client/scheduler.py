@@ -45,10 +45,12 @@ class Scheduler:
                 self._timer.start()
             self._changed.notify_all()
 
-    def every(self, seconds: float, task: Task) -> None:
-        """Run it for ever, the first time so many seconds from now, and again so many seconds after it has ended."""
+    def every(self, seconds: float, task: Task, until: Callable[[], bool] = lambda: False) -> None:
+        """Run it again and again: so many seconds from now, then so many seconds after it has ended, until ``until`` holds."""
 
         def again() -> None:
+            if until():
+                return
             try:
                 task()
             finally:

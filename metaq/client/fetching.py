@@ -1,0 +1,275 @@
+"""Reading queues ahead of their consumer: pulls that are held by the broker, within a bounded buffer."""
+
+import functools
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from metaq.client.core import Core
+from metaq.client.message import ReceivedMessage
+from metaq.client.records import decode_messages
+from metaq.client.routing import MASTER
+from metaq.client.transport import Outcome, Question, refusal
+from metaq.errors import ClientError, ConnectionFailed, MetaqError
+from metaq.message import MessageQueue, QueueOffset
+from metaq.protocol.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
+from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.subscription import Subscription
+
+logger = logging.getLogger(__name__)
+
+HOLD_MS: Final = 15_000
+_ANSWER_S: Final = HOLD_MS / 1000 + 15.0
+"""How long the answer to a pull may take: it is held so long, and the broker may be busy."""
+_MOST_MESSAGES: Final = 1024
+"""Asked for in one pull; brokers give less."""
+QUEUE_BYTES: Final = 4 * 1024 * 1024
+QUEUE_MESSAGES: Final = 8192
+"""What is kept of one queue before its consumer has seen it; two more pulls may be on their way."""
+TOTAL_BYTES: Final = 64 * 1024 * 1024
+"""What is kept of all queues of a consumer together; beyond, each queue keeps what one pull brings."""
+_LEAST_PAUSE_S: Final = 0.1
+_MOST_PAUSE_S: Final = 5.0
+_TOO_SOON_S: Final = 0.05
+"""A broker that has nothing holds a pull; one that answers at once, again and again, is asked less often."""
+
+
+class Batch(NamedTuple):
+    """What one pull brought."""
+
+    fetcher: "Fetcher"
+    generation: int
+    """Of the fetcher; a batch of another one than it has now is not to be consumed."""
+    messages: list[ReceivedMessage]
+    next_offset: QueueOffset
+    """Where the queue goes on behind the batch, and behind messages that the subscription leaves out."""
+    size: int
+    """Bytes, to be given back to ``Fetcher.consumed``."""
+
+
+Deliver = Callable[[Batch], None]
+
+
+class Budget:
+    """The bytes that the fetchers of one consumer hold together."""
+
+    def __init__(self, limit: int = TOTAL_BYTES) -> None:
+        self._limit = limit
+        self._guard = threading.Lock()  # guards what follows
+        self._held = 0
+        self._waiting: set[Fetcher] = set()
+
+    def take(self, size: int) -> None:
+        with self._guard:
+            self._held += size
+
+    def has_room(self, fetcher: "Fetcher") -> bool:
+        """Whether there is room; if not, the fetcher is called when there is."""
+        with self._guard:
+            if self._held < self._limit:
+                return True
+            self._waiting.add(fetcher)
+            return False
+
+    def give_back(self, size: int) -> None:
+        with self._guard:
+            self._held -= size
+            if self._held >= self._limit // 2 or not self._waiting:
+                return
+            waiting, self._waiting = self._waiting, set()
+        for fetcher in waiting:
+            fetcher.pull()
+
+
+class Source(NamedTuple):
+    """What all fetchers of one consumer have in common."""
+
+    core: Core
+    group: str
+    deliver: Deliver
+    """Called with batches, those of one queue one after the other, by what reads a connection: not to be kept long."""
+    budget: Budget
+    commits: Callable[[MessageQueue], QueueOffset | None] | None = None
+    """The position of a queue to be told with each pull, if there is one."""
+
+
+class Fetcher:
+    """Keeps a bounded number of messages of one queue ready, from an offset on, until it is stopped."""
+
+    def __init__(self, source: Source, queue: MessageQueue, subscription: Subscription, offset: QueueOffset) -> None:
+        self.queue = queue
+        self.pulled = time.monotonic()
+        """When the last answer came."""
+        self._source = source
+        self._subscription = subscription
+        self._delivering = threading.Lock()  # keeps batches in order
+        self._guard = threading.Lock()  # guards what follows
+        self.generation = 0
+        self.stopped = False
+        self._next = offset
+        self._epoch = 0
+        self._in_flight: int | None = None
+        self._asked = 0.0
+        self._messages = 0
+        self._bytes = 0
+        self._failures = 0
+        self._replica = MASTER
+
+    def stop(self) -> None:
+        """Deliver nothing more."""
+        with self._guard:
+            self.stopped = True
+            self._leave()
+
+    def seek(self, offset: QueueOffset) -> None:
+        """Go on elsewhere with the next ``pull``; what was delivered before is not to be consumed."""
+        with self._guard:
+            self._next = offset
+            self._leave()
+
+    def _leave(self) -> None:
+        """Drop what is kept, and the answer that is under way, which the broker may hold for long."""
+        self.generation += 1
+        self._epoch += 1
+        held, self._bytes, self._messages = self._bytes, 0, 0
+        self._source.core.scheduler.run(functools.partial(self._source.budget.give_back, held))
+
+    def consumed(self, generation: int, messages: int, size: int) -> None:
+        """There is room for so much more."""
+        with self._guard:
+            if generation != self.generation:
+                return
+            self._messages -= messages
+            self._bytes -= size
+        self._source.budget.give_back(size)
+        self.pull()
+
+    @property
+    def buffered(self) -> int:
+        """Messages that wait for their consumer."""
+        return self._messages
+
+    def pull(self) -> None:
+        """Ask for more, unless that is under way already or there is no room."""
+        with self._guard:
+            if self.stopped or self._in_flight == self._epoch or not self._has_room():
+                return
+            self._in_flight = epoch = self._epoch
+            offset = self._next
+            self._asked = time.monotonic()
+        answered = functools.partial(self._answered, epoch, offset)
+        try:
+            self._source.core.transport.submit(self._address(), self._question(offset), self._asked + _ANSWER_S, answered)
+        except ClientError as error:
+            failure = error
+        else:
+            return
+        answered(failure)
+
+    def _address(self) -> str:
+        """Of the broker that the last answer suggested, while it is there; else of any that has the queue."""
+        routes, name = self._source.core.routes, self.queue.broker_name
+        address = routes.address(name, self._replica) or routes.any_address(name)
+        if address is None:
+            raise ConnectionFailed(f"no route names broker {name}")
+        return address
+
+    def _has_room(self) -> bool:
+        if not self._messages:
+            return True
+        return self._messages < QUEUE_MESSAGES and self._bytes < QUEUE_BYTES and self._source.budget.has_room(self)
+
+    def _question(self, offset: int) -> Question:
+        commit = self._source.commits(self.queue) if self._source.commits is not None else None
+        flags = PULL_SUSPENDS | PULL_HAS_SUBSCRIPTION | (PULL_COMMITS_OFFSET if commit is not None else 0)
+        fields = {
+            "consumerGroup": self._source.group,
+            "topic": self.queue.topic,
+            "queueId": str(self.queue.partition),
+            "queueOffset": str(offset),
+            "maxMsgNums": str(_MOST_MESSAGES),
+            "sysFlag": str(flags),
+            "commitOffset": str(commit or 0),
+            "suspendTimeoutMillis": str(HOLD_MS),
+            "subscription": self._subscription.expression,
+            "subVersion": str(self._subscription.version),
+            "expressionType": self._subscription.kind.value,
+        }
+        return Question(Request.PULL_MESSAGE, fields)
+
+    def _answered(self, epoch: int, offset: QueueOffset, outcome: Outcome) -> None:
+        """One at a time: of two connections, as after a loss, the later one waits."""
+        with self._delivering:
+            with self._guard:
+                self.pulled = time.monotonic()
+                if epoch != self._epoch:
+                    return
+                self._in_flight = None
+            if isinstance(outcome, ClientError):
+                self._pause(outcome)
+                return
+            try:
+                self._took(epoch, offset, outcome)
+            except (MetaqError, KeyError, ValueError) as error:
+                self._again(epoch, offset, error)
+
+    def _took(self, epoch: int, offset: QueueOffset, response: RemotingCommand) -> None:
+        if response.code not in _PULLED:
+            if response.code in {Response.TOPIC_NOT_EXIST, Response.NO_PERMISSION}:
+                self._source.core.routes.forget(self.queue.topic)
+            raise refusal(response)
+        following = QueueOffset(int(response.fields["nextBeginOffset"]))
+        self._replica = int(response.fields.get("suggestWhichBrokerId", MASTER))
+        if response.code == Response.PULL_OFFSET_MOVED:
+            logger.warning("queue=%s has no offset %s; reading on at %s", self.queue, offset, following)
+        if not response.body and following == offset:
+            if self.pulled - self._asked < _TOO_SOON_S:
+                self._pause(None)
+            else:
+                self.pull()
+            return
+        with self._guard:
+            if epoch != self._epoch:
+                return
+            generation = self.generation
+            self._failures = 0
+            self._next = following
+        self.pull()  # the broker looks for more while this is decoded
+        messages = decode_messages(response.body, self.queue.broker_name, self.queue.topic)
+        if self._subscription.tags:
+            messages = [message for message in messages if self._subscription.matches_tag(message.tag)]
+        size = len(response.body)
+        with self._guard:
+            if generation != self.generation:
+                return
+            self._messages += len(messages)
+            self._bytes += size
+        self._source.budget.take(size)
+        self._source.deliver(Batch(self, generation, messages, following, size))
+
+    def _again(self, epoch: int, offset: QueueOffset, error: Exception) -> None:
+        """The answer cannot be used: ask for the same, whatever has been asked for meanwhile."""
+        with self._guard:
+            if epoch != self._epoch:
+                return
+            self._epoch += 1
+            self._next = offset
+        self._pause(error)
+
+    def _pause(self, error: Exception | None) -> None:
+        with self._guard:
+            if self.stopped:
+                return
+            self._failures += 1
+            most = min(_MOST_PAUSE_S, _LEAST_PAUSE_S * 2.0**self._failures)
+        if error is not None:
+            logger.warning("pull failed queue=%s failures=%s reason=%s", self.queue, self._failures, error)
+        self._source.core.scheduler.after(random.uniform(most / 2, most), self.pull)
+
+
+_PULLED: Final = frozenset(
+    {Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED}
+)

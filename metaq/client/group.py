@@ -1,0 +1,431 @@
+"""Membership in a consumer group: heartbeats, which queues are this member's own, and how far it has come in each."""
+
+import enum
+import logging
+import re
+import threading
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import orjson
+
+from metaq.client.core import CONTROL_TIMEOUT_S, Core
+from metaq.client.fetching import Batch, Budget, Fetcher, Source
+from metaq.client.locks import RENEW_S, QueueLocks
+from metaq.client.message import RETRY_PREFIX
+from metaq.client.offsets import OFFSETS_FOLDER, BrokerOffsets, LocalOffsets, Offsets, QueueEnds, offset_table
+from metaq.client.transport import Answer, Question, ask
+from metaq.errors import BadRequest, ClientClosed, ClientError, RouteNotFound, RouteProblem
+from metaq.message import MessageQueue, QueueOffset
+from metaq.protocol import fastjson
+from metaq.protocol.codes import Request, Response
+from metaq.protocol.headers import ConsumerGroupOnly
+from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
+from metaq.registry.assign import Assign, average
+
+logger = logging.getLogger(__name__)
+
+REBALANCE_S: Final = 20.0
+COMMIT_S: Final = 5.0
+_SOON_S: Final = 1.0
+"""Until queues are looked at again that could not be begun, or whose members could not be learned."""
+_GROUP: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,120}")
+
+
+class Model(enum.Enum):
+    """How the members of a group share its messages; the values are those on the wire."""
+
+    CLUSTERING = "CLUSTERING"
+    """Each message goes to one of them."""
+    BROADCASTING = "BROADCASTING"
+    """Each message goes to all of them."""
+
+
+class ConsumeFrom(enum.Enum):
+    """Where a group begins that has no offset yet; the values are those on the wire.
+
+    A broker may begin at the oldest message all the same, as long as the topic is young.
+    """
+
+    LAST = "CONSUME_FROM_LAST_OFFSET"
+    FIRST = "CONSUME_FROM_FIRST_OFFSET"
+
+
+_FROM_TIME: Final = "CONSUME_FROM_TIMESTAMP"
+
+
+class GroupConsumer:
+    """A member of a consumer group; what is done with messages is up to its subclasses. A context manager."""
+
+    passively = False
+    """Whether messages are pushed to a listener, as brokers know it."""
+
+    def __init__(
+        self,
+        core: Core,
+        group: str,
+        *,
+        model: Model = Model.CLUSTERING,
+        consume_from: ConsumeFrom | datetime = ConsumeFrom.LAST,
+        assign: Assign = average,
+        ordered: bool = False,
+        offsets_folder: Path = OFFSETS_FOLDER,
+    ) -> None:
+        if not _GROUP.fullmatch(group):
+            raise BadRequest(f"group {group[:140]!r}: write 1 to 120 letters, digits, and _ - % |")
+        self.group = group
+        self._core = core
+        self._model = model
+        self._consume_from = consume_from
+        self._assign = assign
+        self._ends = QueueEnds(core)
+        self._locks = QueueLocks(core, group) if ordered and model is Model.CLUSTERING else None
+        self._offsets: Offsets
+        if model is Model.BROADCASTING:
+            self._offsets = LocalOffsets(offsets_folder / (core.instance or "default") / f"{group}.json")
+        else:
+            self._offsets = BrokerOffsets(core, group)
+        commits = self._offsets.known if model is Model.CLUSTERING else None
+        self._source = Source(core, group, self._deliver, Budget(), commits)
+        self._started_ms = time.time_ns() // 1_000_000
+        self._rebalancing = threading.Lock()
+        self._rebalance_again = False
+        self._rebalance_planned = False
+        self._guard = threading.Lock()  # guards what follows
+        self._closed = False
+        self._subscriptions: dict[str, Subscription] = {}
+        self._fetchers: dict[MessageQueue, Fetcher] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # -- for subclasses -----------------------------------------------------------------------------------------------
+
+    def _deliver(self, batch: Batch) -> None:
+        """Take messages."""
+        raise NotImplementedError
+
+    def _gained(self, fetcher: Fetcher, offset: QueueOffset) -> None:
+        """A queue is this member's own from now on, and begins here; also after a jump to another offset."""
+        raise NotImplementedError
+
+    def _position(self, fetcher: Fetcher) -> QueueOffset | None:
+        """Where the queue would go on after all that is consumed; ``None`` when nothing is known."""
+        raise NotImplementedError
+
+    # -- subscriptions ------------------------------------------------------------------------------------------------
+
+    def subscribe(self, topic: str, tags: str = EVERYTHING, *, sql: str | None = None) -> None:
+        """Consume one more topic, or choose other messages of one.
+
+        Args:
+            tags: ``*``, or tags with ``||`` between them.
+            sql: an SQL92 condition on properties, in place of tags.
+
+        Raises:
+            SubscriptionInvalid: the expression cannot be read.
+        """
+        version = time.time_ns() // 1_000_000
+        if sql is None:
+            subscription = parse_subscription(topic, tags, version)
+        else:
+            subscription = parse_subscription(topic, sql, version, ExpressionKind.SQL92)
+        with self._guard:
+            self._check_open()
+            before = self._subscriptions.get(topic)
+            self._subscriptions[topic] = subscription
+        if before is not None:
+            self._drop([queue for queue in self.assignment() if queue.topic == topic])
+
+    def _start(self) -> None:
+        """Become a member. ``RouteNotFound`` when no registry answers; a topic that is not there yet is waited for."""
+        if self._model is Model.CLUSTERING:
+            self.subscribe(f"{RETRY_PREFIX}{self.group}")
+        self._core.check_open()
+        deadline = self._core.deadline()
+        for topic in self._topics():
+            try:
+                self._core.routes.route(topic, deadline)
+            except RouteNotFound as error:
+                if error.reason is RouteProblem.REGISTRY_UNREACHABLE:
+                    raise
+                if not topic.startswith(RETRY_PREFIX):
+                    logger.warning("group=%s waits for a topic: %s", self.group, error)
+        self._core.add_consumer(self)
+        self._changed()
+        self._core.scheduler.every(REBALANCE_S, self.rebalance, self._is_closed)
+        self._core.scheduler.every(COMMIT_S, self._save_positions, self._is_closed)
+        if self._locks is not None:
+            self._core.scheduler.every(RENEW_S, self._locks.renew, self._is_closed)
+
+    def _changed(self) -> None:
+        """Tell the brokers, then see what that gives."""
+        self._core.heartbeat(wait_s=CONTROL_TIMEOUT_S)
+        self.rebalance()
+
+    def _topics(self) -> list[str]:
+        with self._guard:
+            return list(self._subscriptions)
+
+    def heartbeat_row(self) -> dict[str, Any]:
+        """What heartbeats say about this member."""
+        with self._guard:
+            subscriptions = list(self._subscriptions.values())
+        begins = self._consume_from.value if isinstance(self._consume_from, ConsumeFrom) else _FROM_TIME
+        return {
+            "groupName": self.group,
+            "consumeType": "CONSUME_PASSIVELY" if self.passively else "CONSUME_ACTIVELY",
+            "consumeFromWhere": begins,
+            "messageModel": self._model.value,
+            "unitMode": False,
+            "subscriptionDataSet": [subscription_row(subscription) for subscription in subscriptions],
+        }
+
+    # -- rebalance ----------------------------------------------------------------------------------------------------
+
+    def assignment(self) -> list[MessageQueue]:
+        """The queues that are this member's own now."""
+        with self._guard:
+            return sorted(self._fetchers)
+
+    def rebalance(self) -> None:
+        """Look anew at which queues are this member's own. One thread does; asked meanwhile, it does it once more."""
+        self._rebalance_again = True
+        while self._rebalance_again and self._rebalancing.acquire(blocking=False):
+            try:
+                self._rebalance_again = False
+                unfinished = [topic for topic in self._topics() if not self._closed and not self._rebalance(topic)]
+                if unfinished and not self._rebalance_planned:
+                    self._rebalance_planned = True
+                    self._core.scheduler.after(_SOON_S, self._rebalance_as_planned)
+            finally:
+                self._rebalancing.release()
+
+    def _rebalance_as_planned(self) -> None:
+        self._rebalance_planned = False
+        self.rebalance()
+
+    def _rebalance(self, topic: str) -> bool:
+        """Whether the topic is as it should be now; what could not be learned is tried again soon."""
+        deadline = time.monotonic() + CONTROL_TIMEOUT_S
+        try:
+            queues = self._core.routes.readable(topic, deadline)
+            members = self._members(queues, deadline) if self._model is Model.CLUSTERING else [self._core.id]
+        except RouteNotFound as error:
+            logger.debug("group=%s no route: %s", self.group, error)
+            return error.reason is RouteProblem.NO_PERMISSION
+        except ClientError as error:
+            logger.warning("group=%s members of topic %s not known: %s", self.group, topic, error)
+            return False
+        if self._core.id not in members:
+            logger.warning("group=%s is not known to the brokers of topic %s yet", self.group, topic)
+            self._core.heartbeat()
+            return False
+        own = queues if self._model is Model.BROADCASTING else self._assign(self._core.id, queues, members)
+        with self._guard:
+            has = {queue for queue in self._fetchers if queue.topic == topic}
+        self._drop(sorted(has - set(own)))
+        return self._take([queue for queue in own if queue not in has])
+
+    def _members(self, queues: Sequence[MessageQueue], deadline: float) -> list[str]:
+        """The members as one of the brokers knows them; all brokers know the same."""
+        question = Question.of(Request.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupOnly(self.group))
+        failure: ClientError = ClientError(f"no broker of {queues[0].topic} has an address")
+        for broker_name in sorted({queue.broker_name for queue in queues}):
+            address = self._core.routes.any_address(broker_name)
+            if address is None:
+                continue
+            try:
+                response = ask(self._core.transport, address, question, deadline)
+                return list(map(str, orjson.loads(response.body)["consumerIdList"]))
+            except ClientError as error:
+                failure = error
+            except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+                failure = ClientError(f"{broker_name} answered {response.body[:80]!r} where members are due: {error!r}")
+        raise failure
+
+    def _take(self, queues: Sequence[MessageQueue]) -> bool:
+        """Begin with queues that are new here; whether all have begun."""
+        permitted = set(queues if self._locks is None else self._locks.take(queues))
+        for queue in queues:
+            if queue not in permitted:
+                continue
+            try:
+                offset = self._first_offset(queue)
+            except ClientError as error:
+                logger.warning("group=%s cannot begin %s: %s", self.group, queue, error)
+                permitted.discard(queue)
+                continue
+            with self._guard:
+                if self._closed or queue.topic not in self._subscriptions:
+                    return True
+                fetcher = Fetcher(self._source, queue, self._subscriptions[queue.topic], offset)
+                self._fetchers[queue] = fetcher
+            self._gained(fetcher, offset)
+            fetcher.pull()
+            logger.info("group=%s consumes %s from %s", self.group, queue, offset)
+        return len(permitted) == len(queues)
+
+    def _first_offset(self, queue: MessageQueue) -> QueueOffset:
+        deadline = time.monotonic() + CONTROL_TIMEOUT_S
+        saved = self._offsets.read(queue, deadline)
+        if saved is not None:
+            return saved
+        if queue.topic.startswith(RETRY_PREFIX) or self._consume_from is ConsumeFrom.FIRST:
+            return self._ends.begin(queue, deadline)
+        if isinstance(self._consume_from, datetime):
+            return self._ends.at_time(queue, round(self._consume_from.timestamp() * 1000), deadline)
+        return self._ends.end(queue, deadline)
+
+    def _drop(self, queues: Sequence[MessageQueue]) -> None:
+        """Let go of queues, having told how far this member came."""
+        for queue in queues:
+            with self._guard:
+                fetcher = self._fetchers.pop(queue, None)
+            if fetcher is not None:
+                self._remember(fetcher)
+                fetcher.stop()
+                logger.info("group=%s gives up %s", self.group, queue)
+        if queues:
+            self._save_in_background()
+            if self._locks is not None:
+                self._locks.release(queues)
+
+    # -- offsets ------------------------------------------------------------------------------------------------------
+
+    def _remember(self, fetcher: Fetcher) -> None:
+        position = self._position(fetcher)
+        if position is not None:
+            self._offsets.update(fetcher.queue, position)
+
+    def _remember_all(self) -> None:
+        with self._guard:
+            fetchers = list(self._fetchers.values())
+        for fetcher in fetchers:
+            self._remember(fetcher)
+
+    def _save_positions(self) -> None:
+        self._remember_all()
+        self._save_in_background()
+
+    def _save_in_background(self) -> None:
+        try:
+            self._offsets.save()
+        except ClientError as error:
+            logger.warning("offsets not saved group=%s reason=%s", self.group, error)
+
+    def _reset(self, queue: MessageQueue, offset: QueueOffset) -> None:
+        """Go on elsewhere in a queue, by command."""
+        with self._guard:
+            fetcher = self._fetchers.get(queue)
+        if fetcher is None:
+            return
+        fetcher.seek(offset)
+        self._gained(fetcher, offset)
+        fetcher.pull()
+        self._offsets.update(queue, offset)
+        logger.warning("group=%s offset of %s was set to %s by command", self.group, queue, offset)
+
+    # -- what brokers ask ---------------------------------------------------------------------------------------------
+
+    def asked(self, request: RemotingCommand) -> Answer:
+        """220 and 221; subclasses know more."""
+        topic = request.fields.get("topic", "")
+        if request.code == Request.RESET_CONSUMER_CLIENT_OFFSET:
+            for queue, offset in offset_table(request.body).items():
+                self._reset(queue, offset)
+            self._save_in_background()
+            return Answer()
+        if request.code == Request.GET_CONSUMER_STATUS_FROM_CLIENT:
+            table = {queue: self._offsets.known(queue) or 0 for queue in self.assignment() if queue.topic == topic}
+            return Answer(body=fastjson.encode({"messageQueueTable": table, "consumerTable": {}}))
+        if request.code == Request.GET_CONSUMER_RUNNING_INFO:
+            return Answer(body=fastjson.encode(self._running_info()))
+        return Answer(Response.REQUEST_CODE_NOT_SUPPORTED, remark="this consumer has no listener")
+
+    def _running_info(self) -> dict[str, Any]:
+        """The body of 307, in RocketMQ's words (specs: remoting protocol, section 3.3)."""
+        with self._guard:
+            fetchers = list(self._fetchers.values())
+            subscriptions = list(self._subscriptions.values())
+        properties = {
+            "PROP_NAMESERVER_ADDR": ";".join(self._core.routes.registries),
+            "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY" if self.passively else "CONSUME_ACTIVELY",
+            "PROP_CLIENT_VERSION": "V4_9_8",
+            "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
+            "PROP_CONSUMEORDERLY": "true" if self._locks is not None else "false",
+            "PROP_THREADPOOL_CORE_SIZE": "0",
+        }
+        return {
+            "properties": properties,
+            "subscriptionSet": [subscription_row(subscription) for subscription in subscriptions],
+            "mqTable": {fetcher.queue: self._queue_info(fetcher) for fetcher in fetchers},
+            "statusTable": {},
+        }
+
+    def _queue_info(self, fetcher: Fetcher) -> dict[str, Any]:
+        age_ms = round((time.monotonic() - fetcher.pulled) * 1000)
+        return {
+            "cachedMsgCount": fetcher.buffered,
+            "cachedMsgMinOffset": 0,
+            "cachedMsgMaxOffset": 0,
+            "cachedMsgSizeInMiB": 0,
+            "commitOffset": self._offsets.known(fetcher.queue) or 0,
+            "droped": fetcher.stopped,
+            "lastConsumeTimestamp": 0,
+            "lastLockTimestamp": 0,
+            "lastPullTimestamp": time.time_ns() // 1_000_000 - age_ms,
+            "locked": self._locks is not None and self._locks.holds(fetcher.queue),
+            "transactionMsgCount": 0,
+            "transactionMsgMaxOffset": 0,
+            "transactionMsgMinOffset": 0,
+            "tryUnlockTimes": 0,
+        }
+
+    # -- end ----------------------------------------------------------------------------------------------------------
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed(f"this consumer of group {self.group} was closed")
+
+    def close(self) -> None:
+        """Stop consuming, save offsets, leave the group. Its client stays open."""
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+        self._stop()
+        self._remember_all()
+        try:
+            self._offsets.save(deadline=time.monotonic() + CONTROL_TIMEOUT_S)
+        except ClientError as error:
+            logger.warning("offsets not saved at the end group=%s reason=%s", self.group, error)
+        self._drop(self.assignment())
+        self._core.remove_consumer(self)
+
+    def _stop(self) -> None:
+        """Consume nothing more; what is being consumed may come to its end."""
+
+
+def subscription_row(subscription: Subscription) -> dict[str, Any]:
+    """A subscription as JSON values."""
+    return {
+        "classFilterMode": False,
+        "codeSet": sorted(subscription.codes),
+        "expressionType": subscription.kind.value,
+        "subString": subscription.expression,
+        "subVersion": subscription.version,
+        "tagsSet": sorted(subscription.tags),
+        "topic": subscription.topic,
+    }

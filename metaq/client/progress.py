@@ -1,0 +1,36 @@
+"""PURE: how far a queue is consumed when its messages are finished in any order."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from metaq.message import QueueOffset
+
+
+class Progress:
+    """The messages of one queue that are being consumed. Offsets are added in ascending order."""
+
+    def __init__(self, begin: QueueOffset) -> None:
+        self._open: deque[QueueOffset] = deque()
+        self._finished: set[QueueOffset] = set()
+        self._next = begin
+
+    def add(self, offsets: Iterable[QueueOffset], next_offset: QueueOffset) -> None:
+        """These are to be consumed; ``next_offset`` is where the queue goes on behind them."""
+        self._open.extend(offsets)
+        self._next = next_offset
+
+    def finish(self, offset: QueueOffset) -> None:
+        """This one is consumed."""
+        self._finished.add(offset)
+        while self._open and self._open[0] in self._finished:
+            self._finished.discard(self._open.popleft())
+
+    @property
+    def position(self) -> QueueOffset:
+        """Where to go on so that nothing is left out: the oldest message that is not finished."""
+        return self._open[0] if self._open else self._next
+
+    @property
+    def unfinished(self) -> int:
+        """How many messages are not finished."""
+        return len(self._open) - len(self._finished)

@@ -1,0 +1,187 @@
+"""Consuming chosen queues: the program decides what it reads, from where, and what it keeps of it."""
+
+import time
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from metaq.client.consumer import Inbox
+from metaq.client.core import Core
+from metaq.client.fetching import Batch, Budget, Fetcher, Source
+from metaq.client.message import ReceivedMessage
+from metaq.client.offsets import BrokerOffsets, QueueEnds
+from metaq.errors import BadRequest, ClientClosed
+from metaq.message import MessageQueue, QueueOffset
+from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
+
+DEFAULT_GROUP = "metaq_pull"
+_MOST = 1000
+
+
+class PullConsumer:
+    """Reads queues that it is told to; made by ``Client.pull_consumer``, a context manager. One thread uses it at a time.
+
+    ::
+
+        with client.pull_consumer("orders") as consumer:
+            consumer.assign(consumer.partitions())
+            consumer.seek_to_begin()
+            while messages := consumer.poll(timeout_s=1.0):
+                ...
+
+    It is no member of its group: nobody shares queues with it, and nothing is committed unless it is told to.
+    """
+
+    def __init__(
+        self, core: Core, topic: str, group: str = DEFAULT_GROUP, *, tags: str = EVERYTHING, sql: str | None = None
+    ) -> None:
+        self.topic = topic
+        self.group = group
+        self._core = core
+        self._subscription: Subscription
+        if sql is None:
+            self._subscription = parse_subscription(topic, tags)
+        else:
+            self._subscription = parse_subscription(topic, sql, 0, ExpressionKind.SQL92)
+        self._ends = QueueEnds(core)
+        self._offsets = BrokerOffsets(core, group)
+        self._inbox = Inbox()
+        self._source = Source(core, group, self._inbox.put, Budget())
+        self._fetchers: dict[MessageQueue, Fetcher] = {}
+        self._positions: dict[MessageQueue, QueueOffset] = {}
+        self._batch: Batch | None = None
+        self._at = 0
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # -- queues and their ends ----------------------------------------------------------------------------------------
+
+    def partitions(self) -> list[MessageQueue]:
+        """All queues of the topic, on all brokers. ``RouteNotFound``."""
+        return list(self._core.routes.readable(self.topic, self._core.deadline()))
+
+    def begin_offset(self, queue: MessageQueue) -> QueueOffset:
+        """The oldest message of a queue that is still there, or the end."""
+        return self._ends.begin(queue, self._core.deadline())
+
+    def end_offset(self, queue: MessageQueue) -> QueueOffset:
+        """The offset that the next message of a queue will have."""
+        return self._ends.end(queue, self._core.deadline())
+
+    def offset_at(self, queue: MessageQueue, when: datetime) -> QueueOffset:
+        """The first message of a queue that was stored then or later; the end when there is none."""
+        return self._ends.at_time(queue, _ms(when), self._core.deadline())
+
+    def committed(self, queue: MessageQueue) -> QueueOffset | None:
+        """What was committed for the group last."""
+        return self._offsets.read(queue, self._core.deadline())
+
+    # -- what is read -------------------------------------------------------------------------------------------------
+
+    def assign(self, queues: Iterable[MessageQueue]) -> None:
+        """Read these queues and no others: new ones from what the group committed, or else from their beginning."""
+        self._check_open()
+        wanted = set(queues)
+        if strangers := [queue for queue in wanted if queue.topic != self.topic]:
+            raise BadRequest(f"{strangers[0]} is no queue of topic {self.topic}")
+        self._core.routes.route(self.topic, self._core.deadline())
+        for queue in self._fetchers.keys() - wanted:
+            self._fetchers.pop(queue).stop()
+            del self._positions[queue]
+        for queue in sorted(wanted - self._fetchers.keys()):
+            offset = self.committed(queue)
+            offset = self.begin_offset(queue) if offset is None else offset
+            self._positions[queue] = offset
+            self._fetchers[queue] = Fetcher(self._source, queue, self._subscription, offset)
+
+    def assignment(self) -> list[MessageQueue]:
+        """The queues that are read."""
+        return sorted(self._fetchers)
+
+    def position(self, queue: MessageQueue) -> QueueOffset:
+        """Where the next message of an assigned queue will come from."""
+        return self._positions[self._known(queue)]
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on elsewhere in an assigned queue. An offset that is not there becomes the nearest end."""
+        self._fetchers[self._known(queue)].seek(QueueOffset(offset))
+        self._positions[queue] = QueueOffset(offset)
+
+    def seek_to_begin(self) -> None:
+        """Go on with the oldest message of each assigned queue."""
+        for queue in self.assignment():
+            self.seek(queue, self.begin_offset(queue))
+
+    def seek_to_end(self) -> None:
+        """Go on with what comes from now on."""
+        for queue in self.assignment():
+            self.seek(queue, self.end_offset(queue))
+
+    def seek_to_time(self, when: datetime) -> None:
+        """Go on with the first message of each assigned queue that was stored then or later."""
+        for queue in self.assignment():
+            self.seek(queue, self.offset_at(queue, when))
+
+    def poll(self, timeout_s: float = 0.0, max_messages: int = _MOST) -> list[ReceivedMessage]:
+        """Messages of one assigned queue, in order; none when none came in time."""
+        self._check_open()
+        for fetcher in self._fetchers.values():
+            fetcher.pull()
+        deadline = time.monotonic() + timeout_s
+        while True:
+            batch = self._batch or self._inbox.get(max(0.0, deadline - time.monotonic()))
+            if batch is None:
+                return []
+            fetcher, queue = batch.fetcher, batch.fetcher.queue
+            if batch.generation != fetcher.generation:
+                self._leave_batch()
+                continue
+            messages = batch.messages[self._at : self._at + max_messages]
+            self._at += len(messages)
+            if self._at < len(batch.messages):
+                self._batch = batch
+                self._positions[queue] = QueueOffset(messages[-1].queue_offset + 1)
+            else:
+                self._leave_batch()
+                self._positions[queue] = batch.next_offset
+                fetcher.consumed(batch.generation, len(batch.messages), batch.size)
+            if messages:
+                return messages
+
+    def _leave_batch(self) -> None:
+        self._batch, self._at = None, 0
+
+    def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Have brokers remember offsets for the group: by default the positions of all assigned queues."""
+        self._check_open()
+        for queue, offset in (self._positions if offsets is None else offsets).items():
+            self._offsets.update(queue, QueueOffset(offset))
+        self._offsets.save(deadline=self._core.deadline())
+
+    # -- end ----------------------------------------------------------------------------------------------------------
+
+    def _known(self, queue: MessageQueue) -> MessageQueue:
+        if queue not in self._fetchers:
+            raise BadRequest(f"{queue} is not assigned; call assign() first")
+        return queue
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("this consumer was closed")
+
+    def close(self) -> None:
+        """Stop reading. Its client stays open."""
+        self._closed = True
+        for fetcher in self._fetchers.values():
+            fetcher.stop()
+        self._inbox.close()
+
+
+def _ms(when: datetime) -> int:
+    return round(when.timestamp() * 1000)

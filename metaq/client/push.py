@@ -1,0 +1,280 @@
+"""Consuming by a listener that is called for each message."""
+
+import logging
+import queue
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from metaq.client.core import Core
+from metaq.client.fetching import Batch, Fetcher
+from metaq.client.group import ConsumeFrom, GroupConsumer, Model
+from metaq.client.message import ReceivedMessage
+from metaq.client.offsets import OFFSETS_FOLDER
+from metaq.client.progress import Progress
+from metaq.client.records import decode_messages
+from metaq.client.sendback import MAX_RECONSUME_TIMES, TO_DEAD_LETTERS, send_back
+from metaq.client.transport import Answer
+from metaq.errors import BadRequest, ClientError
+from metaq.message import MessageQueue, QueueOffset
+from metaq.protocol import fastjson
+from metaq.protocol.codes import Request, Response
+from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.subscription import EVERYTHING
+from metaq.registry.assign import Assign, average
+
+logger = logging.getLogger(__name__)
+
+Listener = Callable[[ReceivedMessage], object]
+"""Is called for each message. Returning means that it is consumed, raising that it is to be delivered again later."""
+
+DEFAULT_THREADS: Final = 8
+_DRAIN_S: Final = 10.0
+"""How long a closing consumer waits for listeners that run."""
+_LEAST_PAUSE_S: Final = 1.0
+_MOST_PAUSE_S: Final = 30.0
+"""Between local retries: of ordered messages, and of messages that no broker takes back."""
+_TURN: Final = 64
+"""Messages of an ordered queue that a thread consumes before it looks at another queue."""
+
+
+class _Work:
+    """What is to be consumed of one queue. All but ``fetcher`` is guarded by the lock."""
+
+    def __init__(self, fetcher: Fetcher, begin: QueueOffset) -> None:
+        self.fetcher = fetcher
+        self.lock = threading.Lock()
+        self.generation = fetcher.generation
+        self.progress = Progress(begin)
+        self.waiting: deque[ReceivedMessage] = deque()
+        """Of an ordered queue."""
+        self.is_taken = False
+        """Whether a thread consumes the ordered queue, or will after a pause."""
+        self.failures = 0
+        """Of the message that is first in an ordered queue."""
+
+
+class _Turn(NamedTuple):
+    """What a thread is to do next: one message, or an ordered queue."""
+
+    work: _Work
+    message: ReceivedMessage | None
+    generation: int
+    failures: int = 0
+
+
+class PushConsumer(GroupConsumer):
+    """A member of a group that calls a listener; made by ``Client.listen``. It runs until it is closed.
+
+    Messages are consumed by several threads at once, in any order. A message whose listener raises goes back to the broker,
+    is delivered again to some member of the group after 10 s, 30 s, 1 min and so on, and becomes a dead letter after
+    ``max_reconsume_times``. With ``ordered`` the messages of a partition are consumed one after the other: one that fails is
+    tried again here, and what is behind it waits. A broadcast consumer logs failures and goes on.
+    """
+
+    passively = True
+
+    def __init__(
+        self,
+        core: Core,
+        topic: str,
+        group: str,
+        listener: Listener,
+        *,
+        tags: str = EVERYTHING,
+        sql: str | None = None,
+        ordered: bool = False,
+        threads: int = DEFAULT_THREADS,
+        model: Model = Model.CLUSTERING,
+        consume_from: ConsumeFrom | datetime = ConsumeFrom.LAST,
+        assign: Assign = average,
+        max_reconsume_times: int | None = None,
+        offsets_folder: Path = OFFSETS_FOLDER,
+    ) -> None:
+        """``max_reconsume_times``: by default 16, and no limit for an ordered consumer."""
+        if threads < 1:
+            raise BadRequest(f"threads is {threads}; at least one has to call the listener")
+        super().__init__(
+            core,
+            group,
+            model=model,
+            consume_from=consume_from,
+            assign=assign,
+            ordered=ordered,
+            offsets_folder=offsets_folder,
+        )
+        self._listener = listener
+        self._ordered = ordered
+        self._most = max_reconsume_times
+        self._turns: queue.SimpleQueue[_Turn | None] = queue.SimpleQueue()
+        self._works: dict[Fetcher, _Work] = {}
+        self._threads = [
+            threading.Thread(target=self._consume, name=f"metaq-{group}-{number}", daemon=True) for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+        try:
+            self.subscribe(topic, tags, sql=sql)
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+
+    # -- from the fetchers --------------------------------------------------------------------------------------------
+
+    def _gained(self, fetcher: Fetcher, offset: QueueOffset) -> None:
+        work = _Work(fetcher, offset)
+        with self._guard:
+            self._works = {known: old for known, old in self._works.items() if not known.stopped} | {fetcher: work}
+
+    def _position(self, fetcher: Fetcher) -> QueueOffset | None:
+        work = self._works.get(fetcher)
+        if work is None:
+            return None
+        with work.lock:
+            return work.progress.position
+
+    def _deliver(self, batch: Batch) -> None:
+        work = self._works.get(batch.fetcher)
+        if work is None or work.generation != batch.generation:
+            return
+        beside_bodies = batch.size - sum(len(message.body) for message in batch.messages)
+        batch.fetcher.consumed(batch.generation, 0, beside_bodies)
+        with work.lock:
+            work.progress.add((message.queue_offset for message in batch.messages), batch.next_offset)
+            if self._ordered:
+                work.waiting.extend(batch.messages)
+                if work.is_taken or not work.waiting:
+                    return
+                work.is_taken = True
+        if self._ordered:
+            self._turns.put(_Turn(work, None, batch.generation))
+            return
+        for message in batch.messages:
+            self._turns.put(_Turn(work, message, batch.generation))
+
+    # -- the threads that call the listener ---------------------------------------------------------------------------
+
+    def _consume(self) -> None:
+        while (turn := self._turns.get()) is not None:
+            try:
+                if self._closed or turn.generation != turn.work.fetcher.generation:
+                    continue
+                if turn.message is None:
+                    self._consume_in_order(turn)
+                else:
+                    self._consume_one(turn, turn.message)
+            except Exception:
+                logger.exception("consuming failed group=%s queue=%s", self.group, turn.work.fetcher.queue)
+
+    def _consume_one(self, turn: _Turn, message: ReceivedMessage) -> None:
+        if not self._call(message) and not self._give_back(message):
+            pause = _pause_s(turn.failures)
+            self._core.scheduler.after(pause, lambda: self._turns.put(turn._replace(failures=turn.failures + 1)))
+            return
+        self._finish(turn.work, message, turn.generation)
+
+    def _give_back(self, message: ReceivedMessage, delay_level: int = 0) -> bool:
+        """Whether the broker, or nobody, is to deliver the message again."""
+        if self._model is Model.BROADCASTING:
+            return True
+        most = MAX_RECONSUME_TIMES if self._most is None else self._most
+        try:
+            send_back(self._core, self.group, message, delay_level, most, self._core.deadline())
+        except ClientError as error:
+            logger.warning("no broker takes back message=%s; it is tried again here: %s", message.id, error)
+            return False
+        return True
+
+    def _consume_in_order(self, turn: _Turn) -> None:
+        """Consume some messages of one queue; nobody else does before ``is_taken`` is taken back."""
+        work = turn.work
+        for _ in range(_TURN):
+            with work.lock:
+                if not work.waiting:
+                    work.is_taken = False
+                    return
+                message = work.waiting[0].after_failures(work.failures)
+            if self._locks is not None and not self._locks.holds(work.fetcher.queue):
+                # Another member may have gone on with the queue: begin with it anew, if it is still this one's.
+                self._core.scheduler.run(lambda: self._begin_anew(work.fetcher.queue))
+                return
+            if not self._call(message) and not self._is_given_up(message):
+                with work.lock:
+                    work.failures += 1
+                pause = _pause_s(work.failures)
+                self._core.scheduler.after(pause, lambda: self._turns.put(turn))
+                return
+            if self._closed or turn.generation != work.fetcher.generation:
+                return
+            with work.lock:
+                work.failures = 0
+                work.waiting.popleft()
+            self._finish(work, message, turn.generation)
+        self._turns.put(turn)
+
+    def _begin_anew(self, lost: MessageQueue) -> None:
+        self._drop([lost])
+        self.rebalance()
+
+    def _is_given_up(self, message: ReceivedMessage) -> bool:
+        """Whether a failed message is not to be tried again here."""
+        if self._model is Model.BROADCASTING:
+            return True
+        return self._most is not None and message.reconsume_times >= self._most and self._give_back(message, TO_DEAD_LETTERS)
+
+    def _call(self, message: ReceivedMessage) -> bool:
+        try:
+            self._listener(message)
+        except Exception:
+            logger.exception("listener failed group=%s message=%s times=%s", self.group, message.id, message.reconsume_times)
+            return False
+        return True
+
+    def _finish(self, work: _Work, message: ReceivedMessage, generation: int) -> None:
+        with work.lock:
+            work.progress.finish(message.queue_offset)
+        work.fetcher.consumed(generation, 1, len(message.body))
+
+    # -- what brokers ask ---------------------------------------------------------------------------------------------
+
+    def asked(self, request: RemotingCommand) -> Answer:
+        """309 beside what every member knows: consume one message now, and say how it went."""
+        if request.code != Request.CONSUME_MESSAGE_DIRECTLY:
+            return super().asked(request)
+        messages = decode_messages(request.body, request.fields.get("brokerName", ""))
+        if len(messages) != 1:
+            return Answer(Response.SYSTEM_ERROR, remark=f"{len(messages)} messages where one is due")
+        began = time.monotonic()
+        succeeded = self._call(messages[0])
+        result = {
+            "autoCommit": True,
+            "consumeResult": "CR_SUCCESS" if succeeded else "CR_THROW_EXCEPTION",
+            "order": self._ordered,
+            "spentTimeMills": round((time.monotonic() - began) * 1000),
+        }
+        return Answer(body=fastjson.encode(result))
+
+    def _running_info(self) -> dict[str, Any]:
+        info = super()._running_info()
+        info["properties"]["PROP_THREADPOOL_CORE_SIZE"] = str(len(self._threads))
+        return info
+
+    def _stop(self) -> None:
+        """Let the listeners that run come to their end, and wait for them, up to a limit."""
+        for _ in self._threads:
+            self._turns.put(None)
+        deadline = time.monotonic() + _DRAIN_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _pause_s(failures: int) -> float:
+    """Longer with each failure; a quarter of it is chance."""
+    return min(_MOST_PAUSE_S, _LEAST_PAUSE_S * 2.0 ** min(failures, 10)) * random.uniform(0.75, 1.0)

@@ -1,0 +1,65 @@
+"""Messages that could not be consumed go back to the broker, which delivers them again later, and in the end not any more."""
+
+import logging
+
+from metaq.client.core import Core
+from metaq.client.message import RETRY_PREFIX, ReceivedMessage, compressed, properties_text
+from metaq.client.sending import Outgoing, QueueChoice, Sending, send_fields
+from metaq.client.transport import Outcome, Question, call
+from metaq.errors import ClientError
+from metaq.protocol.codes import Request
+from metaq.protocol.headers import Int32, SendBack
+from metaq.protocol.properties import DELAY, ORIGIN_ID, RETRY_TOPIC
+
+logger = logging.getLogger(__name__)
+
+MAX_RECONSUME_TIMES = 16
+_INNER_GROUP = "CLIENT_INNER_PRODUCER"
+_FIRST_DELAY_LEVEL = 3
+TO_DEAD_LETTERS = -1
+"""As a delay level: never again."""
+
+
+def send_back(core: Core, group: str, message: ReceivedMessage, delay_level: int, most: int, deadline: float) -> None:
+    """Have the message delivered to the group again, after a delay that grows each time or that ``delay_level`` names.
+
+    After ``most`` times it becomes a dead letter of the group. When its broker does not take it back, any broker gets a copy.
+    ``ClientError``: neither succeeded.
+    """
+    header = SendBack(
+        message.log_offset,
+        group,
+        Int32(delay_level),
+        origin_msg_id=message.id,
+        origin_topic=message.topic,
+        max_reconsume_times=Int32(most),
+    )
+    try:
+        question = Question.of(Request.CONSUMER_SEND_MSG_BACK, header)
+        core.ask_broker(message.queue.broker_name, question, deadline)
+    except ClientError as error:
+        logger.info("broker did not take back message=%s reason=%s", message.id, error)
+        _send_copy(core, group, message, delay_level, most, deadline)
+
+
+def _send_copy(core: Core, group: str, message: ReceivedMessage, delay_level: int, most: int, deadline: float) -> None:
+    topic = f"{RETRY_PREFIX}{group}"
+    properties = {**message.properties, RETRY_TOPIC: message.topic}
+    properties.setdefault(ORIGIN_ID, message.id)
+    # the broker makes a dead letter of what was consumed often enough
+    times = most if delay_level == TO_DEAD_LETTERS else message.reconsume_times + 1
+    properties[DELAY] = str(max(1, delay_level or _FIRST_DELAY_LEVEL + message.reconsume_times))
+    body, sys_flag = compressed(message.body)
+    fields = send_fields(_INNER_GROUP, topic, properties_text(properties), sys_flag, message.flag)
+    fields |= {"j": str(times), "l": str(most)}
+    outgoing = Outgoing(topic, fields, body, Request.SEND_MESSAGE_V2, (message.id,), None)
+    sending = Sending(outgoing, QueueChoice(core.routes, core.health), deadline)
+    while True:
+        attempt = sending.attempt()
+        outcome: Outcome
+        try:
+            outcome = call(core.transport, attempt.address, attempt.question, deadline)
+        except ClientError as error:
+            outcome = error
+        if sending.took(outcome) is not None:
+            return
