@@ -24,7 +24,9 @@ from metaq.server.handlers.pull import PullHandler
 from metaq.server.handlers.put import PutHandler
 from metaq.server.handlers.registry import RegistryHandler
 from metaq.server.handlers.send import SendHandler
+from metaq.server.handlers.topics import TopicsHandler
 from metaq.server.hold import Holds
+from metaq.server.later import Later
 from metaq.server.look import Looks
 from metaq.server.pool import run_in_pool
 from metaq.server.registration import Registration
@@ -159,6 +161,10 @@ class Broker:
         keys = KvConfig(self.store.disk, self._settings.data / FOLDER)
         return RegistryHandler(self._settings, keys, self.store.clock, self.run)
 
+    def _forget_topic(self, name: str) -> None:
+        """A topic was deleted."""
+        self.context.counters.topics.pop(name, None)
+
     def _answer_text(self) -> None:
         """Who answers the text protocol's commands."""
         self._gets = GetHandler(self.context, self._holds, self._looks, self._hub.loop)
@@ -181,7 +187,9 @@ class Broker:
         self._sends = SendHandler(self.context, self._turns)
         self._front.sends = self._sends.sends
         self._pulls = PullHandler(self.context, self._holds, self._looks, self._hub.loop)
-        families: list[Family] = [self._sends, self._pulls, self._schedule, self._identity]
+        later = Later(self._looks)
+        topics = TopicsHandler(self.context, self._duties, later, self._forget_topic)
+        families: list[Family] = [topics, self._sends, self._pulls, self._schedule, self._identity]
         if self._registry is not None:
             families.append(self._registry)
         self._front.requests = {code: handler for family in families for code, handler in family.requests().items()}
