@@ -116,10 +116,12 @@ class Registration:
 
     def _check_advertised(self) -> None:
         """Ask who answers at the address that clients are told."""
-        self.advertised_problem = self._problem_with(self._advertised)
-        if self.advertised_problem is not None:
+        problem = self.advertised_problem = self._problem_with(self._advertised)
+        if problem is None:
+            logger.debug("advertised address is right address=%s", written(self._advertised))
+        else:
             hint = "set advertise to HOST:PORT under which clients reach this broker"
-            logger.warning("advertised address problem=%s hint=%s", self.advertised_problem, hint)
+            logger.warning("advertised address problem=%s hint=%s", problem, hint)
 
     def _problem_with(self, address: Address) -> str | None:
         try:
@@ -199,6 +201,7 @@ class _Member:
         registration = self._registration
         link = self._link = Outbound(self._address, TIMEOUT_S, self._wake.set)
         due_s = registration.monotonic()
+        registered = False
         while True:
             whole = registration.monotonic() >= due_s
             names, self._changed = self._changed, set()
@@ -206,9 +209,9 @@ class _Member:
             if whole:
                 due_s = registration.monotonic() + registration.interval_s
             registration.register_at(self._address, link, registration.table(None if whole else names))
-            if self._failing:
-                logger.info("registered again registry=%s", written(self._address))
-            self._failing = False
+            if not registered:
+                logger.info("registered registry=%s", written(self._address))
+            registered, self._failing = True, False
             self._wake.wait(max(0.0, due_s - registration.monotonic()))
 
     def _report(self, error: MetaqError) -> None:
