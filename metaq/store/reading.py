@@ -65,6 +65,40 @@ class Reader:
                     index += len(run)
             ordinal += len(units)
 
+    def hot_slices(
+        self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read
+    ) -> tuple[list[memoryview], int]:
+        """Readable records from ``ordinal`` on as slices of the map, neighbours in one, and the ordinal behind the last.
+
+        Ends early where ``records`` must verify what it reads. The first record is taken whatever its size.
+        """
+        slices: list[memoryview] = []
+        if not queue.live_from <= ordinal < queue.readable:
+            return slices, ordinal
+        log = self._log
+        hot = log.hot_from()
+        begin = end = -1
+        base = limit = size = 0
+        view = memoryview(b"")
+        units = queue.units(ordinal, min(most, queue.readable - ordinal), read)
+        for offset, length, _ in UNIT.iter_unpack(units):
+            size += length
+            if offset < hot or (size > most_bytes and end >= 0):
+                break
+            if offset != end:
+                if end >= 0:
+                    slices.append(view[begin - base : end - base])
+                if not base <= offset < limit:
+                    segment = log.find(offset)
+                    assert segment is not None
+                    view, base, limit = log.view(segment), segment.base, segment.end
+                begin = offset
+            end = offset + length
+            ordinal += 1
+        if end >= 0:
+            slices.append(view[begin - base : end - base])
+        return slices, ordinal
+
     def _cold_run(
         self, queue: ConsumeQueue, ordinal: int, units: list[Unit], hint_bytes: int, hot: int, read: Read
     ) -> Iterator[Stored | None]:

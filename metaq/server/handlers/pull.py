@@ -201,6 +201,10 @@ def _collect(
     body: list[Buffer] = []
     size = 0
     if wanted.codes is None and wanted.matches is None:
+        slices, following = store.reader.hot_slices(queue, ordinal, most, MOST_BYTES, read)
+        if slices:
+            body += slices
+            return body, following
         for stored in store.records(queue, ordinal, MOST_BYTES, read):
             if len(body) == most or (stored is not None and body and size + stored.size > MOST_BYTES):
                 break
