@@ -129,6 +129,14 @@ class Settings(BaseModel):
     auto_create_topics: bool = Field(True, description="create a topic on the first put to it")
     default_partitions: int = Field(1, ge=1, le=1024, description="partitions of a topic created on first put")
     max_topics: int = Field(16_000, ge=1, description="topics on this broker")
+    auto_create_groups: bool = Field(True, description="create a consumer group on its first use")
+    max_groups: int = Field(16_000, ge=1, description="consumer groups on this broker")
+    client_expiry_ms: int = Field(120_000, ge=100, description="time without a heartbeat after which a client is forgotten")
+    client_scan_ms: int = Field(10_000, ge=10, description="pause between two looks for such clients")
+    offset_snapshot_interval_ms: int = Field(
+        5000, ge=100, description="pause between two snapshots of the consumer offsets; what is between them is in the log"
+    )
+    sql_filter: bool = Field(True, description="whether consumers may filter by SQL92 expressions")
     topics: dict[str, TopicSettings] = Field({}, description="topics that exist from the start (configuration file only)")
 
     @model_validator(mode="after")

@@ -14,9 +14,11 @@ from metaq.errors import ConfigError, MetaqError
 from metaq.protocol.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.protocol.record import host_bytes
 from metaq.registry.kvconfig import KvConfig
+from metaq.server.clients import Clients
 from metaq.server.context import Context
 from metaq.server.duties import Duties
 from metaq.server.front import Address, Front, RequestHandler
+from metaq.server.groups import GroupTable
 from metaq.server.handlers.admin import AdminHandler
 from metaq.server.handlers.get import GetHandler
 from metaq.server.handlers.identity import IdentityHandler
@@ -28,6 +30,7 @@ from metaq.server.handlers.topics import TopicsHandler
 from metaq.server.hold import Holds
 from metaq.server.later import Later
 from metaq.server.look import Looks
+from metaq.server.offsets import OffsetTable
 from metaq.server.pool import run_in_pool
 from metaq.server.registration import Registration
 from metaq.server.schedule import SAVE_S, Schedule
@@ -129,7 +132,11 @@ class Broker:
             self.store.queue(*key).hide_before(end)
         host, port = self.addresses.text
         store_host = host_bytes(*self.addresses.advertised)
-        self.context = Context(settings, self.store, topics, host, port, store_host, front)
+        groups = GroupTable(settings.data, max_groups=settings.max_groups, auto_create=settings.auto_create_groups)
+        for problem in groups.load(self.store.disk):
+            logger.error("table of groups damaged problem=%s", problem)
+        clients = Clients(groups, self.store.clock.monotonic)
+        self.context = Context(settings, self.store, topics, host, port, store_host, front, groups, OffsetTable(), clients)
         self._holds = Holds()
         self._turns = Turns(self.store, settings, self._hub, self.run, self._holds.wake)
         self._duties = Duties(self.context, self._turns, self.run)

@@ -4,7 +4,10 @@ import time
 from dataclasses import dataclass, field
 
 from metaq.config import Settings
+from metaq.server.clients import Clients
 from metaq.server.front import Front
+from metaq.server.groups import GroupTable
+from metaq.server.offsets import OffsetTable
 from metaq.server.tables import TopicTable
 from metaq.store.messagestore import MessageStore
 
@@ -66,6 +69,9 @@ class Context:
     store_host: bytes
     """The advertised host and port as they stand in records."""
     front: Front
+    groups: GroupTable
+    offsets: OffsetTable
+    clients: Clients
     counters: Counters = field(default_factory=Counters)
 
     def topic_counters(self, name: str) -> TopicCounters:

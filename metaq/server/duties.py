@@ -15,6 +15,7 @@ from metaq.store.files import Run
 logger = logging.getLogger(__name__)
 
 EXPIRE_S: Final = 0.1
+SAVE_GROUPS_S: Final = 1.0
 SWEEP_SHARE: Final = 20
 """A sweep's pause is at least this many times its own length, so that it costs at most 5 % of the time."""
 
@@ -26,9 +27,11 @@ class Duties:
         self._settings = context.settings
         self._store = context.store
         self._topics = context.topics
+        self._groups = context.groups
         self._turns = turns
         self._run = run
         self._saving_topics = BoundedSemaphore(1)
+        self._saving_groups = BoundedSemaphore(1)
         self._retiring = BoundedSemaphore(1)
         self._busy = 0  # duties that are being done
         self._stopping = False
@@ -45,6 +48,7 @@ class Duties:
         self.every(EXPIRE_S, self._turns.expire)
         self.every(settings.sweep_interval_ms / 1000, self._index_keys)
         self.every(settings.checkpoint_interval_ms / 1000, self._checkpoint)
+        self.every(SAVE_GROUPS_S, self._save_changed_groups)
         self.every(settings.retention_interval_ms / 1000, self._look_after_retention)
 
     def every(self, pause_s: float, duty: Callable[[], None]) -> None:
@@ -112,6 +116,17 @@ class Duties:
             self._store.check_healthy()
             if self._topics.unsaved:
                 self._topics.save(self._store.disk, self._store.clock.now_ms(), self._run)
+
+    def _save_changed_groups(self) -> None:
+        if self._store.failure is None:
+            self.save_groups()
+
+    def save_groups(self) -> None:
+        """Make the table of groups durable when it has changed."""
+        with self._saving_groups:
+            self._store.check_healthy()
+            if self._groups.unsaved:
+                self._groups.save(self._store.disk, self._store.clock.now_ms(), self._run)
 
     def settle(self) -> None:
         """Wait for the end of the turn: who has waited for the disk may come back in the middle of one."""

@@ -28,6 +28,8 @@ _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+OFFSETS_TOPIC: Final = "METAQ_SYS_OFFSETS"
+"""Changes of consumer offsets (``metaq.server.offsetlog``)."""
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 DEFAULT_TOPIC: Final = "TBW102"
@@ -36,7 +38,10 @@ RETRY_PREFIX: Final = "%RETRY%"
 DEAD_PREFIX: Final = "%DLQ%"
 
 FORBIDDEN: Final = frozenset(
-    (SCHEDULE_TOPIC, HALF_TOPIC, HALF_OP_TOPIC, "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT")
+    (
+        *(SCHEDULE_TOPIC, HALF_TOPIC, HALF_OP_TOPIC, OFFSETS_TOPIC),
+        *("TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
+    )
 )
 """Topics nobody may send to (specs: remoting protocol, section 3.1)."""
 
@@ -178,9 +183,11 @@ class TopicTable:
         ]
         if auto_create:
             topics.append(Topic(DEFAULT_TOPIC, 16, 16, everything))
-        self._system = frozenset(topic.name for topic in topics)
+        own = Topic(OFFSETS_TOPIC, 1, 1, READ)
+        self._system = frozenset(topic.name for topic in (*topics, own))
         for topic in topics:
             self.put(self._topics.get(topic.name, topic))
+        self.put(own)  # whatever the table says: nobody writes there
 
     def configure(self, settings: Mapping[str, TopicSettings]) -> None:
         """Bring the configured topics into being and give them their permissions."""

@@ -1,0 +1,144 @@
+"""Bodies about clients and what they consume (specs: remoting protocol, sections 3.2.6 and 3.2.7).
+
+What cannot be read is ``BadRequest``.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from metaq.errors import BadRequest
+from metaq.message import MessageQueue
+from metaq.protocol import fastjson
+from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
+
+BROADCASTING: Final = "BROADCASTING"
+CLUSTERING: Final = "CLUSTERING"
+PUSH: Final = "CONSUME_PASSIVELY"
+FROM_END: Final = "CONSUME_FROM_LAST_OFFSET"
+
+
+class ConsumerData(NamedTuple):
+    """What a client says about one consumer group that it is in."""
+
+    group: str
+    subscriptions: tuple[Subscription, ...]
+    consume_type: str = PUSH
+    message_model: str = CLUSTERING
+    consume_from: str = FROM_END
+    """Where a queue begins that has no offset yet."""
+    unit_mode: bool = False
+
+
+class Heartbeat(NamedTuple):
+    """Body of 34."""
+
+    client_id: str
+    producers: tuple[str, ...]
+    """Groups that the client sends for."""
+    consumers: tuple[ConsumerData, ...]
+
+
+class QueueSet(NamedTuple):
+    """Body of 41 and 42: queues that a consumer wants to have for itself, or gives back."""
+
+    client_id: str
+    group: str
+    queues: tuple[MessageQueue, ...]
+
+
+def decode_heartbeat(body: bytes) -> Heartbeat:
+    """Body of 34. ``SubscriptionInvalid`` when a tag expression cannot be read; SQL92 is not looked into."""
+    content = _members(fastjson.decode(body), "heartbeat")
+    producers = tuple(_text(_members(row, "producer"), "groupName") for row in _rows(content, "producerDataSet"))
+    consumers = tuple(_consumer(_members(row, "consumer")) for row in _rows(content, "consumerDataSet"))
+    return Heartbeat(_text(content, "clientID"), producers, consumers)
+
+
+def decode_client_check(body: bytes) -> Subscription:
+    """Body of 46: the subscription that a client is about to make."""
+    content = _members(fastjson.decode(body), "client check")
+    return _subscription(_members(content.get("subscriptionData"), "subscription"))
+
+
+def decode_queue_set(body: bytes) -> QueueSet:
+    """Body of 41 and 42."""
+    content = _members(fastjson.decode(body), "set of queues")
+    queues = (_members(row, "queue") for row in _rows(content, "mqSet"))
+    return QueueSet(
+        _text(content, "clientId"),
+        _text(content, "consumerGroup"),
+        tuple(MessageQueue(_text(row, "topic"), _text(row, "brokerName"), _number(row, "queueId")) for row in queues),
+    )
+
+
+def encode_locked(queues: Iterable[MessageQueue]) -> bytes:
+    """Body of the answer to 41."""
+    return fastjson.encode({"lockOKMQSet": list(queues)})
+
+
+def subscription_row(subscription: Subscription) -> dict[str, Any]:
+    """A subscription as bodies show it."""
+    return {
+        "classFilterMode": False,
+        "codeSet": sorted(subscription.codes),
+        "expressionType": subscription.kind.value,
+        "subString": subscription.expression,
+        "subVersion": subscription.version,
+        "tagsSet": sorted(subscription.tags),
+        "topic": subscription.topic,
+    }
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _consumer(row: Mapping[str, Any]) -> ConsumerData:
+    subscriptions = tuple(_subscription(_members(one, "subscription")) for one in _rows(row, "subscriptionDataSet"))
+    return ConsumerData(
+        _text(row, "groupName"),
+        subscriptions,
+        _text(row, "consumeType", PUSH),
+        _text(row, "messageModel", CLUSTERING),
+        _text(row, "consumeFromWhere", FROM_END),
+        row.get("unitMode") is True,
+    )
+
+
+def _subscription(row: Mapping[str, Any]) -> Subscription:
+    kind = _text(row, "expressionType", ExpressionKind.TAG)
+    return parse_subscription(
+        _text(row, "topic"), _text(row, "subString", EVERYTHING), _number(row, "subVersion", 0, bits=64), kind
+    )
+
+
+def _members(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise BadRequest(f"JSON body: {str(value)[:40]!r} where a {what} should be, an object")
+    return value
+
+
+def _rows(members: Mapping[str, Any], name: str) -> list[Any]:
+    rows = members.get(name)
+    if rows is None:
+        return []
+    if not isinstance(rows, list):
+        raise BadRequest(f"JSON body: {name} is no list")
+    return rows
+
+
+def _text(members: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    value = members.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str):
+        raise BadRequest(f"JSON body: {name} is {str(value)[:40]!r}, not a text")
+    return value
+
+
+def _number(members: Mapping[str, Any], name: str, default: int | None = None, *, bits: int = 32) -> int:
+    value = members.get(name)
+    if value is None and default is not None:
+        return default
+    if type(value) is not int or not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise BadRequest(f"JSON body: {name} is {str(value)[:40]!r}, not a number of {bits} bits")
+    return value
