@@ -100,7 +100,8 @@ def bounded(plan: LoadPlan) -> LoadPlan:
 
 def describe(plan: LoadPlan) -> str:
     pace = f" at {plan.rate:,}/s" if plan.rate else f" × {plan.in_flight}"
-    return f"{plan.body_bytes} B, {plan.connections}{pace}"
+    size = f"{plan.batch} × {plan.body_bytes}" if plan.batch else f"{plan.body_bytes}"
+    return f"{size} B, {plan.connections}{pace}"
 
 
 def raw(name: str, number: int, load: Load | None) -> Mapping[str, object]:

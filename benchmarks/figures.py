@@ -29,13 +29,17 @@ class Latencies(BaseModel):
 
 
 class Load(Latencies):
-    """The line that `load` prints. `bytes` and `mb_per_second` (10⁶) count the bodies of whole messages."""
+    """The line that `load` prints. `bytes` and `mb_per_second` (10⁶) count the bodies of whole messages.
+
+    `batch` is how many messages a request brings or asks for; 0 for plain puts.
+    """
 
     protocol: str
     connections: NonNegativeInt
     in_flight: NonNegativeInt
     body_bytes: NonNegativeInt
     block_bytes: NonNegativeInt
+    batch: NonNegativeInt
     requests: NonNegativeInt
     bytes: NonNegativeInt
     mb_per_second: NonNegativeFloat

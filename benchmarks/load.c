@@ -6,9 +6,10 @@
  * replies do, and its latency runs from that moment, so a stall of the server is charged to every request that was due
  * in it (no coordinated omission).
  *
- * Puts repeat one request, sent straight out of a prepared buffer that holds it many times. Gets walk what
- * is stored, as many whole messages at a time as fit into --block in MetaQ's encoding, and start over at its end. With
- * more than one in flight the next position is needed before the reply is there, so all messages have --body bytes.
+ * Puts are sent straight out of a prepared buffer that holds the request many times; where it has numbers of its own,
+ * they are renewed each time that the buffer has been sent. Gets walk what is stored, --batch messages at a time (by
+ * default as many whole ones as fit into --block in MetaQ's encoding), and start over at its end. With more than one in
+ * flight the next position is needed before the reply is there, so all messages have --body bytes.
  *
  * Prints one JSON object; exit 0 = measured, 1 = some replies were errors, 2 = wrong options, 3 = the run broke off. */
 #define _GNU_SOURCE
@@ -31,6 +32,9 @@
 enum {
     GET_BYTES_MAX = 768,
     PATTERN_MIN = 1 << 20,
+    REQUEST_ROOM = 1024,
+    NUMBER_DIGITS = sizeof NUMBER - 1,
+    LEAST_NUMBER = 10000000, /* JSON allows no leading zeros */
     STALL_MS = 15000,
     MAX_LAG = 1 << 16, /* open loop: requests one connection may be behind its schedule */
     EXIT_BROKE_OFF = 3
@@ -41,7 +45,7 @@ struct connection {
     char *in;
     size_t have;       /* unparsed bytes in `in` */
     char *lines;       /* puts: the request, repeated; gets: the lines not sent yet */
-    size_t phase;      /* puts: bytes of the current request that are sent; gets: sent bytes of `lines` */
+    size_t phase;      /* sent bytes of `lines`; puts of equal requests: of the current one */
     size_t unsent;     /* admitted, not yet taken by the kernel */
     struct ask ask;
     struct asked *asked;
@@ -56,13 +60,15 @@ static struct {
     const struct protocol *protocol;
     const char *topic;
     int port;
-    long connections, in_flight, body, block, count, rate;
+    long connections, in_flight, body, block, batch, count, rate;
     double seconds, warmup;
 } opt = {.topic = "bench", .connections = 1, .in_flight = 1, .body = 128, .block = 65536, .seconds = 2};
 
 static int poller;
 static struct connection *connections;
 static size_t request_size, pattern_size, in_size, asked_mask;
+static size_t *numbers, number_count; /* where the numbers of a put are */
+static uint64_t numbers_used;
 static uint64_t admitted, answered, messages_read; /* since the start, to know when to stop */
 static struct {
     uint64_t since, requests, messages, errors, wraps;
@@ -96,6 +102,27 @@ static void watch(struct connection *c, int operation)
         broke_off("epoll_ctl: %s", strerror(errno));
 }
 
+/* Remembers where the numbers of the put at the start of a pattern belong. */
+static void find_numbers(const char *request)
+{
+    const char *at = request, *end = request + request_size;
+    numbers = allocate((request_size / NUMBER_DIGITS + 1) * sizeof *numbers);
+    for (number_count = 0; (at = memmem(at, (size_t)(end - at), NUMBER, NUMBER_DIGITS)); at += NUMBER_DIGITS)
+        numbers[number_count++] = (size_t)(at - request);
+}
+
+/* Gives every put of a pattern numbers that none had before. */
+static void renew_numbers(char *pattern)
+{
+    for (char *request = pattern; number_count && request < pattern + pattern_size; request += request_size) {
+        for (size_t i = 0; i < number_count; i++) {
+            uint64_t number = LEAST_NUMBER + numbers_used++ % (9 * LEAST_NUMBER);
+            for (char *digit = request + numbers[i] + NUMBER_DIGITS; digit-- > request + numbers[i]; number /= 10)
+                *digit = (char)('0' + number % 10);
+        }
+    }
+}
+
 /* Puts one more request into the connection's send queue. */
 static void admit(struct connection *c, uint64_t since)
 {
@@ -104,7 +131,7 @@ static void admit(struct connection *c, uint64_t since)
         broke_off("a connection is %zu requests behind the schedule", asked_mask + 1);
     *asked = (struct asked){since, c->ask.position};
     c->head++, admitted++;
-    if (!opt.protocol->reads) {
+    if (opt.protocol->kind != GET) {
         c->unsent += request_size;
         return;
     }
@@ -120,7 +147,7 @@ static void flush(struct connection *c)
     int blocked = 0;
     while (c->unsent && !blocked) {
         size_t size = c->unsent;
-        if (!opt.protocol->reads && size > pattern_size - c->phase)
+        if (opt.protocol->kind != GET && size > pattern_size - c->phase)
             size = pattern_size - c->phase;
         ssize_t sent = send(c->fd, c->lines + c->phase, size, MSG_NOSIGNAL);
         if (sent < 0 && errno != EAGAIN)
@@ -129,8 +156,12 @@ static void flush(struct connection *c)
         if (sent > 0) {
             c->unsent -= (size_t)sent;
             c->phase += (size_t)sent;
-            if (!opt.protocol->reads)
+            if (opt.protocol->kind != GET && !number_count)
                 c->phase %= request_size;
+            if (opt.protocol->kind != GET && c->phase == pattern_size) {
+                renew_numbers(c->lines);
+                c->phase = 0;
+            }
         }
     }
     if (blocked != c->wants_write) {
@@ -157,6 +188,11 @@ static void take_get(struct connection *c, const struct reply *reply, uint64_t p
         c->ask.position = position + reply->advance;
 }
 
+static uint64_t messages_of_put(void)
+{
+    return opt.protocol->kind == PUT_BATCH ? (uint64_t)opt.batch : 1;
+}
+
 static void take(struct connection *c, const struct reply *reply, uint64_t now)
 {
     if (reply->verdict == UNRELATED)
@@ -165,7 +201,7 @@ static void take(struct connection *c, const struct reply *reply, uint64_t now)
         broke_off("a reply that nothing asked for: %.*s", (int)reply->text_size, reply->text ? reply->text : "");
     struct asked asked = c->asked[c->tail++ & asked_mask];
     answered++;
-    if (opt.protocol->reads && reply->verdict == END_OF_LOG && asked.position > 0) {
+    if (opt.protocol->kind == GET && reply->verdict == END_OF_LOG && asked.position > 0) {
         if (c->ask.position > asked.position) { /* the first of several answers beyond the end */
             c->ask.position = 0;
             measured.wraps++;
@@ -174,10 +210,10 @@ static void take(struct connection *c, const struct reply *reply, uint64_t now)
     }
     histogram_record(&latency, now - asked.since);
     measured.requests++;
-    if (opt.protocol->reads)
+    if (opt.protocol->kind == GET)
         take_get(c, reply, asked.position);
     else if (reply->verdict == STORED)
-        measured.messages++;
+        measured.messages += messages_of_put();
     else
         note_error(reply->text, reply->text_size);
 }
@@ -234,10 +270,10 @@ static int turn(struct epoll_event *events, int room, uint64_t until)
     return ready;
 }
 
-/* Has the run sent all it should? Puts stop at --count admitted, gets at --count messages read. */
+/* Has the run sent all it should? Puts stop at --count messages admitted, gets at --count messages read. */
 static int all_asked(void)
 {
-    uint64_t reached = opt.protocol->reads ? messages_read : admitted;
+    uint64_t reached = opt.protocol->kind == GET ? messages_read : admitted * messages_of_put();
     return opt.count && reached >= (uint64_t)opt.count;
 }
 
@@ -295,8 +331,8 @@ static void connect_one(struct connection *c, int index)
 {
     struct sockaddr_in address = {AF_INET, htons((uint16_t)opt.port), {htonl(INADDR_LOOPBACK)}, {0}};
     int one = 1;
-    size_t asked_room = asked_mask + 1, body = (size_t)opt.body, block = (size_t)opt.block;
-    c->ask = (struct ask){index, opt.topic, body, block, block / (RECORD_HEADER + body), 0};
+    size_t asked_room = asked_mask + 1, body = (size_t)opt.body;
+    c->ask = (struct ask){index, opt.topic, body, (size_t)opt.block, (size_t)opt.batch, 0};
     c->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (c->fd < 0 || connect(c->fd, (struct sockaddr *)&address, sizeof address))
         broke_off("connection %d to port %d: %s", index, opt.port, strerror(errno));
@@ -310,11 +346,11 @@ static void connect_one(struct connection *c, int index)
     fcntl(c->fd, F_SETFL, O_NONBLOCK);
     c->in = allocate(in_size);
     c->asked = allocate(asked_room * sizeof *c->asked);
-    if (opt.protocol->reads) {
+    if (opt.protocol->kind == GET) {
         c->lines = allocate(asked_room * GET_BYTES_MAX);
         return;
     }
-    size_t room = body + 512;
+    size_t room = (body + REQUEST_ROOM) * messages_of_put();
     char *pattern = allocate(room + PATTERN_MIN + room);
     request_size = opt.protocol->request(pattern, room, &c->ask);
     pattern_size = request_size;
@@ -322,6 +358,9 @@ static void connect_one(struct connection *c, int index)
         memcpy(pattern + pattern_size, pattern, request_size);
         pattern_size += request_size;
     }
+    if (!numbers)
+        find_numbers(pattern);
+    renew_numbers(pattern);
     c->lines = pattern;
 }
 
@@ -339,7 +378,8 @@ static long number_option(const char *name, const char *text, long low, long hig
 static void read_options(int argc, char **argv)
 {
     static const struct option known[] = {{"protocol", 1, 0, 'p'}, {"port", 1, 0, 'o'},      {"topic", 1, 0, 't'},
-                                          {"body", 1, 0, 'b'},     {"block", 1, 0, 'k'},     {"connections", 1, 0, 'c'},
+                                          {"body", 1, 0, 'b'},     {"block", 1, 0, 'k'},     {"batch", 1, 0, 'm'},
+                                          {"connections", 1, 0, 'c'},
                                           {"in-flight", 1, 0, 'd'}, {"count", 1, 0, 'n'},    {"rate", 1, 0, 'r'},
                                           {"duration-ms", 1, 0, 's'}, {"warmup-ms", 1, 0, 'w'}, {0, 0, 0, 0}};
     for (int letter, at = 0; (letter = getopt_long(argc, argv, "", known, &at)) != -1;) {
@@ -354,6 +394,7 @@ static void read_options(int argc, char **argv)
         case 't': opt.topic = optarg; break;
         case 'b': opt.body = number_option(name, optarg, 0, 16 << 20); break;
         case 'k': opt.block = number_option(name, optarg, RECORD_HEADER, 64 << 20); break;
+        case 'm': opt.batch = number_option(name, optarg, 1, 1024); break;
         case 'c': opt.connections = number_option(name, optarg, 1, 10000); break;
         case 'd': opt.in_flight = number_option(name, optarg, 1, MAX_LAG); break;
         case 'n': opt.count = number_option(name, optarg, 1, 1000000000); break;
@@ -368,22 +409,29 @@ static void read_options(int argc, char **argv)
                         "most 100 characters\n");
         exit(2);
     }
-    if (opt.protocol->reads && opt.rate) {
-        fprintf(stderr, "load: --rate is for puts\n");
+    if (opt.protocol->kind != PUT && opt.rate) {
+        fprintf(stderr, "load: --rate is for puts of one message\n");
         exit(2);
     }
-    if (opt.protocol->reads && opt.block < RECORD_HEADER + opt.body) {
+    if (opt.protocol->kind == GET && opt.block < RECORD_HEADER + opt.body) {
         fprintf(stderr, "load: --block must hold one record: at least %ld bytes\n", RECORD_HEADER + opt.body);
         exit(2);
     }
+    if (opt.protocol->kind == PUT_BATCH && !opt.batch) {
+        fprintf(stderr, "load: --batch says how many messages a request brings\n");
+        exit(2);
+    }
+    if (!opt.batch)
+        opt.batch = opt.block / (RECORD_HEADER + opt.body);
 }
 
 static void print_result(double seconds)
 {
+    int gets = opt.protocol->kind == GET, batches = opt.protocol->kind != PUT;
     printf("{\"protocol\": \"%s\", \"connections\": %ld, \"in_flight\": %ld, \"body_bytes\": %ld, \"block_bytes\": %ld, "
-           "\"rate_wanted\": %ld, \"seconds\": %.6f, \"requests\": %llu, \"messages\": %llu, \"bytes\": %llu, ",
-           opt.protocol->name, opt.connections, opt.in_flight, opt.body, opt.protocol->reads ? opt.block : 0, opt.rate,
-           seconds, (unsigned long long)measured.requests, (unsigned long long)measured.messages,
+           "\"batch\": %ld, \"rate_wanted\": %ld, \"seconds\": %.6f, \"requests\": %llu, \"messages\": %llu, \"bytes\": %llu, ",
+           opt.protocol->name, opt.connections, opt.in_flight, opt.body, gets ? opt.block : 0, batches ? opt.batch : 0,
+           opt.rate, seconds, (unsigned long long)measured.requests, (unsigned long long)measured.messages,
            (unsigned long long)(measured.messages * (uint64_t)opt.body));
     printf("\"messages_per_second\": %.1f, \"mb_per_second\": %.3f, ", (double)measured.messages / seconds,
            (double)measured.messages * (double)opt.body / seconds / 1e6);
@@ -407,7 +455,7 @@ int main(int argc, char **argv)
         asked_mask *= 2;
     asked_mask--;
     /* the smallest messages come in frames several times their size */
-    in_size = (opt.protocol->reads ? (size_t)opt.block * 8 : 0) + (1 << 18);
+    in_size = (opt.protocol->kind == GET ? (size_t)opt.block * 8 : 0) + (1 << 18);
     for (long i = 0; i < opt.connections; i++) {
         connect_one(&connections[i], (int)i);
         watch(&connections[i], EPOLL_CTL_ADD);

@@ -46,7 +46,10 @@ def build(source: Path, libraries: Sequence[str] = ()) -> Path:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What one run of the load generator does. `count` bounds the messages, `rate` (1/s) makes it an open loop."""
+    """What one run of the load generator does. `count` bounds the messages, `rate` (1/s) makes it an open loop.
+
+    `batch` is how many messages a put in batches brings or a get asks for; gets ask for a full block without it.
+    """
 
     connections: int
     in_flight: int
@@ -56,6 +59,7 @@ class LoadPlan:
     count: int | None = None
     rate: int | None = None
     block_bytes: int = 65536
+    batch: int | None = None
 
     def command(self, protocol: str, port: int) -> list[str]:
         options = {
@@ -65,6 +69,7 @@ class LoadPlan:
             "in-flight": self.in_flight,
             "body": self.body_bytes,
             "block": self.block_bytes,
+            "batch": self.batch,
             "duration-ms": round(self.seconds * 1000),
             "warmup-ms": round(self.warmup_seconds * 1000),
             "count": self.count,

@@ -13,7 +13,11 @@
 
 enum { RECORD_HEADER = 20 }; /* MetaQ's text encoding of a message: length 4, checksum 4, id 8, flag 4 */
 
-/* What a request is about. A get asks for `batch` messages (MetaQ: for `block` bytes) from `position` on. */
+/* Stands in a put where a number belongs that was sent nowhere before: load.c replaces it by 8 digits. */
+#define NUMBER "########"
+
+/* What a request is about. A get asks for `batch` messages (MetaQ: for `block` bytes) from `position` on; a put in batches
+ * brings as many. */
 struct ask {
     int connection;
     const char *topic;
@@ -39,7 +43,7 @@ struct reply {
 
 struct protocol {
     const char *name;
-    int reads; /* requests are gets: each has a position of its own */
+    enum { PUT, PUT_BATCH, GET } kind; /* each get has a position of its own */
     size_t (*greet)(char *out, size_t room, const struct ask *ask);
     size_t (*request)(char *out, size_t room, const struct ask *ask);
     struct reply (*parse)(const char *p, size_t n, const struct ask *ask);
@@ -322,15 +326,22 @@ static struct reply parse_pulled(const char *p, size_t n, const struct ask *ask)
     return batch;
 }
 
+#include "remoting.h"
+
 static const struct protocol PROTOCOLS[] = {
-    {"metaq-put", 0, NULL, put_metaq, parse_metaq, NULL},
-    {"metaq-get", 1, NULL, get_metaq, parse_metaq, advance_metaq},
-    {"redis-xadd", 0, NULL, put_redis, parse_xadd, NULL},
-    {"redis-xrange", 1, NULL, get_redis, parse_xrange, NULL},
-    {"beanstalkd-put", 0, NULL, put_beanstalkd, parse_beanstalkd, NULL},
-    {"beanstalkd-peek", 1, NULL, get_beanstalkd, parse_beanstalkd, advance_one},
-    {"nats-publish", 0, greet_nats, put_nats, parse_ack, NULL},
-    {"nats-pull", 1, greet_nats, get_nats, parse_pulled, advance_one},
+    {"metaq-put", PUT, NULL, put_metaq, parse_metaq, NULL},
+    {"metaq-get", GET, NULL, get_metaq, parse_metaq, advance_metaq},
+    {"remoting-send", PUT, NULL, put_remoting, parse_sent, NULL},
+    {"remoting-send-keyed", PUT, NULL, put_remoting_keyed, parse_sent, NULL},
+    {"remoting-batch", PUT_BATCH, NULL, put_remoting_batch, parse_sent, NULL},
+    {"remoting-batch-keyed", PUT_BATCH, NULL, put_remoting_batch_keyed, parse_sent, NULL},
+    {"remoting-pull", GET, NULL, get_remoting, parse_pull, advance_batch},
+    {"redis-xadd", PUT, NULL, put_redis, parse_xadd, NULL},
+    {"redis-xrange", GET, NULL, get_redis, parse_xrange, NULL},
+    {"beanstalkd-put", PUT, NULL, put_beanstalkd, parse_beanstalkd, NULL},
+    {"beanstalkd-peek", GET, NULL, get_beanstalkd, parse_beanstalkd, advance_one},
+    {"nats-publish", PUT, greet_nats, put_nats, parse_ack, NULL},
+    {"nats-pull", GET, greet_nats, get_nats, parse_pulled, advance_one},
 };
 
 #endif

@@ -27,6 +27,7 @@ LINE = {
     "in_flight": 100,
     "body_bytes": 128,
     "block_bytes": 0,
+    "batch": 0,
     "rate_wanted": 0,
     "seconds": 2.0,
     "requests": 1000,
