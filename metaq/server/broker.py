@@ -26,6 +26,7 @@ from metaq.server.handlers.pull import PullHandler
 from metaq.server.handlers.put import PutHandler
 from metaq.server.handlers.registry import RegistryHandler
 from metaq.server.handlers.send import SendHandler
+from metaq.server.handlers.sendback import SendBackHandler
 from metaq.server.handlers.topics import TopicsHandler
 from metaq.server.hold import Holds
 from metaq.server.later import Later
@@ -196,7 +197,8 @@ class Broker:
         self._pulls = PullHandler(self.context, self._holds, self._looks, self._hub.loop)
         later = Later(self._looks)
         topics = TopicsHandler(self.context, self._duties, later, self._forget_topic)
-        families: list[Family] = [topics, self._sends, self._pulls, self._schedule, self._identity]
+        sent_back = SendBackHandler(self.context, self._turns, self._looks)
+        families: list[Family] = [topics, self._sends, self._pulls, sent_back, self._schedule, self._identity]
         if self._registry is not None:
             families.append(self._registry)
         self._front.requests = {code: handler for family in families for code, handler in family.requests().items()}

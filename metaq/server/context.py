@@ -46,6 +46,8 @@ class Counters:
     offset: Meter = field(default_factory=Meter)
     get_miss: Meter = field(default_factory=Meter)
     put_failed: Meter = field(default_factory=Meter)
+    sent_back: Meter = field(default_factory=Meter)
+    dead_letter: Meter = field(default_factory=Meter)
     started_s: float = field(default_factory=time.monotonic)
     since_s: float = field(default_factory=time.monotonic)
 

@@ -7,10 +7,12 @@ from typing import Final, NamedTuple
 
 from metaq.errors import MessageIllegal, MetaqError
 from metaq.protocol import properties
-from metaq.protocol.codes import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_TYPE
+from metaq.protocol.codes import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_TYPE, Response
 from metaq.protocol.record import TAGS, constant_middle, java_hash, record_tail
+from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
 from metaq.server.context import Context
+from metaq.server.remoting import Answer, RemotingSession
 from metaq.server.tables import LEVELS, SCHEDULE_TOPIC
 from metaq.server.turn import Turns
 from metaq.store.consumequeue import ConsumeQueue
@@ -91,6 +93,34 @@ def stage(context: Context, draft: Draft, own: Mapping[str, str] = properties.NO
         0 if tag is None else java_hash(tag),
     )
     return Placed(queue, ordinal, offset)
+
+
+class Owed:
+    """The outcome of one request that stored something: it is answered when that is as durable as promised."""
+
+    __slots__ = ("_answer", "_request", "_session", "size")
+
+    def __init__(self, session: RemotingSession, request: RemotingCommand, answer: Answer, size: int) -> None:
+        """The session owes the answer already."""
+        self._session = session
+        self._request = request
+        self._answer = answer
+        self.size = size
+
+    def stored(self) -> None:
+        self._session.pay(self._request, self._answer)
+
+    def refused(self, error: MetaqError, outcome: str) -> None:
+        self._session.pay(self._request, Answer(error.code, remark=f"the message {outcome}: {error}"))
+
+    def late(self) -> None:
+        self._session.pay(self._request, self._answer._replace(code=Response.FLUSH_DISK_TIMEOUT))
+
+
+def owe(turns: Turns, session: RemotingSession, request: RemotingCommand, answer: Answer, size: int) -> None:
+    """Have a request answered, which the session owes, when what was just staged for it, ``size`` bytes, is durable."""
+    turns.staged(Owed(session, request, answer, size))
+    turns.waiting_bytes += size
 
 
 class Noted:

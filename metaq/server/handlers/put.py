@@ -21,6 +21,7 @@ from metaq.protocol.record import MAX_PROPERTIES_LENGTH, TAGS, constant_middle, 
 from metaq.protocol.textmessage import EPOCH_SHIFT, HEADER_SIZE_TEXT, split_attribute
 from metaq.server.context import Context
 from metaq.server.permissions import Action, allowed
+from metaq.server.tables import FORBIDDEN
 from metaq.server.textsession import TextOutcome, TextSession, result
 from metaq.server.turn import Turns
 from metaq.store.consumequeue import ConsumeQueue
@@ -116,6 +117,8 @@ class PutHandler:
     def _partition(self, put: Put) -> ConsumeQueue:
         """The partition that a put names or leaves open, its topic created when that is allowed."""
         context = self._context
+        if put.topic in FORBIDDEN:
+            raise AccessDenied(f"nobody may put to the topic {put.topic}")
         topic = context.topics.get(put.topic)
         if topic is None:
             if not context.settings.auto_create_topics:

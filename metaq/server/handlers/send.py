@@ -27,6 +27,7 @@ from metaq.protocol.remoting import HEAD, RemotingCommand, encode_response
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
+from metaq.server.handlers.sendback import dead_letter, most_retries, report_dead_letter
 from metaq.server.permissions import Action, allowed
 from metaq.server.remoting import Answer, RemotingSession
 from metaq.server.tables import DEFAULT_TOPIC, FORBIDDEN, RETRY_PREFIX, Topic
@@ -201,13 +202,20 @@ class SendHandler:
         if header.batch:
             return self.send_batch(session, request)
         self._refresh()
+        group = None
+        if header.topic.startswith(RETRY_PREFIX):  # a consumer could not send a message back and publishes it itself
+            group = self._context.groups.ensure(header.topic.removeprefix(RETRY_PREFIX))
         queue = self._partition(session, header)
         self._check_size(request.body)
         draft = Draft(
             *(queue.topic, queue.partition, request.body, properties.parse(header.properties or ""), header.flag),
             *(header.sys_flag & CLEARED, header.born_timestamp, session.born_host, header.reconsume_times),
         )
+        if group is not None and header.reconsume_times >= most_retries(group, request.version, header.max_reconsume_times):
+            draft = dead_letter(self._context, group, draft)
         placed = stage(self._context, self._prepare(draft))
+        if draft.topic != header.topic:
+            report_dead_letter(self._context, draft)
         # a delayed message answers with the partition that was asked for, and its place in the schedule
         sent = Sent(request, queue.partition, placed.ordinal, self.message_id(placed))
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
@@ -298,7 +306,7 @@ class SendHandler:
         if number >= topic.all_partitions:
             raise WrongPartition(f"the topic {name} has {topic.partitions} partitions, {number} is none of them")
         queue = self._store.queue(name, number)
-        if number == header.queue_id:
+        if number == header.queue_id and not name.startswith(RETRY_PREFIX):
             self._known[name, str(number)] = queue
         return queue
 

@@ -1,0 +1,114 @@
+"""Messages that consumers send back: retry topic, delay levels, dead letters, and what clients publish themselves."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metaq.protocol.codes import Request, Response
+from metaq.protocol.headers import Int32, SendMessage, encode_header, with_letters
+from metaq.protocol.record import Record
+from tests.broker.test_delay import DEADLINE_S, pairs_of, records, send, sent
+from tests.support.broker import BrokerProcess, wait_until
+from tests.support.remoting import RemotingClient
+
+GROUP = "workers"
+RETRY = f"%RETRY%{GROUP}"
+DEAD = f"%DLQ%{GROUP}"
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data") as process:
+        yield process
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[RemotingClient]:
+    with RemotingClient(broker.host, broker.port) as connection:
+        yield connection
+
+
+def put(client: RemotingClient, body: bytes, pairs: str = "") -> Record:
+    sent(client, send(client, body, pairs, topic="work"))
+    return records(client, "work")[-1]
+
+
+def send_back(client: RemotingClient, record: Record, **fields: str) -> int:
+    """Send a message back; the code of the answer."""
+    header = {"offset": str(record.log_offset), "group": GROUP, "delayLevel": "0", "unitMode": "false"}
+    return client.call(Request.CONSUMER_SEND_MSG_BACK, header | fields).code
+
+
+def last(client: RemotingClient, topic: str, count: int) -> Record:
+    wait_until(lambda: len(records(client, topic)) == count, DEADLINE_S, f"{count} messages are in {topic}")
+    return records(client, topic)[-1]
+
+
+def test_a_message_sent_back_comes_again_and_again_and_is_given_up(broker: BrokerProcess, client: RemotingClient) -> None:
+    """SG-072, SG-073, SG-074: retried as often as the consumer says, then kept as a dead letter, with an alarm."""
+    original = put(client, b"hard", "TAGS\x01t\x02UNIQ_KEY\x01ID1\x02")
+    record = original
+    for times in (1, 2):
+        assert send_back(client, record, delayLevel="1", maxReconsumeTimes="2") == Response.SUCCESS
+        record = last(client, RETRY, times)
+        pairs = pairs_of(record)
+        assert record.reconsume_times == times
+        assert (bytes(record.body), record.born_ms, record.born_host) == (b"hard", original.born_ms, original.born_host)
+        assert (pairs["RETRY_TOPIC"], pairs["TAGS"], pairs["UNIQ_KEY"]) == ("work", "t", "ID1")
+        assert pairs["ORIGIN_MESSAGE_ID"] == f"{original.store_host.hex().upper()}{original.log_offset:016X}"
+    assert "dead_letter" not in broker.stderr()
+    assert send_back(client, record, delayLevel="1", maxReconsumeTimes="2") == Response.SUCCESS
+    dead = last(client, DEAD, 1)
+    pairs = pairs_of(dead)
+    assert (bytes(dead.body), dead.reconsume_times, pairs["RETRY_TOPIC"]) == (b"hard", 3, "work")
+    assert "DELAY" not in pairs
+    assert f"dead_letter group={GROUP} topic=work id=ID1 reconsume_times=3" in broker.stderr()
+    assert len(records(client, RETRY)) == 2
+
+
+def test_the_level_rises_with_the_tries(client: RemotingClient) -> None:
+    """SG-075: without a level of the consumer's own, the copy waits at level 3 + tries; 3 is 10 s."""
+    record = put(client, b"slow")
+    assert send_back(client, record) == Response.SUCCESS
+    parked = records(client, "SCHEDULE_TOPIC_XXXX", 2)[0]
+    assert pairs_of(parked)["DELAY"] == "3"
+    assert (pairs_of(parked)["REAL_TOPIC"], parked.reconsume_times) == (RETRY, 1)
+    assert send_back(client, parked) == Response.SUCCESS
+    assert pairs_of(records(client, "SCHEDULE_TOPIC_XXXX", 3)[0])["DELAY"] == "4"
+
+
+def test_what_cannot_be_retried(client: RemotingClient) -> None:
+    """SG-073, SG-074: a negative level gives up at once; a place without a message and an old client's limit are told."""
+    record = put(client, b"x")
+    assert send_back(client, record, delayLevel="-1") == Response.SUCCESS
+    assert last(client, DEAD, 1).reconsume_times == 1
+    assert send_back(client, record, offset=str(record.log_offset + 1)) == Response.SYSTEM_ERROR
+    assert send_back(client, record, offset="-1") == Response.SYSTEM_ERROR
+
+
+def test_an_unknown_group_is_refused_where_groups_are_not_created(tmp_path: Path) -> None:
+    """SG-073: the group must be known; so it must be for a message that a consumer publishes to the retry topic itself."""
+    flags = ("--no-auto-create-groups",)
+    with BrokerProcess(tmp_path / "data", *flags) as broker, RemotingClient(broker.host, broker.port) as client:
+        record = put(client, b"x")
+        assert send_back(client, record) == Response.SUBSCRIPTION_GROUP_NOT_EXIST
+        answer = client.response(send(client, b"x", "", topic=RETRY))
+        assert answer.code == Response.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+def test_a_consumer_that_publishes_the_copy_itself(broker: BrokerProcess, client: RemotingClient) -> None:
+    """SG-074: a message sent to the retry topic with its counters is delivered again, or is a dead letter."""
+    pairs = "RETRY_TOPIC\x01work\x02DELAY\x011\x02UNIQ_KEY\x01ID2\x02"
+    zero, two = Int32(0), Int32(2)
+    header = SendMessage("CLIENT_INNER_PRODUCER", RETRY, "TBW102", Int32(4), zero, zero, 1, zero, pairs, two, False, two)
+    fields = with_letters(encode_header(header))
+    answer = client.call(Request.SEND_MESSAGE_V2, fields | {"l": "3"}, b"again")
+    assert answer.code == Response.SUCCESS
+    again = last(client, RETRY, 1)
+    assert (again.reconsume_times, bytes(again.body)) == (2, b"again")
+    answer = client.call(Request.SEND_MESSAGE_V2, fields, b"dead")
+    assert answer.code == Response.SUCCESS
+    dead = last(client, DEAD, 1)
+    assert (dead.reconsume_times, bytes(dead.body), pairs_of(dead).get("DELAY")) == (2, b"dead", None)
+    assert f"dead_letter group={GROUP} topic=work id=ID2" in broker.stderr()
