@@ -35,6 +35,7 @@ from metaq.server.offsets import OffsetTable
 from metaq.server.pool import run_in_pool
 from metaq.server.registration import Registration
 from metaq.server.schedule import SAVE_S, Schedule
+from metaq.server.statistics import SAMPLE_S, Statistics
 from metaq.server.tables import FOLDER, TopicTable
 from metaq.server.tls import make_context
 from metaq.server.turn import Turns
@@ -137,7 +138,9 @@ class Broker:
         for problem in groups.load(self.store.disk):
             logger.error("table of groups damaged problem=%s", problem)
         clients = Clients(groups, self.store.clock.monotonic)
-        self.context = Context(settings, self.store, topics, host, port, store_host, front, groups, OffsetTable(), clients)
+        statistics = Statistics(self.store.queues, self.store.clock)
+        tables = (topics, host, port, store_host, front, groups, OffsetTable(), clients, statistics)
+        self.context = Context(settings, self.store, *tables)
         self._holds = Holds()
         self._turns = Turns(self.store, settings, self._hub, self.run, self._holds.wake)
         self._duties = Duties(self.context, self._turns, self.run)
@@ -172,6 +175,8 @@ class Broker:
     def _forget_topic(self, name: str) -> None:
         """A topic was deleted."""
         self.context.counters.topics.pop(name, None)
+        self.context.statistics.forget(topic=name)
+        self.context.offsets.remove_topic(name)
 
     def _answer_text(self) -> None:
         """Who answers the text protocol's commands."""
@@ -225,6 +230,7 @@ class Broker:
         self._duties.every(IDLE_SCAN_S, self._front.close_idle)
         self._schedule.start()
         self._duties.every(SAVE_S, self._schedule.save)
+        self._duties.every(SAMPLE_S, self.context.statistics.sample)
         if self._registry is not None:
             self._duties.every(self._settings.registry_scan_ms / 1000, self._registry.scan)
         self._registration.start()

@@ -8,6 +8,7 @@ from metaq.server.clients import Clients
 from metaq.server.front import Front
 from metaq.server.groups import GroupTable
 from metaq.server.offsets import OffsetTable
+from metaq.server.statistics import Statistics
 from metaq.server.tables import TopicTable
 from metaq.store.messagestore import MessageStore
 
@@ -74,6 +75,7 @@ class Context:
     groups: GroupTable
     offsets: OffsetTable
     clients: Clients
+    statistics: Statistics
     counters: Counters = field(default_factory=Counters)
 
     def topic_counters(self, name: str) -> TopicCounters:

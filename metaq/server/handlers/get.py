@@ -130,6 +130,7 @@ class GetHandler:
             _, following = store.reader.next_intact(queue, ordinal + 1, read)
             return [write_result(MOVED, str(following), get.opaque)]
         store.reader.remember(queue, position + total, ordinal + taken)
+        self._context.statistics.got(get.group, get.topic, taken, total)
         out[0] = write_value_head(total, get.opaque)
         return out
 
