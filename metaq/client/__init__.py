@@ -1,5 +1,29 @@
-"""Clients of a broker: plain sockets and threads, no event loop; they work in programs that gevent patched, too."""
+"""Clients of brokers: plain sockets and threads, no event loop; they work in programs that gevent patched, too."""
 
+from metaq.client.client import Client, connect
+from metaq.client.consumer import SimpleConsumer
+from metaq.client.group import ConsumeFrom, Model
+from metaq.client.message import OutgoingMessage, ReceivedMessage, SendResult, SendStatus
+from metaq.client.producer import Producer
+from metaq.client.pull import PullConsumer
+from metaq.client.push import PushConsumer
 from metaq.client.textclient import Batch, PutManyFailed, TextClient, parse_stats
 
-__all__ = ["Batch", "PutManyFailed", "TextClient", "parse_stats"]
+__all__ = [
+    "Batch",
+    "Client",
+    "ConsumeFrom",
+    "Model",
+    "OutgoingMessage",
+    "Producer",
+    "PullConsumer",
+    "PushConsumer",
+    "PutManyFailed",
+    "ReceivedMessage",
+    "SendResult",
+    "SendStatus",
+    "SimpleConsumer",
+    "TextClient",
+    "connect",
+    "parse_stats",
+]

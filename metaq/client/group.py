@@ -17,13 +17,15 @@ from metaq.client.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.fetching import Batch, Budget, Fetcher, Source
 from metaq.client.locks import RENEW_S, QueueLocks
 from metaq.client.message import RETRY_PREFIX
-from metaq.client.offsets import OFFSETS_FOLDER, BrokerOffsets, LocalOffsets, Offsets, QueueEnds, offset_table
+from metaq.client.offsets import OFFSETS_FOLDER, BrokerOffsets, LocalOffsets, Offsets, QueueEnds
 from metaq.client.transport import Answer, Question, ask
 from metaq.errors import BadRequest, ClientClosed, ClientError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol import fastjson
+from metaq.protocol.adminbodies import decode_offsets
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import ConsumerGroupOnly
+from metaq.protocol.heartbeats import subscription_row
 from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
 from metaq.registry.assign import Assign, average
@@ -340,8 +342,8 @@ class GroupConsumer:
         """220 and 221; subclasses know more."""
         topic = request.fields.get("topic", "")
         if request.code == Request.RESET_CONSUMER_CLIENT_OFFSET:
-            for queue, offset in offset_table(request.body).items():
-                self._reset(queue, offset)
+            for queue, offset in decode_offsets(request.body).items():
+                self._reset(queue, QueueOffset(offset))
             self._save_in_background()
             return Answer()
         if request.code == Request.GET_CONSUMER_STATUS_FROM_CLIENT:
@@ -416,16 +418,3 @@ class GroupConsumer:
 
     def _stop(self) -> None:
         """Consume nothing more; what is being consumed may come to its end."""
-
-
-def subscription_row(subscription: Subscription) -> dict[str, Any]:
-    """A subscription as JSON values."""
-    return {
-        "classFilterMode": False,
-        "codeSet": sorted(subscription.codes),
-        "expressionType": subscription.kind.value,
-        "subString": subscription.expression,
-        "subVersion": subscription.version,
-        "tagsSet": sorted(subscription.tags),
-        "topic": subscription.topic,
-    }

@@ -12,14 +12,13 @@ from metaq.client.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.transport import Question, ask, call, refusal
 from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue, QueueOffset
-from metaq.protocol import fastjson
+from metaq.protocol.adminbodies import decode_offsets, encode_offsets
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import Int32, QueryConsumerOffset, QueueOnly, SearchOffset, UpdateConsumerOffset
 
 logger = logging.getLogger(__name__)
 
 OFFSETS_FOLDER: Final = Path.home() / ".metaq_offsets"
-_TABLE: Final = "offsetTable"
 
 
 class Offsets(Protocol):
@@ -125,7 +124,7 @@ class LocalOffsets:
         with self._guard:
             if not self._changed:
                 return
-            content = fastjson.encode({_TABLE: self._offsets})
+            content = encode_offsets(self._offsets)
             beside = self._file.with_name(f"{self._file.name}.new")
             try:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -141,18 +140,9 @@ class LocalOffsets:
 
 def _read_table(file: Path) -> dict[MessageQueue, QueueOffset]:
     try:
-        return offset_table(file.read_bytes())
+        return {queue: QueueOffset(offset) for queue, offset in decode_offsets(file.read_bytes()).items()}
     except BadRequest as error:
         raise ClientError(f"{file} holds no offsets ({error}); remove it to begin anew") from error
-
-
-def offset_table(body: bytes) -> dict[MessageQueue, QueueOffset]:
-    """An ``offsetTable`` by queues, as files and brokers write it. ``BadRequest``."""
-    content = fastjson.decode(body)
-    table = content.get(_TABLE) if isinstance(content, dict) else None
-    if isinstance(table, dict) and all(isinstance(key, MessageQueue) and type(value) is int for key, value in table.items()):
-        return table
-    raise BadRequest(f"no {_TABLE} of queues and numbers: {body[:80]!r}")
 
 
 def offset_of(fields: dict[str, str]) -> QueueOffset:

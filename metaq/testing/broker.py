@@ -1,0 +1,474 @@
+"""The in-memory broker: what a client asks, answered from lists and dictionaries."""
+
+import itertools
+import logging
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, TypeVar
+
+import orjson
+
+from metaq.client.client import in_process
+from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage
+from metaq.client.transport import Answer, Asked, Done, Question
+from metaq.errors import BadRequest, ClientClosed, MetaqError
+from metaq.message import MessageQueue
+from metaq.protocol import headers
+from metaq.protocol import properties as names
+from metaq.protocol.adminbodies import encode_offsets
+from metaq.protocol.batch import decode_batch
+from metaq.protocol.codes import JSON, ONEWAY_FLAG, READ, RESPONSE_FLAG, VERSION, WRITE, Request, Response
+from metaq.protocol.headers import decode_header, encode_header, with_names
+from metaq.protocol.heartbeats import Heartbeat, decode_heartbeat, decode_queue_set, encode_locked
+from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.routes import (
+    BrokerData,
+    ClusterInfo,
+    QueueData,
+    TopicRoute,
+    encode_cluster_info,
+    encode_route,
+    encode_topic_list,
+)
+from metaq.protocol.sql92 import compile_expression
+from metaq.protocol.subscription import ExpressionKind, Subscription, parse_subscription
+from metaq.testing.log import BROKER_NAME, HOST, PORT, Letter, Log, decode
+
+logger = logging.getLogger(__name__)
+
+CLUSTER: Final = "DefaultCluster"
+_ADDRESS: Final = f"{HOST}:{PORT}"
+_PARTITIONS: Final = 4
+_MAX_RETRIES: Final = 16
+H = TypeVar("H", bound=tuple[Any, ...])
+
+_numbers: Final = itertools.count(1)
+
+
+class _Held(NamedTuple):
+    """A pull that waits for messages."""
+
+    session: "Session"
+    question: Question
+    done: Done
+
+
+class Session:
+    """One client of the broker: a ``Transport``. What it is told, it is told by a thread of its own, as over a connection."""
+
+    def __init__(self, broker: "InMemoryBroker", asked: Asked) -> None:
+        self._broker = broker
+        self._asked = asked
+        self._deliveries: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.client_id = ""
+        self.closed = False
+        threading.Thread(target=self._deliver, name="metaq-testing", daemon=True).start()
+
+    def submit(self, address: str, question: Question, deadline: float, done: Done) -> None:
+        if self.closed:
+            raise ClientClosed("the client was closed")
+        self._broker.take(self, question, done)
+
+    def tell(self, address: str, question: Question, deadline: float) -> None:
+        self.submit(address, question, deadline, lambda outcome: None)
+
+    def close(self) -> None:
+        self.closed = True
+        self._broker.leave(self)
+        self._deliveries.put(None)
+
+    def answer(self, done: Done, answer: Answer) -> None:
+        """Let the client have an answer."""
+        fields = dict(answer.fields or {})
+        response = RemotingCommand(answer.code, 0, RESPONSE_FLAG, fields, answer.body, answer.remark, "JAVA", VERSION, JSON)
+        self._deliveries.put(lambda: done(response))
+
+    def ask(self, code: Request, header: tuple[object, ...], body: bytes = b"") -> None:
+        """Ask the client; what it answers is dropped."""
+        request = RemotingCommand(code, 0, ONEWAY_FLAG, encode_header(header), body, None, "JAVA", VERSION, JSON)
+        self._deliveries.put(lambda: self._asked(request, lambda answer: None))
+
+    def _deliver(self) -> None:
+        while (deliver := self._deliveries.get()) is not None:
+            try:
+                deliver()
+            except Exception:
+                logger.exception("a client failed on an answer")
+
+
+class InMemoryBroker:
+    """A broker and its registry; made by ``metaq.testing.broker``. Threads may share it."""
+
+    def __init__(self, address: str, partitions: int) -> None:
+        self.address = address
+        """What to give to ``metaq.connect``."""
+        self._partitions = partitions
+        self._guard = threading.RLock()  # guards what follows
+        self._log = Log()
+        self._held: list[_Held] = []
+        self._beats: dict[Session, Heartbeat] = {}
+        self._offsets: dict[tuple[str, str, int], int] = {}
+        self._locks: dict[tuple[str, MessageQueue], str] = {}
+        self._handlers: dict[int, Callable[[Session, Question], Answer]] = {
+            Request.GET_ROUTEINFO_BY_TOPIC: self._route,
+            Request.GET_BROKER_CLUSTER_INFO: self._clusters,
+            Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
+            Request.SEND_MESSAGE: self._send,
+            Request.SEND_MESSAGE_V2: self._send,
+            Request.SEND_BATCH_MESSAGE: self._send,
+            Request.SEND_REPLY_MESSAGE_V2: self._reply,
+            Request.CONSUMER_SEND_MSG_BACK: self._send_back,
+            Request.HEART_BEAT: self._beat,
+            Request.UNREGISTER_CLIENT: self._unregister,
+            Request.GET_CONSUMER_LIST_BY_GROUP: self._members,
+            Request.QUERY_CONSUMER_OFFSET: self._query_offset,
+            Request.UPDATE_CONSUMER_OFFSET: self._update_offset,
+            Request.GET_MAX_OFFSET: self._end,
+            Request.GET_MIN_OFFSET: self._begin,
+            Request.SEARCH_OFFSET_BY_TIMESTAMP: self._search_offset,
+            Request.LOCK_BATCH_MQ: self._lock,
+            Request.UNLOCK_BATCH_MQ: self._unlock,
+            Request.VIEW_MESSAGE_BY_ID: self._view,
+            Request.QUERY_MESSAGE: self._query,
+            Request.UPDATE_AND_CREATE_TOPIC: self._create_topic,
+            Request.DELETE_TOPIC_IN_BROKER: self._delete_topic,
+            Request.DELETE_TOPIC_IN_NAMESRV: lambda session, question: Answer(),
+        }
+
+    # -- for tests ----------------------------------------------------------------------------------------------------
+
+    def create_topic(self, topic: str, partitions: int = _PARTITIONS) -> None:
+        """Create a topic, or give it more partitions; sends create topics by themselves, too."""
+        with self._guard:
+            self._log.create(topic, partitions)
+
+    def messages(self, topic: str) -> list[ReceivedMessage]:
+        """What is stored for a topic, in the order of arrival."""
+        with self._guard:
+            return self._log.messages(topic)
+
+    def dead_letters(self, group: str) -> list[ReceivedMessage]:
+        """What a group has failed to consume."""
+        return self.messages(f"{DEAD_LETTER_PREFIX}{group}")
+
+    @property
+    def delayed(self) -> int:
+        """How many messages wait until they are due: delayed ones, and those to be delivered again."""
+        with self._guard:
+            return self._log.parked
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass for delayed messages, without waiting for it."""
+        with self._guard:
+            self._log.advance(seconds)
+            self._wake()
+
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """The offsets that a group has committed, by partition."""
+        with self._guard:
+            return {partition: offset for (g, t, partition), offset in self._offsets.items() if (g, t) == (group, topic)}
+
+    def reset_offsets(self, group: str, topic: str, offset: int = 0) -> None:
+        """Have the group's members go on elsewhere in all partitions of a topic."""
+        with self._guard:
+            table = {}
+            for partition in range(len(self._log.topics.get(topic, ()))):
+                self._offsets[group, topic, partition] = offset
+                table[MessageQueue(topic, BROKER_NAME, partition)] = offset
+            for session in self._group(group):
+                session.ask(Request.RESET_CONSUMER_CLIENT_OFFSET, headers.ResetOffset(topic, group, 0), encode_offsets(table))
+
+    # -- for clients --------------------------------------------------------------------------------------------------
+
+    def connect(self, asked: Asked, greet: object) -> Session:
+        """The transport of a new client."""
+        return Session(self, asked)
+
+    def take(self, session: Session, question: Question, done: Done) -> None:
+        """Answer a request, now or when there is something to answer."""
+        with self._guard:
+            if question.code == Request.PULL_MESSAGE:
+                held = _Held(session, question, done)
+                if not self._pull(held):
+                    self._held.append(held)
+                return
+            handler = self._handlers.get(question.code)
+            try:
+                answer = self._unknown(question) if handler is None else handler(session, question)
+            except MetaqError as error:
+                answer = Answer(error.code, remark=str(error))
+            session.answer(done, answer)
+            self._wake()
+
+    def leave(self, session: Session) -> None:
+        """A client has closed."""
+        with self._guard:
+            self._held = [held for held in self._held if held.session is not session]
+            self._forget(session)
+
+    def _unknown(self, question: Question) -> Answer:
+        return Answer(Response.REQUEST_CODE_NOT_SUPPORTED, remark=f"metaq.testing does not know request {question.code}")
+
+    # -- routes and topics --------------------------------------------------------------------------------------------
+
+    def _route(self, session: Session, question: Question) -> Answer:
+        topic = _fields(headers.TopicOnly, question).topic
+        rows = self._log.topics.get(topic)
+        if topic == "TBW102":
+            row = QueueData(BROKER_NAME, self._partitions, self._partitions, READ | WRITE | 1)
+        elif rows is None:
+            return Answer(Response.TOPIC_NOT_EXIST, remark=f"no topic {topic}")
+        else:
+            row = QueueData(BROKER_NAME, len(rows), len(rows), READ | WRITE)
+        return Answer(body=encode_route(TopicRoute((row,), (_BROKER,))))
+
+    def _clusters(self, session: Session, question: Question) -> Answer:
+        return Answer(body=encode_cluster_info(ClusterInfo({BROKER_NAME: _BROKER}, {CLUSTER: [BROKER_NAME]})))
+
+    def _topics(self, session: Session, question: Question) -> Answer:
+        return Answer(body=encode_topic_list(self._log.topics))
+
+    def _create_topic(self, session: Session, question: Question) -> Answer:
+        header = _fields(headers.CreateTopic, question)
+        self._log.create(header.topic, header.write_queue_nums)
+        return Answer()
+
+    def _delete_topic(self, session: Session, question: Question) -> Answer:
+        self._log.topics.pop(_fields(headers.TopicOnly, question).topic, None)
+        return Answer()
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _send(self, session: Session, question: Question) -> Answer:
+        header = decode_header(headers.SendMessage, with_names(dict(question.fields or {})))
+        self._log.create(header.topic, self._partitions)
+        partition = header.queue_id if header.queue_id >= 0 else random.randrange(self._partitions)
+        common = names.parse(header.properties or "")
+        if names.REPLY_TO in common:
+            common[names.CLUSTER] = CLUSTER
+        topic, level = header.topic, common.get(names.DELAY)
+        if topic.startswith(RETRY_PREFIX) and header.reconsume_times >= (header.max_reconsume_times or _MAX_RETRIES):
+            topic, partition, level = f"{DEAD_LETTER_PREFIX}{topic.removeprefix(RETRY_PREFIX)}", 0, None
+        common = {name: value for name, value in common.items() if name != names.DELAY or level}
+        first = Letter(
+            topic, partition, question.body, common, header.flag, header.sys_flag, header.born_timestamp, header.reconsume_times
+        )
+        letters = [first]
+        if question.code == Request.SEND_BATCH_MESSAGE:
+            letters = [
+                first._replace(body=item.body, flag=item.flag, properties={**names.parse(item.properties), **common})
+                for item in decode_batch(question.body)
+            ]
+        placed = [self._log.put(letter) for letter in letters]
+        fields = {
+            "msgId": ",".join(place.offset_id for place in placed),
+            "queueId": str(partition),
+            "queueOffset": str(placed[0].queue_offset),
+        }
+        return Answer(fields=fields)
+
+    def _reply(self, session: Session, question: Question) -> Answer:
+        header = decode_header(headers.SendMessage, with_names(dict(question.fields or {})))
+        client = names.parse(header.properties or "").get(names.REPLY_TO)
+        requester = next((other for other, beat in self._beats.items() if beat.client_id == client and beat.producers), None)
+        if requester is None:
+            return Answer(Response.SYSTEM_ERROR, remark=f"the requester {client} is not here any more")
+        pushed = headers.PushReply(
+            header.producer_group,
+            header.topic,
+            header.default_topic,
+            header.default_topic_queue_nums,
+            header.queue_id,
+            header.sys_flag,
+            header.born_timestamp,
+            header.flag,
+            _ADDRESS,
+            _ADDRESS,
+            self._log.now_ms(),
+            header.properties,
+        )
+        requester.ask(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, question.body)
+        return Answer(fields={"msgId": "0", "queueId": "0", "queueOffset": "0"})
+
+    def _send_back(self, session: Session, question: Question) -> Answer:
+        header = _fields(headers.SendBack, question)
+        record = self._log.record_at(header.offset)
+        if record is None:
+            return Answer(Response.SYSTEM_ERROR, remark=f"no message at {header.offset}")
+        message = decode(record)
+        properties = {names.RETRY_TOPIC: message.topic, names.ORIGIN_ID: message.offset_id, **message.properties}
+        limit = _MAX_RETRIES if header.max_reconsume_times is None else header.max_reconsume_times
+        topic = f"{RETRY_PREFIX}{header.group}"
+        properties[names.DELAY] = str(header.delay_level or 3 + message.reconsume_times)
+        if message.reconsume_times >= limit or header.delay_level < 0:
+            topic = f"{DEAD_LETTER_PREFIX}{header.group}"
+            del properties[names.DELAY]
+        times = message.reconsume_times + 1
+        self._log.put(Letter(topic, 0, message.body, properties, message.flag, 0, message.born_ms, times))
+        return Answer()
+
+    def _view(self, session: Session, question: Question) -> Answer:
+        record = self._log.record_at(_fields(headers.ViewMessage, question).offset)
+        return Answer(Response.SYSTEM_ERROR, remark="no such message") if record is None else Answer(body=record)
+
+    def _query(self, session: Session, question: Question) -> Answer:
+        header = _fields(headers.QueryMessage, question)
+        found = [
+            message
+            for message in self._log.messages(header.topic)
+            if header.key in {message.id, *message.keys} and header.begin_timestamp <= message.store_ms <= header.end_timestamp
+        ]
+        records = [self._log.record_at(message.log_offset) or b"" for message in found[-header.max_num :]]
+        fields = {"indexLastUpdateTimestamp": str(self._log.now_ms()), "indexLastUpdatePhyoffset": "0"}
+        return Answer(Response.SUCCESS if records else Response.QUERY_NOT_FOUND, b"".join(records), None, fields)
+
+    # -- pulling ------------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Answer the held pulls that can be answered now."""
+        self._held = [held for held in self._held if not self._pull(held)]
+
+    def _pull(self, held: _Held) -> bool:
+        """Whether the pull is answered."""
+        try:
+            answer = self._look(held.question)
+        except MetaqError as error:
+            answer = Answer(error.code, remark=str(error))
+        if answer is not None:
+            held.session.answer(held.done, answer)
+        return answer is not None
+
+    def _look(self, question: Question) -> Answer | None:
+        header = _fields(headers.PullMessage, question)
+        rows = self._rows(header.topic, header.queue_id)
+        code, following = Response.PULL_NOT_FOUND, header.queue_offset
+        chosen: list[bytes] = []
+        if header.queue_offset > len(rows):
+            code, following = Response.PULL_OFFSET_MOVED, len(rows)
+        elif header.queue_offset < len(rows):
+            wanted = _chooser(parse_subscription(header.topic, header.subscription or "*", 0, header.expression_type or "TAG"))
+            fresh = rows[header.queue_offset : header.queue_offset + header.max_msg_nums]
+            chosen = [row for row in fresh if wanted(decode(row))]
+            following = header.queue_offset + len(fresh)
+            code = Response.SUCCESS if chosen else Response.PULL_RETRY_IMMEDIATELY
+        else:
+            return None
+        fields = {
+            "suggestWhichBrokerId": "0",
+            "nextBeginOffset": str(following),
+            "minOffset": "0",
+            "maxOffset": str(len(rows)),
+        }
+        return Answer(code, b"".join(chosen), None, fields)
+
+    def _rows(self, topic: str, partition: int) -> list[bytes]:
+        partitions = self._log.topics.get(topic, [])
+        if not 0 <= partition < len(partitions):
+            raise BadRequest(f"topic {topic} has {len(partitions)} partitions, {partition} is none")
+        return partitions[partition]
+
+    # -- groups -------------------------------------------------------------------------------------------------------
+
+    def _group(self, group: str) -> list[Session]:
+        return [session for session, beat in self._beats.items() if group in {consumer.group for consumer in beat.consumers}]
+
+    def _beat(self, session: Session, question: Question) -> Answer:
+        beat = decode_heartbeat(question.body)
+        session.client_id = beat.client_id
+        before = self._beats.get(session)
+        self._beats[session] = beat
+        known = {consumer.group for consumer in before.consumers} if before is not None else set()
+        for consumer in beat.consumers:
+            self._log.create(f"{RETRY_PREFIX}{consumer.group}", 1)
+            if consumer.group not in known:
+                self._notify(consumer.group)
+        return Answer()
+
+    def _notify(self, group: str) -> None:
+        for session in self._group(group):
+            session.ask(Request.NOTIFY_CONSUMER_IDS_CHANGED, headers.ConsumerGroupOnly(group))
+
+    def _unregister(self, session: Session, question: Question) -> Answer:
+        header = _fields(headers.UnregisterClient, question)
+        beat = self._beats.get(session)
+        if beat is not None and header.consumer_group:
+            left = tuple(consumer for consumer in beat.consumers if consumer.group != header.consumer_group)
+            self._beats[session] = beat._replace(consumers=left)
+            self._notify(header.consumer_group)
+        return Answer()
+
+    def _forget(self, session: Session) -> None:
+        beat = self._beats.pop(session, None)
+        self._locks = {key: owner for key, owner in self._locks.items() if owner != session.client_id}
+        for consumer in beat.consumers if beat is not None else ():
+            self._notify(consumer.group)
+
+    def _members(self, session: Session, question: Question) -> Answer:
+        members = [member.client_id for member in self._group(_fields(headers.ConsumerGroupOnly, question).consumer_group)]
+        return Answer(body=orjson.dumps({"consumerIdList": members}))
+
+    def _query_offset(self, session: Session, question: Question) -> Answer:
+        header = _fields(headers.QueryConsumerOffset, question)
+        # as a broker does while a topic is young: a new group begins with its first message
+        return _offset(self._offsets.get((header.consumer_group, header.topic, header.queue_id), 0))
+
+    def _update_offset(self, session: Session, question: Question) -> Answer:
+        header = _fields(headers.UpdateConsumerOffset, question)
+        self._offsets[header.consumer_group, header.topic, header.queue_id] = header.commit_offset
+        return Answer()
+
+    def _end(self, session: Session, question: Question) -> Answer:
+        header = _fields(headers.QueueOnly, question)
+        return _offset(len(self._rows(header.topic, header.queue_id)))
+
+    def _begin(self, session: Session, question: Question) -> Answer:
+        return _offset(0)
+
+    def _search_offset(self, session: Session, question: Question) -> Answer:
+        header = _fields(headers.SearchOffset, question)
+        return _offset(self._log.first_since(header.topic, header.queue_id, header.timestamp))
+
+    def _lock(self, session: Session, question: Question) -> Answer:
+        wanted = decode_queue_set(question.body)
+        for one in wanted.queues:
+            self._locks.setdefault((wanted.group, one), wanted.client_id)
+        return Answer(body=encode_locked(one for one in wanted.queues if self._locks[wanted.group, one] == wanted.client_id))
+
+    def _unlock(self, session: Session, question: Question) -> Answer:
+        given = decode_queue_set(question.body)
+        for one in given.queues:
+            if self._locks.get((given.group, one)) == given.client_id:
+                del self._locks[given.group, one]
+        return Answer()
+
+
+_BROKER: Final = BrokerData(CLUSTER, BROKER_NAME, {0: _ADDRESS})
+
+
+def _fields(kind: type[H], question: Question) -> H:
+    return decode_header(kind, question.fields or {})
+
+
+def _offset(offset: int) -> Answer:
+    return Answer(fields={"offset": str(offset)})
+
+
+def _chooser(subscription: Subscription) -> Callable[[ReceivedMessage], bool]:
+    if subscription.kind is ExpressionKind.SQL92:
+        matches = compile_expression(subscription.expression)
+        return lambda message: matches(message.properties)
+    return lambda message: subscription.matches_tag(message.tag)
+
+
+@contextmanager
+def broker(*, partitions: int = _PARTITIONS) -> Iterator[InMemoryBroker]:
+    """An empty broker while the ``with`` block runs. ``partitions`` is how many a topic gets that a send creates."""
+    found = InMemoryBroker(f"memory://{next(_numbers)}", partitions)
+    in_process[found.address] = found.connect
+    try:
+        yield found
+    finally:
+        del in_process[found.address]

@@ -1,0 +1,140 @@
+"""Topics in memory: records as a broker would store them, and what is parked until it is due."""
+
+import heapq
+import itertools
+import struct
+import time
+import zlib
+from typing import Final, NamedTuple
+
+from metaq.client.message import ReceivedMessage
+from metaq.client.records import decode_messages
+from metaq.message import LogOffset
+from metaq.protocol import properties as names
+from metaq.protocol.ids import OffsetId, encode_offset_id
+from metaq.protocol.record import FIXED_SIZE, HEADER, MAGIC
+
+BROKER_NAME: Final = "memory"
+HOST: Final = "127.0.0.1"
+PORT: Final = 1
+_HOST: Final = struct.pack(">4Bi", 127, 0, 0, 1, PORT)
+DELAYS_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+"""By delay level, from 1 on."""
+
+
+class Letter(NamedTuple):
+    """A message on its way into a topic."""
+
+    topic: str
+    partition: int
+    body: bytes
+    properties: dict[str, str]
+    flag: int = 0
+    sys_flag: int = 0
+    born_ms: int = 0
+    reconsume_times: int = 0
+
+
+class Placed(NamedTuple):
+    """Where a message came to be."""
+
+    offset_id: str
+    queue_offset: int
+
+
+class Log:
+    """All messages of a broker in memory. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, list[list[bytes]]] = {}
+        """Records by topic, partition and queue offset."""
+        self._records: dict[int, bytes] = {}
+        self._end = 0
+        self._advanced_s = 0.0
+        self._parked: list[tuple[float, int, Letter]] = []
+        self._sequence = itertools.count()
+
+    def now_ms(self) -> int:
+        """The machine's time, and what it was advanced by."""
+        return time.time_ns() // 1_000_000 + round(self._advanced_s * 1000)
+
+    def create(self, topic: str, partitions: int) -> None:
+        """Make sure that the topic has so many partitions; it keeps those that it has beyond."""
+        rows = self.topics.setdefault(topic, [])
+        rows += [[] for _ in range(partitions - len(rows))]
+
+    def put(self, letter: Letter) -> Placed:
+        """Store a message, or park it when it has a delay level."""
+        level = letter.properties.get(names.DELAY, "")
+        if level.isdecimal() and int(level) > 0:
+            delay = DELAYS_S[min(int(level), len(DELAYS_S)) - 1]
+            kept = {name: value for name, value in letter.properties.items() if name != names.DELAY}
+            due = self._advanced_s + delay
+            heapq.heappush(self._parked, (due, next(self._sequence), letter._replace(properties=kept)))
+            return Placed(_offset_id(self._end), 0)
+        return self._append(letter)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; what is due by then is stored, in the order in which it is due."""
+        self._advanced_s += seconds
+        while self._parked and self._parked[0][0] <= self._advanced_s:
+            self._append(heapq.heappop(self._parked)[2])
+
+    @property
+    def parked(self) -> int:
+        """How many messages wait until they are due."""
+        return len(self._parked)
+
+    def _append(self, letter: Letter) -> Placed:
+        self.create(letter.topic, letter.partition + 1)
+        rows = self.topics[letter.topic][letter.partition]
+        pairs = b"".join(f"{name}\x01{value}\x02".encode() for name, value in letter.properties.items())
+        topic = letter.topic.encode()
+        size = FIXED_SIZE + len(letter.body) + len(topic) + len(pairs)
+        head = HEADER.pack(
+            size,
+            MAGIC,
+            zlib.crc32(letter.body) & 0x7FFFFFFF,
+            letter.partition,
+            letter.flag,
+            len(rows),
+            self._end,
+            letter.sys_flag,
+            letter.born_ms,
+            _HOST,
+            self.now_ms(),
+            _HOST,
+            letter.reconsume_times,
+            0,
+            len(letter.body),
+        )
+        record = b"%b%b%b%b%b%b" % (head, letter.body, bytes((len(topic),)), topic, struct.pack(">h", len(pairs)), pairs)
+        rows.append(record)
+        self._records[self._end] = record
+        placed = Placed(_offset_id(self._end), len(rows) - 1)
+        self._end += size
+        return placed
+
+    def record_at(self, log_offset: int) -> bytes | None:
+        """The record at a place in the log."""
+        return self._records.get(log_offset)
+
+    def messages(self, topic: str) -> list[ReceivedMessage]:
+        """All messages of a topic in the order in which they were stored."""
+        rows = itertools.chain.from_iterable(self.topics.get(topic, ()))
+        found = [decode(row) for row in rows]
+        return sorted(found, key=lambda message: message.log_offset)
+
+    def first_since(self, topic: str, partition: int, time_ms: int) -> int:
+        """The queue offset of the first message stored at this time or later; the end when there is none."""
+        rows = self.topics[topic][partition]
+        return next((place for place, row in enumerate(rows) if decode(row).store_ms >= time_ms), len(rows))
+
+
+def decode(record: bytes) -> ReceivedMessage:
+    """A record as its message."""
+    return decode_messages(record, BROKER_NAME)[0]
+
+
+def _offset_id(log_offset: int) -> str:
+    return encode_offset_id(OffsetId(HOST, PORT, LogOffset(log_offset)))
