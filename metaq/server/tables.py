@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from metaq.config import TopicSettings
-from metaq.errors import BadRequest, Overloaded
+from metaq.errors import AccessDenied, BadRequest, Overloaded
 from metaq.message import TopicPartition
 from metaq.protocol.codes import INHERIT, READ, WRITE
 from metaq.protocol.record import MAX_TOPIC_LENGTH
@@ -115,6 +115,14 @@ class TopicTable:
             self._version += 1
             for name in self._topics:
                 self.changed(name)
+
+    def check(self, topic: Topic, needed: int) -> None:
+        """Raise ``AccessDenied`` when topic or broker do not allow what is ``needed``: ``READ`` or ``WRITE``."""
+        verb = "give" if needed == READ else "take"
+        if not topic.permission & needed:
+            raise AccessDenied(f"the topic {topic.name} does not {verb} messages (perm {topic.permission})")
+        if not self._permission & needed:
+            raise AccessDenied(f"this broker does not {verb} messages now (broker_permission {self._permission})")
 
     def permission_of(self, topic: Topic) -> int:
         """What topic and broker allow together."""

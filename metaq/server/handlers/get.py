@@ -64,6 +64,8 @@ class GetHandler:
             return FORBIDDEN, f"{session.principal} may not read {get.topic}"
         if topic is not None and not topic.permission & READ:
             return FORBIDDEN, f"topic {get.topic} does not answer gets (accept_subscribe)"
+        if not self._context.topics.permission & READ:
+            return FORBIDDEN, "this broker does not answer gets now (broker_permission)"
         if get.max_size <= 0 and self._queue(get) is not None:
             return BAD_REQUEST, f"Bad request,invalid max size:{get.max_size}"
         return None

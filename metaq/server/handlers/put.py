@@ -126,6 +126,7 @@ class PutHandler:
             topic = context.topics.ensure(put.topic, context.settings.default_partitions)
         if not topic.permission & WRITE:
             raise AccessDenied(f"topic {put.topic} does not accept puts (accept_publish)")
+        context.topics.check(topic, WRITE)
         number = put.partition
         if number == BROKER_CHOOSES:
             number = self._rotation.get(topic.name, 0) % topic.partitions

@@ -4,6 +4,7 @@ import random
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from metaq.errors import AccessDenied, MessageIllegal, MetaqError, RequestFailed, UnknownTopic, WrongPartition
@@ -25,7 +26,7 @@ from metaq.protocol.headers import Int32, SendMessage, decode_header, with_names
 from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, constant_middle, java_hash
 from metaq.protocol.remoting import HEAD, RemotingCommand, encode_response
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
-from metaq.server.context import Context
+from metaq.server.context import Context, Counters
 from metaq.server.front import RequestHandler
 from metaq.server.handlers.sendback import dead_letter, most_retries, report_dead_letter
 from metaq.server.permissions import Action, allowed
@@ -84,13 +85,15 @@ class Sent(NamedTuple):
 class SendOutcome:
     """The replies to one session's sends of one turn."""
 
-    __slots__ = ("_owed", "_session", "sent", "size", "turn")
+    __slots__ = ("_counters", "_session", "requests", "sent", "size", "turn")
 
-    def __init__(self, session: RemotingSession, turn: int) -> None:
+    def __init__(self, session: RemotingSession, turn: int, counters: Counters) -> None:
         self._session = session
+        self._counters = counters
         self.turn = turn
+        self.requests = 0
         self.sent: list[Sent] = []
-        self._owed = 0
+        """Of the requests those that are to be answered."""
         self.size = 0
 
     def stored(self) -> None:
@@ -101,9 +104,11 @@ class SendOutcome:
 
     def refused(self, error: MetaqError, outcome: str) -> None:
         remark = f"the message {outcome}: {error}"
+        self._counters.put_failed.add(self.requests)
         self._pay([encode_response(sent.request, error.code, remark=remark) for sent in self.sent])
 
     def _pay(self, replies: list[bytes]) -> None:
+        self._counters.put.add(self.requests, self.size)
         self._session.answer(len(replies), self.size, b"".join(replies))
 
 
@@ -123,10 +128,21 @@ class SendHandler:
 
     def requests(self) -> dict[int, RequestHandler]:
         return {
-            Request.SEND_MESSAGE: self.send,
-            Request.SEND_MESSAGE_V2: self.send,
-            Request.SEND_BATCH_MESSAGE: self.send_batch,
+            Request.SEND_MESSAGE: partial(self._counted, self.send),
+            Request.SEND_MESSAGE_V2: partial(self._counted, self.send),
+            Request.SEND_BATCH_MESSAGE: partial(self._counted, self.send_batch),
         }
+
+    def _counted(self, handle: RequestHandler, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """What is refused at once is a put that failed."""
+        try:
+            return handle(session, request)
+        except MetaqError:
+            context = self._context
+            context.counters.put.add(1, len(request.body))
+            context.counters.put_failed.add(1)
+            context.topic_counters(request.fields.get("b") or request.fields.get("topic", "")).put_failed.add(1)
+            raise
 
     # -- one message --------------------------------------------------------------------------------------------------
 
@@ -149,7 +165,7 @@ class SendHandler:
             if not request.flag & ONEWAY_FLAG:
                 sent.append(staged)
         if end > at:
-            self._owe(session, size, sent)
+            self._owe(session, size, sent, end - at)
         return end
 
     def _stage_short(self, session: RemotingSession, request: RemotingCommand, now_ms: int) -> Sent | None:
@@ -263,12 +279,13 @@ class SendHandler:
         """The offset message id: host, port and log offset in hexadecimal digits."""
         return b"%b%016X" % (self._host, placed.log_offset)
 
-    def _owe(self, session: RemotingSession, size: int, sent: list[Sent]) -> None:
+    def _owe(self, session: RemotingSession, size: int, sent: list[Sent], requests: int = 1) -> None:
         """The replies are due when the turn's append holds."""
         turns, outcome = self._turns, session.outcome
         if outcome is None or outcome.turn != turns.number:
-            session.outcome = outcome = SendOutcome(session, turns.number)
+            session.outcome = outcome = SendOutcome(session, turns.number, self._context.counters)
             turns.staged(outcome)
+        outcome.requests += requests
         outcome.sent += sent
         outcome.size += size
         turns.waiting_bytes += size
@@ -298,8 +315,7 @@ class SendHandler:
         if not allowed(session.principal, Action.PUBLISH, name):
             raise AccessDenied(f"{session.principal} may not publish to {name}")
         topic = self._context.topics.get(name) or self._create(header)
-        if not topic.permission & WRITE:
-            raise AccessDenied(f"the topic {name} does not take messages (perm {topic.permission})")
+        self._context.topics.check(topic, WRITE)
         number: int = header.queue_id
         if number < 0:
             number = random.randrange(topic.partitions) if topic.partitions else 0
