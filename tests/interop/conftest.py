@@ -8,6 +8,8 @@ import pytest
 from tests.interop.clients import ClientProcess, go_command, java_command
 from tests.support.broker import BrokerProcess
 
+pytest.register_assert_rewrite("tests.interop.scenarios")
+
 Spawn = Callable[[tuple[str, ...], str], ClientProcess]
 """Starts a driver: its program, the address of the registry."""
 

@@ -213,7 +213,7 @@ class Scenarios:
         assert dead.properties["RETRY_TOPIC"] == topic
         assert len(client.messages("failing")) == 3
 
-    def test_pulling(self, client: ClientProcess, broker: BrokerProcess) -> None:
+    def test_pulling(self, client: ClientProcess, broker: BrokerProcess, admin: ClientProcess) -> None:
         """SG-120, SG-077, SG-078: by offset, with a filter, and a group that goes on where it stopped."""
         topic = create_topic(client, broker, "pulled")
         client.start_producer("pulled", "pulled-producers")
@@ -224,6 +224,16 @@ class Scenarios:
         assert bodies(client.pull("pullers", topic)) == bodies(messages)
         assert bodies(client.pull("pullers", topic, "odd")) == bodies(messages[1::2])
         assert bodies(client.poll("pollers", topic, count=24, seconds=60)) == bodies(messages)
+
+        def stored_offsets() -> int:
+            try:
+                offsets: dict[str, int] = admin.call("group_offsets", group="pollers", topic=topic)
+            except ClientError:  # none yet
+                return 0
+            return sum(offsets.values())
+
+        # The client sends offsets without waiting for an answer, and the next one asks over another connection.
+        wait_until(lambda: stored_offsets() == 24, WAIT_S, "the offsets of the first poll are stored")
         late = Outgoing(topic, b"late")
         client.send("pulled", late)
         assert bodies(client.poll("pollers", topic, count=1, seconds=60)) == [b"late"]

@@ -2,7 +2,6 @@ package metaq.interop;
 
 import com.alibaba.fastjson.JSONObject;
 import java.util.LinkedHashMap;
-import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
 import org.apache.rocketmq.client.QueryResult;
@@ -54,6 +53,14 @@ final class Administration {
     /** By the unique id that the client gave the message, or by the offset id that the broker gave it. */
     Object queryById(JSONObject request) throws Exception {
         return Messages.view(admin().viewMessage(request.getString("topic"), request.getString("message_id")));
+    }
+
+    /** Where a group stands in each queue of a topic. */
+    Object groupOffsets(JSONObject request) throws Exception {
+        Map<String, Long> view = new TreeMap<>();
+        admin().examineConsumeStats(request.getString("group"), request.getString("topic")).getOffsetTable().forEach(
+                (queue, offsets) -> view.put(Integer.toString(queue.getQueueId()), offsets.getConsumerOffset()));
+        return view;
     }
 
     Object resetOffsets(JSONObject request) throws Exception {

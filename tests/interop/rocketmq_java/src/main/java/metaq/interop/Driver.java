@@ -103,6 +103,7 @@ public final class Driver {
             case "create_topic" -> administration.createTopic(request);
             case "query_by_key" -> administration.queryByKey(request);
             case "query_by_id" -> administration.queryById(request);
+            case "group_offsets" -> administration.groupOffsets(request);
             case "reset_offsets" -> administration.resetOffsets(request);
             case "invoke" -> administration.invoke(request);
             default -> throw new IllegalArgumentException("no such step: " + request);
