@@ -20,7 +20,9 @@ from metaq.server.duties import Duties
 from metaq.server.front import Address, Front, RequestHandler
 from metaq.server.groups import GroupTable
 from metaq.server.handlers.admin import AdminHandler
+from metaq.server.handlers.consumer import ConsumerHandler
 from metaq.server.handlers.get import GetHandler
+from metaq.server.handlers.heartbeat import HeartbeatHandler
 from metaq.server.handlers.identity import IdentityHandler
 from metaq.server.handlers.pull import PullHandler
 from metaq.server.handlers.put import PutHandler
@@ -30,7 +32,9 @@ from metaq.server.handlers.sendback import SendBackHandler
 from metaq.server.handlers.topics import TopicsHandler
 from metaq.server.hold import Holds
 from metaq.server.later import Later
+from metaq.server.locks import QueueLocks
 from metaq.server.look import Looks
+from metaq.server.offsetlog import APPEND_S, OffsetLog
 from metaq.server.offsets import OffsetTable
 from metaq.server.pool import run_in_pool
 from metaq.server.registration import Registration
@@ -137,12 +141,14 @@ class Broker:
         groups = GroupTable(settings.data, max_groups=settings.max_groups, auto_create=settings.auto_create_groups)
         for problem in groups.load(self.store.disk):
             logger.error("table of groups damaged problem=%s", problem)
-        clients = Clients(groups, self.store.clock.monotonic)
+        clients = Clients(groups, self.store.clock.monotonic, self._hub.loop.run_callback)
         statistics = Statistics(self.store.queues, self.store.clock)
         tables = (topics, host, port, store_host, front, groups, OffsetTable(), clients, statistics)
         self.context = Context(settings, self.store, *tables)
         self._holds = Holds()
         self._turns = Turns(self.store, settings, self._hub, self.run, self._holds.wake)
+        self._offsets = OffsetLog(self.context, self._turns, self.run)
+        self._locks = QueueLocks()
         self._duties = Duties(self.context, self._turns, self.run)
         self._looks = Looks(settings, self.run)
         self._identity = IdentityHandler(settings.broker_name)
@@ -175,6 +181,7 @@ class Broker:
     def _forget_topic(self, name: str) -> None:
         """A topic was deleted."""
         self.context.counters.topics.pop(name, None)
+        self.context.offsets.remove_topic(name)
         self.context.statistics.forget(topic=name)
         self.context.offsets.remove_topic(name)
 
@@ -203,7 +210,9 @@ class Broker:
         later = Later(self._looks)
         topics = TopicsHandler(self.context, self._duties, later, self._forget_topic)
         sent_back = SendBackHandler(self.context, self._turns, self._looks)
+        beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks)
         families: list[Family] = [topics, self._sends, self._pulls, sent_back, self._schedule, self._identity]
+        families += [beats, consumers]
         if self._registry is not None:
             families.append(self._registry)
         self._front.requests = {code: handler for family in families for code, handler in family.requests().items()}
@@ -231,9 +240,17 @@ class Broker:
         self._schedule.start()
         self._duties.every(SAVE_S, self._schedule.save)
         self._duties.every(SAMPLE_S, self.context.statistics.sample)
+        self._duties.every(APPEND_S, self._offsets.append)
+        self._duties.every(self._settings.offset_snapshot_interval_ms / 1000, self._offsets.save)
+        self._duties.every(self._settings.client_scan_ms / 1000, self._look_for_silent_clients)
         if self._registry is not None:
             self._duties.every(self._settings.registry_scan_ms / 1000, self._registry.scan)
         self._registration.start()
+
+    def _look_for_silent_clients(self) -> None:
+        now_s = self.store.clock.monotonic()
+        self.context.clients.expire(now_s - self._settings.client_expiry_ms / 1000)
+        self._locks.expire(now_s)
 
     def stop(self) -> None:
         """Take no more commands, send every answer that is due, then close the store in order."""
@@ -256,6 +273,8 @@ class Broker:
             return
         try:
             self._duties.save_topics()
+            self._duties.save_groups()
+            self._offsets.save_last()
             self._schedule.save_last()
             self.store.close()
         except MetaqError as error:

@@ -112,9 +112,13 @@ class ConsumerGroup:
 class Clients:
     """All producers and consumers that are connected now."""
 
-    def __init__(self, groups: GroupTable, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, groups: GroupTable, monotonic: Callable[[], float], soon: Callable[[Callable[[], None]], object]
+    ) -> None:
+        """``soon`` calls what it is given at the end of this turn of the loop."""
         self._groups = groups
         self._monotonic = monotonic
+        self._soon = soon
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[RemotingSession, Member]] = {}
         self._joined: dict[RemotingSession, set[tuple[bool, str]]] = {}  # (is consumer, group)
@@ -211,7 +215,8 @@ class Clients:
         for kind, name in list(self._joined[session]):
             self._leave(session, kind, name)
         del self._joined[session]
-        self._notify()
+        if self._to_notify:
+            self._soon(self._notify)  # many connections may close at once
 
     def _leave(self, session: RemotingSession, kind: bool, name: str) -> None:
         joined = self._joined.get(session, set())

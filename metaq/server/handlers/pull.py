@@ -1,17 +1,23 @@
 """Pulling: 11 and 361, with hold (specs: remoting protocol, section 3.2.3)."""
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from metaq.errors import AccessDenied, MetaqError, UnknownTopic, WrongPartition
+from metaq.errors import AccessDenied, MetaqError, RequestFailed, UnknownTopic, WrongPartition
 from metaq.message import TopicPartition
 from metaq.protocol import codes, properties
-from metaq.protocol.codes import PULL_SUSPENDS, Request, Response
+from metaq.protocol.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
 from metaq.protocol.headers import PullMessage, decode_header
 from metaq.protocol.record import decode_record
 from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.sql92 import compile_expression
+from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
+from metaq.server.groups import Group
+from metaq.server.handlers.consumer import commit
+from metaq.server.handlers.heartbeat import NO_SQL_FILTER
 from metaq.server.hold import Holds
 from metaq.server.look import Looks, Question
 from metaq.server.permissions import Action, allowed
@@ -27,6 +33,8 @@ MOST_BYTES: Final = 256 * 1024
 """In one answer, but for a first message that is larger."""
 MOST_SCANNED: Final = 800
 """Units that one look at a partition compares with the filter when few match; more when more messages are asked for."""
+FILTERS_KEPT: Final = 512
+"""Subscriptions that are read, and expressions that are compiled, once."""
 
 
 class Filter(NamedTuple):
@@ -36,9 +44,6 @@ class Filter(NamedTuple):
     """Tag hashes; ``None`` takes every tag."""
     matches: Callable[[Mapping[str, str]], bool] | None = None
     """An SQL92 expression over the properties."""
-
-
-EVERYTHING: Final = Filter()
 
 
 class Found(NamedTuple):
@@ -68,13 +73,19 @@ class PullHandler:
         return {Request.PULL_MESSAGE: self.pull, Request.LITE_PULL_MESSAGE: self.pull}
 
     def pull(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """Answer one pull, now or owed."""
+        """Answer one pull, now or owed. The offset that comes with it is taken at once, also when the pull is held."""
         header = decode_header(PullMessage, request.fields)
-        self._check(session, header)
-        self.looks.look(_Pull(self, session, request, header, self._filter(header)))
+        group = self._check(session, header)
+        wanted = self._filter(session, header, group)
+        if header.sys_flag & PULL_COMMITS_OFFSET:
+            commit(self.context, group.name, TopicPartition(header.topic, header.queue_id), header.commit_offset)
+        self.looks.look(_Pull(self, session, request, header, wanted))
         return None
 
-    def _check(self, session: RemotingSession, header: PullMessage) -> None:
+    def _check(self, session: RemotingSession, header: PullMessage) -> Group:
+        group = self.context.groups.ensure(header.consumer_group)
+        if not group.consume_enable:
+            raise AccessDenied(f"the group {group.name} may not consume (consumeEnable is false)")
         name = header.topic
         if not allowed(session.principal, Action.SUBSCRIBE, name):
             raise AccessDenied(f"{session.principal} may not read {name}")
@@ -86,11 +97,44 @@ class PullHandler:
         if not 0 <= header.queue_id < topic.read_partitions:
             raise WrongPartition(f"the topic {name} has {topic.read_partitions} partitions to read, {header.queue_id} is none")
 
-    def _filter(self, header: PullMessage) -> Filter:
-        return EVERYTHING
+        return group
+
+    def _filter(self, session: RemotingSession, header: PullMessage, group: Group) -> Filter:
+        """What the consumer wants: as this pull says, else as its heartbeats have said."""
+        if header.sys_flag & PULL_HAS_SUBSCRIPTION:
+            expression = EVERYTHING if header.subscription is None else header.subscription
+            subscription = _parse(header.topic, expression, kind=header.expression_type or ExpressionKind.TAG)
+        else:
+            subscription = self._subscription(session, header, group)
+        if subscription.kind is ExpressionKind.SQL92 and not self.context.settings.sql_filter:
+            raise RequestFailed(Response.SYSTEM_ERROR, NO_SQL_FILTER)
+        return _filter_of(subscription)
+
+    def _subscription(self, session: RemotingSession, header: PullMessage, group: Group) -> Subscription:
+        connected = self.context.clients.consumer_group(group.name)
+        known = None if connected is None else connected.subscription(session, header.topic)
+        if connected is None or known is None:
+            reason = f"the group {group.name} does not subscribe to {header.topic}: a heartbeat has to come first"
+            raise RequestFailed(Response.SUBSCRIPTION_NOT_EXIST, reason)
+        if connected.broadcasts and not group.consume_broadcast_enable:
+            raise AccessDenied(f"the group {group.name} may not broadcast (consumeBroadcastEnable is false)")
+        if known.version < header.sub_version:
+            reason = f"version {known.version} is known, the pull is of {header.sub_version}: the next heartbeat tells"
+            raise RequestFailed(Response.SUBSCRIPTION_NOT_LATEST, f"subscription to {header.topic}: {reason}")
+        return known
 
     def may_hold(self, session: RemotingSession) -> bool:
         return not (self.stopping or session.closed) and self.holds.count < self.context.settings.max_held_gets
+
+
+_parse = lru_cache(FILTERS_KEPT)(parse_subscription)
+
+
+@lru_cache(FILTERS_KEPT)
+def _filter_of(subscription: Subscription) -> Filter:
+    if subscription.kind is ExpressionKind.SQL92:
+        return Filter(matches=compile_expression(subscription.expression))
+    return Filter(subscription.codes or None)
 
 
 class _Pull(Question):

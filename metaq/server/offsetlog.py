@@ -1,0 +1,165 @@
+"""Keeping consumer offsets: in the log every second, in a snapshot every few.
+
+What has changed is appended once a second to the internal topic ``METAQ_SYS_OFFSETS``, as one message (several when more than
+``MOST_CHANGES`` offsets changed), so whoever has the log has the offsets. Its body is JSON: group and topic → partition → the
+offset, -1 for one that was removed::
+
+    {"orders@billing":{"0":17,"3":5},"audit@billing":{"0":-1}}
+
+``config/consumerOffset.json`` holds the whole table, and the ordinal of the first such message that it does not cover::
+
+    {"crc32c":"…","next":204,"offsetTable":{"orders@billing":{"0":17,"3":5}}}
+
+A start takes the snapshot and applies the messages behind it. A snapshot is made only while no message is on its way into the
+log, so all before ``next`` are older than the snapshot, and all others newer.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from metaq.errors import MetaqError
+from metaq.message import TopicPartition
+from metaq.protocol.record import decode_record
+from metaq.server.context import Context
+from metaq.server.offsets import Place
+from metaq.server.tables import FOLDER, OFFSETS_TOPIC
+from metaq.server.turn import Turns
+from metaq.server.writing import Draft, note, stage
+from metaq.store.documents import read_document, write_document
+from metaq.store.files import Run, read_here, run_here
+
+logger = logging.getLogger(__name__)
+
+APPEND_S: Final = 1.0
+MOST_CHANGES: Final = 4096
+"""Offsets in one message."""
+CHANGE_BYTES: Final = 300
+"""At most, of one offset in a message: topic and group have 127 characters each."""
+RECORD_BYTES: Final = 1024
+"""Of a message beside its body."""
+READ_BYTES: Final = 256 * 1024
+OFFSETS: Final = "consumerOffset.json"
+SEPARATOR: Final = "@"
+"""Between topic and group; neither can have it in its name."""
+
+_KEY: Final = TopicPartition(OFFSETS_TOPIC, 0)
+
+
+class OffsetLog:
+    """Keeps the offsets of one broker."""
+
+    def __init__(self, context: Context, turns: Turns, run: Run) -> None:
+        """Load what is kept."""
+        self._context = context
+        self._store = context.store
+        self._offsets = context.offsets
+        self._turns = turns
+        self._run = run
+        self._path: Path = context.settings.data / FOLDER / OFFSETS
+        self._most = min(MOST_CHANGES, (context.settings.segment_bytes - RECORD_BYTES) // CHANGE_BYTES)
+        self._on_their_way = 0  # messages that are staged and not yet stored
+        self._saved_version = self._offsets.version
+        self._load()
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        content, problems = read_document(self._store.disk, self._path)
+        for problem in problems:
+            logger.error("snapshot of consumer offsets damaged, made good from the log problem=%s", problem)
+        covered = 0
+        if content is not None:
+            covered = content["next"]
+            self._offsets.replay(changes_of(content["offsetTable"]))
+        queue = self._store.queues.get(_KEY)
+        end = 0 if queue is None else queue.next
+        if queue is not None and covered < end:
+            first = max(covered, self._store.first(queue, read_here)[0])
+            for stored in self._store.records(queue, first, READ_BYTES, read_here):
+                if stored is not None:
+                    record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
+                    self._offsets.replay(changes_of(orjson.loads(record.body)))
+        if covered > end:  # a power cut took messages that it covers: others will have their ordinals
+            self._write(run_here)
+
+    # -- appending ----------------------------------------------------------------------------------------------------
+
+    def append(self) -> None:
+        """Put what has changed into the log, unless the last changes are still on their way; called once a second."""
+        if self._store.writable and not self._on_their_way:
+            self._stage()
+
+    def _stage(self) -> None:
+        waiting = self._offsets.take_changes()
+        try:
+            while waiting:
+                portion = dict(islice(waiting.items(), self._most))
+                host, now_ms = self._context.store_host, self._store.clock.now_ms()
+                stage(self._context, Draft(*_KEY, orjson.dumps(rows_of(portion.items())), {}, 0, 0, now_ms, host))
+                self._on_their_way += 1
+                note(self._turns, lambda error, portion=portion: self._stored(portion, error))  # type: ignore[misc]
+                waiting = dict(islice(waiting.items(), self._most, None))
+        finally:
+            self._offsets.give_back(waiting)
+
+    def _stored(self, changes: Mapping[Place, int], error: MetaqError | None) -> None:
+        self._on_their_way -= 1
+        if error is not None:
+            self._offsets.give_back(changes)
+
+    # -- snapshots ----------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a snapshot when something has changed since the last one, unless changes are on their way into the log."""
+        if self._store.failure is None and not self._on_their_way and self._offsets.version != self._saved_version:
+            self._write(self._run)
+
+    def save_last(self) -> None:
+        """Keep everything at an orderly stop; nobody else writes any more."""
+        if self._store.writable:
+            self._stage()
+            self._store.append()
+            self._store.sync()
+        if self._offsets.version != self._saved_version:
+            self._write(run_here)
+
+    def _write(self, run: Run) -> None:
+        version, disk, queue = self._offsets.version, self._store.disk, self._store.queues.get(_KEY)
+        rows = {_key(topic, group): _numbered(offsets) for group, topic, offsets in self._offsets}
+        content = {"next": 0 if queue is None else queue.next, "offsetTable": rows}
+        run(lambda: disk.make_directories(self._path.parent))
+        run(lambda: write_document(disk, self._path, content))
+        self._saved_version = version
+
+
+def rows_of(changes: Iterable[tuple[Place, int]]) -> dict[str, dict[str, int]]:
+    """Changes as a message holds them."""
+    rows: dict[str, dict[str, int]] = {}
+    for place, offset in changes:
+        rows.setdefault(_key(place.topic, place.group), {})[str(place.partition)] = offset
+    return rows
+
+
+def changes_of(rows: Mapping[str, Mapping[str, Any]]) -> dict[Place, int]:
+    """What a message or a snapshot holds."""
+    return dict(_changes(rows))
+
+
+def _changes(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Place, int]]:
+    for key, offsets in rows.items():
+        topic, _, group = key.partition(SEPARATOR)
+        for partition, offset in offsets.items():
+            yield Place(group, topic, int(partition)), offset
+
+
+def _key(topic: str, group: str) -> str:
+    return f"{topic}{SEPARATOR}{group}"
+
+
+def _numbered(offsets: Mapping[int, int]) -> dict[str, int]:
+    return {str(partition): offset for partition, offset in offsets.items()}
