@@ -16,6 +16,7 @@ from metaq.protocol.record import host_bytes
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.clients import Clients
 from metaq.server.context import Context
+from metaq.server.counters import Counters
 from metaq.server.duties import Duties
 from metaq.server.front import Address, Front, RequestHandler
 from metaq.server.groups import GroupTable
@@ -142,8 +143,9 @@ class Broker:
         for problem in groups.load(self.store.disk):
             logger.error("table of groups damaged problem=%s", problem)
         clients = Clients(groups, self.store.clock.monotonic, self._hub.loop.run_callback)
-        statistics = Statistics(self.store.queues, self.store.clock)
-        tables = (topics, host, port, store_host, front, groups, OffsetTable(), clients, statistics)
+        counters = Counters()
+        statistics = Statistics(self.store.queues, self.store.clock, counters)
+        tables = (topics, host, port, store_host, front, groups, OffsetTable(), clients, statistics, counters)
         self.context = Context(settings, self.store, *tables)
         self._holds = Holds()
         self._turns = Turns(self.store, settings, self._hub, self.run, self._holds.wake)
@@ -183,7 +185,6 @@ class Broker:
         self.context.counters.topics.pop(name, None)
         self.context.offsets.remove_topic(name)
         self.context.statistics.forget(topic=name)
-        self.context.offsets.remove_topic(name)
 
     def _answer_text(self) -> None:
         """Who answers the text protocol's commands."""

@@ -22,6 +22,7 @@ from metaq.clock import Clock
 from metaq.message import INTERNAL_TOPICS, TopicPartition
 from metaq.protocol.adminbodies import Rate, Rates
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.server.counters import Counters
 from metaq.store.consumequeue import ConsumeQueue
 
 SAMPLE_S: Final = 10
@@ -38,6 +39,9 @@ PUT: Final = "put"
 GOT: Final = "got"
 SENT_BACK: Final = "sent back"
 BROKER: Final = "broker"
+ASKED: Final = "asked"
+MISSED: Final = "missed"
+"""Gets and pulls, and those of them that brought nothing."""
 
 _NAMES: Final = {
     "TOPIC_PUT_NUMS": (PUT, 0),
@@ -123,8 +127,9 @@ def _rate(since: Sample, now: Sample, what: int) -> Rate:
 class Statistics:
     """All of them, for one broker."""
 
-    def __init__(self, queues: Mapping[TopicPartition, ConsumeQueue], clock: Clock) -> None:
+    def __init__(self, queues: Mapping[TopicPartition, ConsumeQueue], clock: Clock, counters: Counters) -> None:
         self._queues = queues
+        self._counters = counters
         self._clock = clock
         self._by_topic: dict[str, list[ConsumeQueue]] = {}
         self._indexed = 0  # queues in that: new ones come at the end, none ever goes
@@ -201,6 +206,8 @@ class Statistics:
         yield from (((SENT_BACK, _written(key)), counter.totals()) for key, counter in self._sent_back.items())
         yield (BROKER, PUT), _sum(totals for topic, totals in put.items() if topic not in INTERNAL_TOPICS)
         yield (BROKER, GOT), self.got_in_all()
+        yield (BROKER, ASKED), Totals(self._counters.get.count)
+        yield (BROKER, MISSED), Totals(self._counters.get_miss.count)
 
     def _now(self, totals: Totals) -> Sample:
         return Sample(self._clock.monotonic(), totals)
@@ -259,6 +266,14 @@ class Statistics:
     def transferred_per_second(self) -> tuple[float, float, float]:
         """Messages a second, as ``Series.per_second``."""
         return self._past((BROKER, GOT)).per_second(self._now(self.got_in_all()))
+
+    def asked_per_second(self) -> tuple[float, float, float]:
+        """Gets and pulls a second, as ``Series.per_second``."""
+        return self._past((BROKER, ASKED)).per_second(self._now(Totals(self._counters.get.count)))
+
+    def missed_per_second(self) -> tuple[float, float, float]:
+        """Gets and pulls a second that brought nothing, as ``Series.per_second``."""
+        return self._past((BROKER, MISSED)).per_second(self._now(Totals(self._counters.get_miss.count)))
 
 
 def _put_ever(queues: Iterable[ConsumeQueue]) -> Totals:

@@ -14,7 +14,8 @@ from metaq.message import Durability, TopicPartition
 from metaq.protocol.codes import READ, WRITE
 from metaq.protocol.commands import Auth, Create, Help, Stats, Sync, Transaction, Version
 from metaq.protocol.replies import BAD_REQUEST, ERROR, FORBIDDEN, OK, UNAVAILABLE, write_result
-from metaq.server.context import Context, Meter
+from metaq.server.context import Context
+from metaq.server.counters import Meter
 from metaq.server.handlers.put import NO_TRANSACTIONS
 from metaq.server.permissions import Action, allowed
 from metaq.server.session import Session

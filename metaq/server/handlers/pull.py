@@ -57,6 +57,8 @@ class Found(NamedTuple):
     most: int
     """The ordinals of the partition: the oldest one, and the one after the newest."""
     body: list[Buffer]
+    messages: int = 0
+    """How many there are in the body."""
 
 
 class PullHandler:
@@ -75,6 +77,8 @@ class PullHandler:
     def pull(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Answer one pull, now or owed. The offset that comes with it is taken at once, also when the pull is held."""
         header = decode_header(PullMessage, request.fields)
+        self.context.counters.get.add(1)
+        self.context.topic_counters(header.topic).get.add(1)
         group = self._check(session, header)
         wanted = self._filter(session, header, group)
         if header.sys_flag & PULL_COMMITS_OFFSET:
@@ -92,8 +96,7 @@ class PullHandler:
         topic = self.context.topics.get(name)
         if topic is None:
             raise UnknownTopic(f"the topic {name} does not exist on this broker")
-        if not topic.permission & codes.READ:
-            raise AccessDenied(f"the topic {name} is not readable (perm {topic.permission})")
+        self.context.topics.check(topic, codes.READ)
         if not 0 <= header.queue_id < topic.read_partitions:
             raise WrongPartition(f"the topic {name} has {topic.read_partitions} partitions to read, {header.queue_id} is none")
 
@@ -174,6 +177,7 @@ class _Pull(Question):
         nothing = answer.code in (Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY)
         if nothing and answer.next == answer.most and self._wait():
             return
+        self._count(answer)
         code = answer.code
         if code == Response.PULL_NOT_FOUND and answer.next != self._header.queue_offset:
             code = Response.PULL_RETRY_IMMEDIATELY  # messages that did not match were passed: 19 would not move the consumer
@@ -184,6 +188,14 @@ class _Pull(Question):
             "maxOffset": str(answer.most),
         }
         self._answer(Answer(code, fields, answer.status, answer.body))
+
+    def _count(self, answer: Found) -> None:
+        context, header = self._handler.context, self._header
+        if answer.messages:
+            context.statistics.got(header.consumer_group, header.topic, answer.messages, sum(map(len, answer.body)))
+        else:
+            context.counters.get_miss.add(1)
+            context.topic_counters(header.topic).get_miss.add(1)
 
     def _wait(self) -> bool:
         handler = self._handler
@@ -234,7 +246,8 @@ def look(store: MessageStore, key: TopicPartition, offset: int, most: int, wante
         return Found(Response.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL", least, least, end, [])
     body, following = _collect(store, queue, offset, most, wanted, read)
     if body:
-        return Found(Response.SUCCESS, "FOUND", following, least, end, body)
+        everything = wanted.codes is None and wanted.matches is None
+        return Found(Response.SUCCESS, "FOUND", following, least, end, body, following - offset if everything else len(body))
     return Found(Response.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", following, least, end, [])
 
 

@@ -26,7 +26,8 @@ from metaq.protocol.headers import Int32, SendMessage, decode_header, with_names
 from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, constant_middle, java_hash
 from metaq.protocol.remoting import HEAD, RemotingCommand, encode_response
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
-from metaq.server.context import Context, Counters
+from metaq.server.context import Context
+from metaq.server.counters import Counters
 from metaq.server.front import RequestHandler
 from metaq.server.handlers.sendback import dead_letter, most_retries, report_dead_letter
 from metaq.server.permissions import Action, allowed

@@ -130,6 +130,7 @@ class _SendBack(Question):
         draft = self._again(record)
         stage(context, draft)
         context.counters.sent_back.add(1)
+        context.statistics.sent_back(self._group.name, record.topic)
         if draft.topic == self._group.dead_topic:
             report_dead_letter(context, draft)
         self.owe()
