@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -10,63 +11,42 @@ import pytest
 
 from metaq.protocol.codes import COMPACT, Request, Response
 from metaq.protocol.fastjson import decode
-from metaq.protocol.properties import parse
-from metaq.protocol.record import Record, decode_record
+from metaq.protocol.headers import CreateTopic, Int32, encode_header
 from tests.support.broker import BrokerProcess, wait_until
+from tests.support.messages import BORN_MS, count, pairs_of, records, send, send_header, sent
 from tests.support.remoting import RemotingClient
 
 DEADLINE_S: Final = 60.0
 TOPIC: Final = "later"
+PARKED: Final = "SCHEDULE_TOPIC_XXXX"
+LEVEL_MS: Final = {1: 1000, 2: 5000}
 
 
-def send(client: RemotingClient, body: bytes, pairs: str, *, topic: str = TOPIC, partition: int = 0, flag: int = 0) -> int:
+def delayed(client: RemotingClient, body: bytes, level: int, *, partition: int = 0, pairs: str = "", flag: int = 0) -> int:
     """Send without waiting for the answer."""
-    fields = {
-        **{"a": "pg", "b": topic, "c": "TBW102", "d": "4", "e": str(partition), "f": "0", "g": "1700000000000"},
-        **{"h": str(flag), "i": pairs, "j": "0", "k": "false", "m": "false"},
-    }
-    return client.send(Request.SEND_MESSAGE_V2, fields, body)
+    return send(client, send_header(TOPIC, f"{pairs}DELAY\x01{level}\x02", partition=partition, flag=flag), body)
 
 
-def sent(client: RemotingClient, opaque: int) -> dict[str, str]:
-    answer = client.response(opaque)
-    assert answer.code == Response.SUCCESS, answer.remark
-    return answer.fields
+def create(client: RemotingClient, topic: str) -> None:
+    """A topic that a kill does not take back."""
+    four = Int32(4)
+    header = CreateTopic(topic, "TBW102", four, four, Int32(6))
+    assert client.call(Request.UPDATE_AND_CREATE_TOPIC, encode_header(header)).code == Response.SUCCESS
 
 
-def records(client: RemotingClient, topic: str, partition: int = 0, *, wait_ms: int = 0) -> list[Record]:
-    """All messages of a partition."""
-    found: list[Record] = []
-    while True:
-        fields = {
-            **{"consumerGroup": "cg", "topic": topic, "queueId": str(partition), "queueOffset": str(len(found))},
-            **{"maxMsgNums": "1000", "sysFlag": "6", "commitOffset": "0", "suspendTimeoutMillis": str(wait_ms)},
-            **{"subscription": "*", "subVersion": "0", "expressionType": "TAG"},
-        }
-        answer = client.call(Request.PULL_MESSAGE, fields)
-        if answer.code in (Response.PULL_NOT_FOUND, Response.TOPIC_NOT_EXIST):
-            return found
-        assert answer.code == Response.SUCCESS, answer
-        at = 0
-        while at < len(answer.body):
-            record = decode_record(answer.body[at:])
-            found.append(record)
-            at += record.size
-
-
-def pairs_of(record: Record) -> dict[str, str]:
-    return parse(record.properties.decode())
+def at_least(client: RemotingClient, partition: int, wanted: int) -> bool:
+    return count(client, TOPIC, partition) >= wanted
 
 
 def test_a_delayed_message_comes_in_its_time_as_it_was_sent(tmp_path: Path) -> None:
-    """SG-058 level 1 and 2: the copy is the message sent, delivered to its partition when its level says, and not before."""
+    """SG-075: the copy is the message sent, delivered to its partition when its level says, and not before."""
     with BrokerProcess(tmp_path / "data") as broker, RemotingClient(broker.host, broker.port) as client:
         asked = time.time() * 1000
-        fields = sent(client, send(client, b"five", "DELAY\x012\x02TAGS\x01t\x02KEYS\x01k\x02", partition=3, flag=7))
+        fields = sent(client, delayed(client, b"five", 2, partition=3, pairs="TAGS\x01t\x02KEYS\x01k\x02", flag=7))
         assert fields["queueId"] == "3"
-        sent(client, send(client, b"one", "DELAY\x011\x02WAIT\x01true", partition=3))
-        sent(client, send(client, b"now", "", partition=3))
-        wait_until(lambda: len(records(client, TOPIC, 3)) == 3, DEADLINE_S, "all three are there")
+        sent(client, delayed(client, b"one", 1, partition=3, pairs="WAIT\x01true\x02"))
+        sent(client, send(client, send_header(TOPIC, partition=3), b"now"))
+        wait_until(partial(at_least, client, 3, 3), DEADLINE_S, "all three are there")
         now, one, five = records(client, TOPIC, 3)
         assert [bytes(record.body) for record in (now, one, five)] == [b"now", b"one", b"five"]
         assert one.store_ms >= asked + 1000
@@ -74,7 +54,87 @@ def test_a_delayed_message_comes_in_its_time_as_it_was_sent(tmp_path: Path) -> N
         kept = pairs_of(five)
         assert kept.pop("METAQ_SCHEDULED") == "2:0"
         assert kept == {"DELAY": "2", "TAGS": "t", "KEYS": "k", "REAL_TOPIC": TOPIC, "REAL_QID": "3"}
-        assert (five.flag, five.born_ms, five.reconsume_times, five.partition) == (7, 1700000000000, 0, 3)
+        assert (five.flag, five.born_ms, five.reconsume_times, five.partition) == (7, BORN_MS, 0, 3)
         assert five.born_host == now.born_host
         offsets = client.call(Request.GET_ALL_DELAY_OFFSET, serialization=COMPACT)
         assert decode(offsets.body) == {"offsetTable": {1: 1, 2: 1}}
+
+
+def test_what_a_delay_cannot_be(tmp_path: Path) -> None:
+    """SG-075: a level above the last one is the last one; other delays, and the mark of copies, are not for senders."""
+    with BrokerProcess(tmp_path / "data") as broker, RemotingClient(broker.host, broker.port) as client:
+        sent(client, delayed(client, b"late", 99))
+        assert [bytes(record.body) for record in records(client, PARKED, 17)] == [b"late"]
+        for pairs in ("DELAY\x01soon", "TIMER_DELAY_MS\x0110", f"DELAY\x011\x02a\x01{'x' * 32_700}"):
+            answer = client.response(send(client, send_header(TOPIC, pairs), b"x"))
+            assert answer.code == Response.MESSAGE_ILLEGAL
+        sent(client, send(client, send_header(TOPIC, "METAQ_SCHEDULED\x011:5\x02a\x01b\x02"), b"forged"))
+        assert pairs_of(records(client, TOPIC)[0]) == {"a": "b"}
+        answer = client.response(send(client, send_header(PARKED, ""), b"x"))
+        assert answer.code == Response.NO_PERMISSION
+
+
+def test_a_message_whose_topic_was_deleted_is_dropped(tmp_path: Path) -> None:
+    """SG-075: its topic's messages are gone, and so is it; those behind it are delivered."""
+    with BrokerProcess(tmp_path / "data") as broker, RemotingClient(broker.host, broker.port) as client:
+        sent(client, send(client, send_header("gone", "DELAY\x011"), b"x"))
+        sent(client, delayed(client, b"stays", 1))
+        assert client.call(Request.DELETE_TOPIC_IN_BROKER, {"topic": "gone"}).code == Response.SUCCESS
+        wait_until(partial(at_least, client, 0, 1), DEADLINE_S, "the other one is delivered")
+        assert "delayed message dropped level=1 ordinal=0 topic=gone reason=its topic was deleted" in broker.stderr()
+        assert client.call(Request.GET_ALL_DELAY_OFFSET).body == b'{"offsetTable":{1:2}}'
+
+
+def test_lost_positions_are_found_again(tmp_path: Path) -> None:
+    """SG-075: without the file, or with a torn one, the copies in the log tell what is delivered."""
+    path = tmp_path / "data" / "config" / "delayOffset.json"
+    spoils: list[Callable[[], object]] = [path.unlink, partial(path.write_bytes, b'{"crc')]
+    with BrokerProcess(tmp_path / "data") as broker:
+        for number, spoil in enumerate(spoils, 1):
+            with RemotingClient(broker.host, broker.port) as client:
+                sent(client, delayed(client, b"x", 1))
+                sent(client, delayed(client, b"y", 18))
+                wait_until(partial(at_least, client, 0, number), DEADLINE_S, "it is delivered")
+            assert broker.terminate() == 0
+            spoil()
+            path.with_name(f"{path.name}.bak").unlink(missing_ok=True)
+            broker.start()
+            with RemotingClient(broker.host, broker.port) as client:
+                offsets = client.call(Request.GET_ALL_DELAY_OFFSET).body
+                assert offsets == b'{"offsetTable":{1:%d,18:0}}' % number
+                assert count(client, TOPIC) == number
+
+
+@pytest.mark.parametrize("durability", ["memory", "disk"])
+def test_each_is_delivered_once_and_in_order_through_kills(tmp_path: Path, durability: str) -> None:
+    """SG-075: killed or stopped while it delivers, again and again, the broker loses, doubles and hurries none of a level."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    acknowledged: dict[int, list[bytes]] = {level: [] for level in LEVEL_MS}
+    with BrokerProcess(tmp_path / "data", durability=durability) as broker:
+        for number in range(5):
+            with RemotingClient(broker.host, broker.port) as client:
+                create(client, TOPIC)
+                opaques = []
+                for index in range(300):
+                    level = 1 + index % 3 // 2
+                    body = f"{number}.{index}".encode()
+                    opaques.append(delayed(client, body, level, partition=level))  # each level has a partition of its own
+                    acknowledged[level].append(body)
+                for opaque in opaques:
+                    sent(client, opaque)
+                level = chance.choice((1, 1, 2))
+                wanted = chance.randint(1, len(acknowledged[level]))
+                wait_until(partial(at_least, client, level, wanted), DEADLINE_S, "some are delivered")
+            if chance.random() < 0.3:
+                assert broker.terminate() == 0
+            broker.restart()
+        with RemotingClient(broker.host, broker.port) as client:
+            for level, bodies in acknowledged.items():
+                wait_until(partial(at_least, client, level, len(bodies)), DEADLINE_S, "all are delivered")
+                copies, parked = records(client, TOPIC, level), records(client, PARKED, level - 1)
+                assert [bytes(copy.body) for copy in copies] == bodies
+                for source, copy in zip(parked, copies, strict=True):
+                    assert copy.store_ms - source.store_ms >= LEVEL_MS[level]
+                    assert pairs_of(copy)["METAQ_SCHEDULED"] == f"{level}:{source.queue_offset}"

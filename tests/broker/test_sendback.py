@@ -2,19 +2,21 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import Int32, SendMessage, encode_header, with_letters
+from metaq.protocol.headers import Int32
 from metaq.protocol.record import Record
-from tests.broker.test_delay import DEADLINE_S, pairs_of, records, send, sent
 from tests.support.broker import BrokerProcess, wait_until
+from tests.support.messages import pairs_of, records, send, send_header, sent
 from tests.support.remoting import RemotingClient
 
-GROUP = "workers"
-RETRY = f"%RETRY%{GROUP}"
-DEAD = f"%DLQ%{GROUP}"
+DEADLINE_S: Final = 60.0
+GROUP: Final = "workers"
+RETRY: Final = f"%RETRY%{GROUP}"
+DEAD: Final = f"%DLQ%{GROUP}"
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def client(broker: BrokerProcess) -> Iterator[RemotingClient]:
 
 
 def put(client: RemotingClient, body: bytes, pairs: str = "") -> Record:
-    sent(client, send(client, body, pairs, topic="work"))
+    sent(client, send(client, send_header("work", pairs), body))
     return records(client, "work")[-1]
 
 
@@ -93,22 +95,18 @@ def test_an_unknown_group_is_refused_where_groups_are_not_created(tmp_path: Path
     with BrokerProcess(tmp_path / "data", *flags) as broker, RemotingClient(broker.host, broker.port) as client:
         record = put(client, b"x")
         assert send_back(client, record) == Response.SUBSCRIPTION_GROUP_NOT_EXIST
-        answer = client.response(send(client, b"x", "", topic=RETRY))
+        answer = client.response(send(client, send_header(RETRY), b"x"))
         assert answer.code == Response.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
 def test_a_consumer_that_publishes_the_copy_itself(broker: BrokerProcess, client: RemotingClient) -> None:
     """SG-074: a message sent to the retry topic with its counters is delivered again, or is a dead letter."""
     pairs = "RETRY_TOPIC\x01work\x02DELAY\x011\x02UNIQ_KEY\x01ID2\x02"
-    zero, two = Int32(0), Int32(2)
-    header = SendMessage("CLIENT_INNER_PRODUCER", RETRY, "TBW102", Int32(4), zero, zero, 1, zero, pairs, two, False, two)
-    fields = with_letters(encode_header(header))
-    answer = client.call(Request.SEND_MESSAGE_V2, fields | {"l": "3"}, b"again")
-    assert answer.code == Response.SUCCESS
+    header = send_header(RETRY, pairs)._replace(reconsume_times=Int32(2), max_reconsume_times=Int32(3))
+    sent(client, send(client, header, b"again"))
     again = last(client, RETRY, 1)
     assert (again.reconsume_times, bytes(again.body)) == (2, b"again")
-    answer = client.call(Request.SEND_MESSAGE_V2, fields, b"dead")
-    assert answer.code == Response.SUCCESS
+    sent(client, send(client, header._replace(max_reconsume_times=Int32(2)), b"dead"))
     dead = last(client, DEAD, 1)
     assert (dead.reconsume_times, bytes(dead.body), pairs_of(dead).get("DELAY")) == (2, b"dead", None)
     assert f"dead_letter group={GROUP} topic=work id=ID2" in broker.stderr()
