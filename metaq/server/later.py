@@ -1,4 +1,5 @@
-"""Requests answered later: reads that may wait for the disk, and changes that are durable before they are confirmed."""
+"""Requests answered later: reads that may wait for the disk, changes that are durable before they are confirmed, questions
+that a client has to answer first."""
 
 from collections.abc import Callable
 from typing import Final
@@ -11,31 +12,31 @@ from metaq.server.look import Looks, Question
 from metaq.server.remoting import Answer, RemotingSession, failure
 from metaq.store.files import Read
 
-MOST_CHANGES: Final = 256
-"""Changes that are under way at once."""
+MOST_AT_WORK: Final = 256
+"""Requests that are worked on at once by something that waits."""
 RETRY_MS: Final = 100
 
 
 class Later:
-    """Answers requests when the disk has done its part."""
+    """Answers requests when what they wait for has happened."""
 
     def __init__(self, looks: Looks) -> None:
         self._looks = looks
-        self._changes = 0
+        self._at_work = 0
 
     def read(self, session: RemotingSession, request: RemotingCommand, work: Callable[[Read], Answer]) -> None:
         """Answer with what ``work`` finds in the store: at once when it is in memory, else from a greenlet."""
         self._looks.look(_Reading(session, request, work))
 
-    def change(self, session: RemotingSession, request: RemotingCommand, work: Callable[[], Answer]) -> None:
-        """Answer when ``work`` returns, which may wait; requests of other connections go on meanwhile."""
-        if self._changes >= MOST_CHANGES:
-            raise Overloaded(f"{MOST_CHANGES} changes wait for the disk already", retry_after_ms=RETRY_MS)
-        self._changes += 1
+    def run(self, session: RemotingSession, request: RemotingCommand, work: Callable[[], Answer]) -> None:
+        """Answer when ``work`` returns, which may wait; other requests go on meanwhile."""
+        if self._at_work >= MOST_AT_WORK:
+            raise Overloaded(f"{MOST_AT_WORK} requests of administrators are worked on already", retry_after_ms=RETRY_MS)
+        self._at_work += 1
         session.owe()
-        gevent.spawn(self._change, session, request, work)
+        gevent.spawn(self._run, session, request, work)
 
-    def _change(self, session: RemotingSession, request: RemotingCommand, work: Callable[[], Answer]) -> None:
+    def _run(self, session: RemotingSession, request: RemotingCommand, work: Callable[[], Answer]) -> None:
         try:
             answer = work()
         except MetaqError as error:
@@ -46,7 +47,7 @@ class Later:
             session.break_off()
             return
         finally:
-            self._changes -= 1
+            self._at_work -= 1
         session.pay(request, answer)
 
 

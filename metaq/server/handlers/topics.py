@@ -71,7 +71,7 @@ class TopicsHandler:
         topic = Topic(
             *(header.topic, header.write_queue_nums, header.read_queue_nums, header.perm, header.topic_sys_flag, header.order)
         )
-        self._later.change(session, request, partial(self._create, topic))
+        self._later.run(session, request, partial(self._create, topic))
 
     def _create(self, topic: Topic) -> Answer:
         self._topics.put(topic)
@@ -83,7 +83,7 @@ class TopicsHandler:
         name = decode_header(TopicOnly, request.fields).topic
         demand(session.principal, Action.ADMINISTER, name)
         self._check_ours(name)
-        self._later.change(session, request, partial(self._delete, name))
+        self._later.run(session, request, partial(self._delete, name))
 
     def _delete(self, name: str) -> Answer:
         self._duties.settle()  # an append that fails takes back what comes next
@@ -109,7 +109,7 @@ class TopicsHandler:
     def delete_expired(self, session: RemotingSession, request: RemotingCommand) -> None:
         """329."""
         demand(session.principal, Action.ADMINISTER)
-        self._later.change(session, request, self._delete_expired)
+        self._later.run(session, request, self._delete_expired)
 
     def _delete_expired(self) -> Answer:
         self._duties.delete_expired()
