@@ -1,34 +1,88 @@
-"""A message broker in one process, spoken to over a line protocol that a person can type.
+"""A message broker in one process, and its clients.
 
 ::
 
-    from metaq import TextClient
+    import metaq
 
-    with TextClient("127.0.0.1", 8123) as client:
-        client.put("orders", b"paid 2003")
+    with metaq.connect("127.0.0.1:9876") as client:
+        client.producer().send("orders", b"paid 2003")
+        with client.consumer("orders", "billing") as consumer:
+            for message in consumer:
+                print(message.body)
+                consumer.commit()
+
+``metaq.aio`` has the same names for asyncio, ``metaq.testing`` a broker in memory for tests, and ``TextClient`` speaks the line
+protocol that a person can type.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from metaq.client import Batch, PutManyFailed, TextClient
-    from metaq.errors import ClientError, ConnectionFailed, MetaqError, Refused, RequestTimeout
-    from metaq.message import Message, PutResult
+    from metaq.client import (
+        Admin,
+        Batch,
+        Client,
+        ConsumeFrom,
+        Model,
+        OutgoingMessage,
+        Producer,
+        PullConsumer,
+        PushConsumer,
+        PutManyFailed,
+        ReceivedMessage,
+        SendResult,
+        SendStatus,
+        SimpleConsumer,
+        TextClient,
+        connect,
+    )
+    from metaq.errors import (
+        BrokerBusy,
+        ClientClosed,
+        ClientError,
+        ConnectionFailed,
+        MetaqError,
+        Refused,
+        RequestTimeout,
+        RouteNotFound,
+        RouteProblem,
+        SendFailed,
+    )
+    from metaq.message import Message, MessageQueue, PutResult
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Admin",
     "Batch",
+    "BrokerBusy",
+    "Client",
+    "ClientClosed",
     "ClientError",
     "ConnectionFailed",
+    "ConsumeFrom",
     "Message",
+    "MessageQueue",
     "MetaqError",
+    "Model",
+    "OutgoingMessage",
+    "Producer",
+    "PullConsumer",
+    "PushConsumer",
     "PutManyFailed",
     "PutResult",
+    "ReceivedMessage",
     "Refused",
     "RequestTimeout",
+    "RouteNotFound",
+    "RouteProblem",
+    "SendFailed",
+    "SendResult",
+    "SendStatus",
+    "SimpleConsumer",
     "TextClient",
+    "connect",
 ]
 
 

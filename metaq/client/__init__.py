@@ -1,5 +1,6 @@
 """Clients of brokers: plain sockets and threads, no event loop; they work in programs that gevent patched, too."""
 
+from metaq.client.admin import Admin
 from metaq.client.client import Client, connect
 from metaq.client.consumer import SimpleConsumer
 from metaq.client.group import ConsumeFrom, Model
@@ -10,6 +11,7 @@ from metaq.client.push import PushConsumer
 from metaq.client.textclient import Batch, PutManyFailed, TextClient, parse_stats
 
 __all__ = [
+    "Admin",
     "Batch",
     "Client",
     "ConsumeFrom",

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import parse_qsl, urlsplit
 
+from metaq.client.admin import Admin
 from metaq.client.consumer import SimpleConsumer
 from metaq.client.core import Core, MakeTransport
 from metaq.client.group import ConsumeFrom, Model
@@ -207,3 +208,8 @@ class Client:
         """Reads chosen queues from chosen offsets. The group is only for offsets that are committed."""
         self._core.check_open()
         return PullConsumer(self._core, topic, group, tags=tags, sql=sql)
+
+    def admin(self) -> Admin:
+        """Asks and changes topics, groups, offsets and brokers, and finds messages."""
+        self._core.check_open()
+        return Admin(self._core)

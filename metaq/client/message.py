@@ -95,8 +95,8 @@ class ReceivedMessage:
 
     @property
     def topic(self) -> str:
-        """The topic that it was sent to; of one that is delivered again, the topic of the first time."""
-        if self._queue.topic.startswith(RETRY_PREFIX):
+        """The topic that it was sent to, also of one that is delivered again or is a dead letter."""
+        if self._queue.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
             return self.properties.get(RETRY_TOPIC, self._queue.topic)
         return self._queue.topic
 

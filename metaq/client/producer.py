@@ -22,8 +22,8 @@ from metaq.client.message import (
     properties_text,
 )
 from metaq.client.replies import Replies
-from metaq.client.sending import Outgoing, QueueChoice, Sending, send_fields
-from metaq.client.transport import Outcome, call
+from metaq.client.sending import Outgoing, QueueChoice, Sending, deliver, send_fields
+from metaq.client.transport import Outcome
 from metaq.errors import BadRequest, ClientError, MetaqError
 from metaq.protocol.batch import BatchItem, encode_batch
 from metaq.protocol.codes import Request
@@ -228,19 +228,7 @@ class Producer:
         return Outgoing(topic, fields, packed, Request.SEND_MESSAGE_V2, (unique_id,), ordering_key)
 
     def _send(self, outgoing: Outgoing, deadline: float) -> list[SendResult]:
-        sending = Sending(outgoing, self._choice, deadline)
-        while True:
-            attempt = sending.attempt()
-            outcome: Outcome
-            try:
-                outcome = call(self._core.transport, attempt.address, attempt.question, deadline)
-            except ClientError as error:
-                outcome = error
-            results = sending.took(outcome)
-            if results is not None:
-                logger.debug("sent topic=%s results=%s", outgoing.topic, results)
-                return results
-            time.sleep(sending.pause_s)
+        return deliver(self._core.transport, self._choice, outgoing, deadline)
 
 
 class _AsyncSend:

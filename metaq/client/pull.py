@@ -96,9 +96,12 @@ class PullConsumer:
             del self._positions[queue]
         for queue in sorted(wanted - self._fetchers.keys()):
             offset = self.committed(queue)
-            offset = self.begin_offset(queue) if offset is None else offset
-            self._positions[queue] = offset
-            self._fetchers[queue] = Fetcher(self._source, queue, self._subscription, offset)
+            self.read_from(queue, self.begin_offset(queue) if offset is None else offset)
+
+    def read_from(self, queue: MessageQueue, offset: int) -> None:
+        """Read one more queue, from this offset on."""
+        self._positions[queue] = QueueOffset(offset)
+        self._fetchers[queue] = Fetcher(self._source, queue, self._subscription, QueueOffset(offset))
 
     def assignment(self) -> list[MessageQueue]:
         """The queues that are read."""

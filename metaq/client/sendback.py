@@ -4,8 +4,8 @@ import logging
 
 from metaq.client.core import Core
 from metaq.client.message import RETRY_PREFIX, ReceivedMessage, compressed, properties_text
-from metaq.client.sending import Outgoing, QueueChoice, Sending, send_fields
-from metaq.client.transport import Outcome, Question, call
+from metaq.client.sending import Outgoing, QueueChoice, deliver, send_fields
+from metaq.client.transport import Question
 from metaq.errors import ClientError
 from metaq.protocol.codes import Request
 from metaq.protocol.headers import Int32, SendBack
@@ -53,13 +53,4 @@ def _send_copy(core: Core, group: str, message: ReceivedMessage, delay_level: in
     fields = send_fields(_INNER_GROUP, topic, properties_text(properties), sys_flag, message.flag)
     fields |= {"j": str(times), "l": str(most)}
     outgoing = Outgoing(topic, fields, body, Request.SEND_MESSAGE_V2, (message.id,), None)
-    sending = Sending(outgoing, QueueChoice(core.routes, core.health), deadline)
-    while True:
-        attempt = sending.attempt()
-        outcome: Outcome
-        try:
-            outcome = call(core.transport, attempt.address, attempt.question, deadline)
-        except ClientError as error:
-            outcome = error
-        if sending.took(outcome) is not None:
-            return
+    deliver(core.transport, QueueChoice(core.routes, core.health), outgoing, deadline)

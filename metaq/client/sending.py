@@ -1,9 +1,10 @@
 """One message on its way to a broker: what has been tried, what to try next, and what came of it.
 
-Nothing here waits: the same steps serve a send that blocks and one that does not.
+The steps of ``Sending`` do not wait: they serve a send that blocks and one that does not.
 """
 
 import itertools
+import logging
 import random
 import threading
 import time
@@ -13,12 +14,14 @@ from typing import Final, NamedTuple
 from metaq.client.health import BrokerHealth
 from metaq.client.message import SendResult, SendStatus
 from metaq.client.routing import DEFAULT_QUEUES, DEFAULT_TOPIC, Routes
-from metaq.client.transport import Outcome, Question, refusal
+from metaq.client.transport import Outcome, Question, Transport, call, refusal
 from metaq.errors import BrokerBusy, ClientError, ConnectionFailed, Refused, SendFailed
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.record import java_hash
 from metaq.protocol.remoting import RemotingCommand
+
+logger = logging.getLogger(__name__)
 
 MAX_TRIES: Final = 3
 _PAUSE_S: Final = 0.1
@@ -160,6 +163,23 @@ class QueueChoice:
 def _of_key(key: str, queues: Sequence[MessageQueue]) -> MessageQueue:
     """The queue of an ordering key, as Java clients choose it by hash."""
     return queues[abs(java_hash(key)) % len(queues)]
+
+
+def deliver(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadline: float) -> list[SendResult]:
+    """Make attempts until one succeeds; one result for each message. Errors as for ``Producer.send``."""
+    sending = Sending(outgoing, choice, deadline)
+    while True:
+        attempt = sending.attempt()
+        outcome: Outcome
+        try:
+            outcome = call(transport, attempt.address, attempt.question, deadline)
+        except ClientError as error:
+            outcome = error
+        results = sending.took(outcome)
+        if results is not None:
+            logger.debug("sent topic=%s results=%s", outgoing.topic, results)
+            return results
+        time.sleep(sending.pause_s)
 
 
 def send_fields(group: str, topic: str, properties: str, sys_flag: int = 0, flag: int = 0) -> dict[str, str]:

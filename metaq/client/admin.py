@@ -1,0 +1,366 @@
+"""Administration: topics, groups, offsets, messages, brokers."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+import orjson
+
+from metaq.client.core import Core
+from metaq.client.group import ConsumeFrom
+from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage, SendResult, compressed, properties_text
+from metaq.client.offsets import QueueEnds
+from metaq.client.pull import PullConsumer
+from metaq.client.records import decode_messages
+from metaq.client.routing import DEFAULT_TOPIC, MASTER
+from metaq.client.sending import Outgoing, QueueChoice, deliver, send_fields
+from metaq.client.transport import Question, ask, call, successful
+from metaq.client.views import (
+    BrokerView,
+    GroupMembers,
+    GroupView,
+    LagView,
+    OffsetChange,
+    QueueView,
+    TopicView,
+    group_row,
+    read_group_names,
+    read_groups,
+    read_lags,
+    read_lines,
+    read_members,
+    read_object,
+    read_queues,
+    read_table,
+)
+from metaq.errors import BadRequest, ClientError, Refused, RouteNotFound
+from metaq.message import MessageQueue
+from metaq.protocol import headers
+from metaq.protocol.codes import READ, WRITE, Request, Response
+from metaq.protocol.headers import Int32
+from metaq.protocol.ids import decode_offset_id
+from metaq.protocol.properties import DELAY, RETRY_TOPIC
+from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.routes import TopicRoute, decode_topic_list
+
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
+_END: Final = -1
+"""As a time, for resetting offsets."""
+_INNER_GROUP: Final = "CLIENT_INNER_PRODUCER"
+_MOST_FOUND: Final = 64
+_EVER_MS: Final = (1 << 63) - 1
+_POLL_S: Final = 5.0
+
+T = TypeVar("T")
+
+
+class Admin:
+    """Asks and changes; made by ``Client.admin``. Threads may share it.
+
+    Whatever a broker refuses is ``Refused``; a registry or broker that cannot be reached is ``RouteNotFound`` or
+    ``ConnectionFailed``.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._ends = QueueEnds(core)
+
+    # -- brokers ------------------------------------------------------------------------------------------------------
+
+    def brokers(self) -> list[BrokerView]:
+        """All broker processes that the registry knows."""
+        info = self._core.routes.clusters(self._core.deadline())
+        return sorted(
+            BrokerView(broker.cluster, broker.name, number, address)
+            for broker in info.brokers.values()
+            for number, address in broker.addresses.items()
+        )
+
+    def masters(self) -> list[BrokerView]:
+        """Those of them that take messages."""
+        return [broker for broker in self.brokers() if broker.broker_id == MASTER]
+
+    def broker_info(self, address: str) -> dict[str, str]:
+        """A broker's state at this moment, in its own words."""
+        return read_table(self._ask(address, Request.GET_BROKER_RUNTIME_INFO).body)
+
+    def broker_config(self, address: str) -> dict[str, str]:
+        """A broker's settings."""
+        return read_lines(self._ask(address, Request.GET_BROKER_CONFIG).body)
+
+    def update_broker_config(self, address: str, **values: str) -> None:
+        """Change settings of a running broker; which ones it allows is up to it."""
+        body = "".join(f"{name}={value}\n" for name, value in values.items())
+        self._ask(address, Request.UPDATE_BROKER_CONFIG, None, body.encode())
+
+    def set_broker_writable(self, broker_name: str, *, writable: bool) -> int:
+        """Let senders pass over a broker, or come to it again; how many topics that changes."""
+        code = Request.ADD_WRITE_PERM_OF_BROKER if writable else Request.WIPE_WRITE_PERM_OF_BROKER
+        question = Question.of(code, headers.BrokerNameOnly(broker_name))
+        response = successful(self._core.routes.ask_registry(question, self._core.deadline()))
+        return int(response.fields.get("addTopicCount" if writable else "wipeTopicCount", "0"))
+
+    # -- topics -------------------------------------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """All topics that the registry knows, those of brokers themselves among them."""
+        question = Question.of(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return sorted(decode_topic_list(successful(self._core.routes.ask_registry(question, self._core.deadline())).body))
+
+    def route(self, topic: str) -> TopicRoute:
+        """Where a topic is, as the registry says now. ``RouteNotFound``."""
+        self._core.routes.forget(topic)
+        return self._core.routes.route(topic, self._core.deadline())
+
+    def topic_config(self, topic: str) -> list[TopicView]:
+        """How each broker has a topic."""
+        return sorted(
+            TopicView(topic, data.broker_name, data.read_queues, data.write_queues, data.permission)
+            for data in self.route(topic).queues
+        )
+
+    def create_topic(
+        self,
+        topic: str,
+        partitions: int = 4,
+        *,
+        permission: int = READ | WRITE,
+        ordered: bool = False,
+        broker_names: tuple[str, ...] = (),
+    ) -> None:
+        """Create a topic, or change it, on all masters or on those named."""
+        count = Int32(partitions)
+        header = headers.CreateTopic(topic, DEFAULT_TOPIC, count, count, Int32(permission), order=ordered)
+        for broker in self._chosen(broker_names):
+            self._ask(broker.address, Request.UPDATE_AND_CREATE_TOPIC, header)
+        self._core.routes.forget(topic)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with its messages, on all masters and in all registries."""
+        for broker in self.masters():
+            self._ask(broker.address, Request.DELETE_TOPIC_IN_BROKER, headers.TopicOnly(topic))
+        question = Question.of(Request.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInRegistry(topic))
+        for address in self._core.routes.registries:
+            ask(self._core.transport, address, question, self._core.deadline())
+        self._core.routes.forget(topic)
+
+    def queues(self, topic: str) -> list[QueueView]:
+        """What there is in each partition of a topic."""
+        return self._on_topic(topic, Request.GET_TOPIC_STATS_INFO, headers.TopicOnly(topic), read_queues)
+
+    # -- groups -------------------------------------------------------------------------------------------------------
+
+    def groups(self) -> list[GroupView]:
+        """All consumer groups, as the first broker that knows them treats them."""
+        found: dict[str, GroupView] = {}
+        for broker in self.masters():
+            for group in read_groups(self._ask(broker.address, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body):
+                found.setdefault(group.name, group)
+        return sorted(found.values())
+
+    def groups_of_topic(self, topic: str) -> list[str]:
+        """The groups that consume a topic, or did."""
+        header = headers.TopicOnly(topic)
+        return sorted(set(self._on_topic(topic, Request.QUERY_TOPIC_CONSUME_BY_WHO, header, read_group_names)))
+
+    def update_group(self, group: GroupView) -> None:
+        """Create a group, or change how all brokers treat it."""
+        for broker in self.masters():
+            self._ask(broker.address, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, orjson.dumps(group_row(group)))
+
+    def delete_group(self, group: str, *, with_offsets: bool = True) -> None:
+        """Delete a group with its topics of retries and dead letters."""
+        header = headers.DeleteGroup(group, with_offsets, with_offsets)
+        for broker in self.masters():
+            self._ask(broker.address, Request.DELETE_SUBSCRIPTIONGROUP, header)
+        for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
+            self.delete_topic(f"{prefix}{group}")
+
+    def members(self, group: str) -> GroupMembers | None:
+        """Who consumes in a group now; ``None`` when nobody does."""
+        found: GroupMembers | None = None
+        for broker in self.masters():
+            question = Question.of(Request.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupOnly(group))
+            response = call(self._core.transport, broker.address, question, self._core.deadline())
+            if response.code == Response.CONSUMER_NOT_ONLINE:
+                continue
+            seen = read_members(successful(response).body)
+            if found is not None:
+                seen = seen._replace(members=tuple(sorted({*found.members, *seen.members})))
+            found = seen
+        return found
+
+    def member_state(self, group: str, client_id: str) -> dict[str, Any]:
+        """What a member says about itself, in RocketMQ's words. ``Refused`` when it is not there."""
+        header = headers.RunningInfo(group, client_id)
+        return self._first(lambda address: read_object(self._ask(address, Request.GET_CONSUMER_RUNNING_INFO, header).body))
+
+    def group_lag(self, group: str, topic: str | None = None) -> list[LagView]:
+        """How far a group is behind in each partition of a topic, or of all its topics."""
+        header = headers.ConsumeStats(group, topic)
+        lags: list[LagView] = []
+        for broker in self.masters():
+            lags += read_lags(self._ask(broker.address, Request.GET_CONSUME_STATS, header).body)
+        return sorted(lags)
+
+    def offsets(self, group: str, topic: str) -> dict[MessageQueue, int]:
+        """What a group has committed in each partition of a topic."""
+        return {view.queue: view.committed for view in self.group_lag(group, topic)}
+
+    def reset_offset(self, group: str, topic: str, to: ConsumeFrom | datetime, *, apply: bool = False) -> list[OffsetChange]:
+        """Have a group go on elsewhere in a topic; without ``apply`` only say what that would change.
+
+        Args:
+            to: the beginning, the end, or the first message stored then or later.
+            apply: do it. Members that are there go on at the new offsets at once; what they have in hand they may still finish.
+        """
+        before = self.offsets(group, topic)
+        deadline = self._core.deadline()
+        after: dict[MessageQueue, int] = {}
+        for queue in self._core.routes.readable(topic, deadline):
+            if isinstance(to, datetime):
+                after[queue] = self._ends.at_time(queue, round(to.timestamp() * 1000), deadline)
+            else:
+                edge = self._ends.begin if to is ConsumeFrom.FIRST else self._ends.end
+                after[queue] = edge(queue, deadline)
+        changes = [OffsetChange(queue, before.get(queue), offset) for queue, offset in sorted(after.items())]
+        if apply:
+            self._apply_reset(group, topic, to, changes)
+        return changes
+
+    def _apply_reset(self, group: str, topic: str, to: ConsumeFrom | datetime, changes: list[OffsetChange]) -> None:
+        """By the brokers, which tell the members; where none is there, by committing offsets in the group's name."""
+        edges = {ConsumeFrom.FIRST: 0, ConsumeFrom.LAST: _END}
+        time_ms = round(to.timestamp() * 1000) if isinstance(to, datetime) else edges[to]
+        header = headers.ResetOffset(topic, group, time_ms, is_force=True)
+        for broker_name in sorted({change.queue.broker_name for change in changes}):
+            address = self._core.master(broker_name)
+            question = Question.of(Request.INVOKE_BROKER_TO_RESET_OFFSET, header)
+            response = call(self._core.transport, address, question, self._core.deadline())
+            if response.code != Response.CONSUMER_NOT_ONLINE:
+                successful(response)
+                continue
+            for change in changes:
+                if change.queue.broker_name == broker_name:
+                    offset = headers.UpdateConsumerOffset(group, topic, Int32(change.queue.partition), change.after)
+                    self._ask(address, Request.UPDATE_CONSUMER_OFFSET, offset)
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def query_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        most: int = 32,
+        begin: datetime | None = None,
+        end: datetime | None = None,
+    ) -> list[ReceivedMessage]:
+        """Messages of a topic that have this key, the oldest first; brokers look at no more than 64 each."""
+        found = self._query(topic, key, most, _ms(begin, 0), _ms(end, _EVER_MS), {})
+        return [message for message in found if key in message.keys][:most]
+
+    def query_by_id(self, topic: str, message_id: str) -> list[ReceivedMessage]:
+        """Messages with the id that their sender made: usually one, or several deliveries of one."""
+        found = self._query(topic, message_id, _MOST_FOUND, 0, _EVER_MS, {"_UNIQUE_KEY_QUERY": "true"})
+        return [message for message in found if message.id == message_id]
+
+    def query_by_offset_id(self, offset_id: str) -> ReceivedMessage | None:
+        """The message with the id that its broker made, asked of that broker; ``None`` when it is not there (any more)."""
+        where = decode_offset_id(offset_id)
+        address = f"[{where.address}]:{where.port}" if ":" in where.address else f"{where.address}:{where.port}"
+        known = {broker.address: broker.name for broker in self.brokers()}
+        question = Question.of(Request.VIEW_MESSAGE_BY_ID, headers.ViewMessage(where.log_offset))
+        response = call(self._core.transport, address, question, self._core.deadline())
+        if response.code == Response.SYSTEM_ERROR:
+            return None
+        return decode_messages(successful(response).body, known.get(address, ""))[0]
+
+    def query_by_time(self, topic: str, begin: datetime, end: datetime | None = None) -> Iterator[ReceivedMessage]:
+        """Messages of a topic that were stored from ``begin`` on, and before ``end``; partition after partition."""
+        end = datetime.now(UTC) if end is None else end
+        for queue in self._core.routes.readable(topic, self._core.deadline()):
+            first = self._ends.at_time(queue, _ms(begin, 0), self._core.deadline())
+            yield from self._read(queue, first, self._ends.at_time(queue, _ms(end, 0), self._core.deadline()))
+
+    def dead_letters(self, group: str) -> Iterator[ReceivedMessage]:
+        """What a group has failed to consume."""
+        topic = f"{DEAD_LETTER_PREFIX}{group}"
+        try:
+            queues = self._core.routes.readable(topic, self._core.deadline())
+        except RouteNotFound as error:
+            if error.retriable:
+                raise
+            return  # the first dead letter creates the topic
+        for queue in queues:
+            deadline = self._core.deadline()
+            yield from self._read(queue, self._ends.begin(queue, deadline), self._ends.end(queue, deadline))
+
+    def replay(self, group: str, dead_letter: ReceivedMessage) -> SendResult:
+        """Have a dead letter delivered to its group once more, as for the first time. It stays among the dead letters, too."""
+        topic = f"{RETRY_PREFIX}{group}"
+        origin = dead_letter.properties.get(RETRY_TOPIC)
+        if origin is None:
+            raise BadRequest(f"{dead_letter!r} does not say which topic it came from; is it a dead letter?")
+        properties = {name: value for name, value in dead_letter.properties.items() if name != DELAY}
+        body, sys_flag = compressed(dead_letter.body)
+        fields = send_fields(_INNER_GROUP, topic, properties_text(properties), sys_flag, dead_letter.flag)
+        outgoing = Outgoing(topic, fields, body, Request.SEND_MESSAGE_V2, (dead_letter.id,), None)
+        return deliver(
+            self._core.transport, QueueChoice(self._core.routes, self._core.health), outgoing, self._core.deadline()
+        )[0]
+
+    def _read(self, queue: MessageQueue, first: int, end: int) -> Iterator[ReceivedMessage]:
+        with PullConsumer(self._core, queue.topic, TOOLS_GROUP) as consumer:
+            consumer.read_from(queue, first)
+            while consumer.position(queue) < end:
+                messages = consumer.poll(timeout_s=_POLL_S)
+                if not messages and consumer.position(queue) < end:
+                    raise ClientError(
+                        f"{queue} gave nothing for {_POLL_S} s at {consumer.position(queue)}, before its end {end}"
+                    )
+                yield from (message for message in messages if message.queue_offset < end)
+
+    def _query(
+        self, topic: str, key: str, most: int, begin_ms: int, end_ms: int, marks: dict[str, str]
+    ) -> list[ReceivedMessage]:
+        header = headers.QueryMessage(topic, key, Int32(most), begin_ms, end_ms)
+        question = Question(Request.QUERY_MESSAGE, {**headers.encode_header(header), **marks})
+        found: list[ReceivedMessage] = []
+        for broker_name in sorted({data.broker_name for data in self.route(topic).queues}):
+            response = call(self._core.transport, self._core.master(broker_name), question, self._core.deadline())
+            if response.code != Response.QUERY_NOT_FOUND:
+                found += decode_messages(successful(response).body, broker_name)
+        return sorted(found, key=lambda message: (message.store_ms, message.queue))
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def _ask(self, address: str, code: Request, header: tuple[object, ...] | None = None, body: bytes = b"") -> RemotingCommand:
+        return ask(self._core.transport, address, Question.of(code, header, body), self._core.deadline())
+
+    def _chosen(self, broker_names: tuple[str, ...]) -> list[BrokerView]:
+        masters = self.masters()
+        if strangers := set(broker_names) - {broker.name for broker in masters}:
+            raise BadRequest(f"no master of broker {min(strangers)}; there are {', '.join(broker.name for broker in masters)}")
+        return [broker for broker in masters if not broker_names or broker.name in broker_names]
+
+    def _on_topic(self, topic: str, code: Request, header: tuple[object, ...], read: Callable[[bytes], list[T]]) -> list[T]:
+        """The answers of all masters that have the topic, as one list."""
+        found: list[T] = []
+        for broker_name in sorted({data.broker_name for data in self.route(topic).queues}):
+            found += read(self._ask(self._core.master(broker_name), code, header).body)
+        return found
+
+    def _first(self, ask_one: Callable[[str], T]) -> T:
+        """The answer of the first master that does not refuse."""
+        refused: Refused | None = None
+        for broker in self.masters():
+            try:
+                return ask_one(broker.address)
+            except Refused as error:
+                refused = error
+        raise refused if refused is not None else ClientError("the registry knows no master")
+
+
+def _ms(when: datetime | None, otherwise: int) -> int:
+    return otherwise if when is None else round(when.timestamp() * 1000)

@@ -1,0 +1,197 @@
+"""What administration shows, and how it is read from what brokers answer (specs: remoting protocol, section 3.3)."""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
+
+from metaq.errors import BadRequest, ClientError
+from metaq.message import MessageQueue
+from metaq.protocol import fastjson
+from metaq.protocol.codes import READ, WRITE
+
+T = TypeVar("T")
+
+
+class BrokerView(NamedTuple):
+    """One broker process."""
+
+    cluster: str
+    name: str
+    broker_id: int
+    """0 is the master."""
+    address: str
+
+
+class QueueView(NamedTuple):
+    """What there is of a topic in one partition."""
+
+    queue: MessageQueue
+    begin: int
+    end: int
+    updated_ms: int
+    """When the last message was stored; 0 when there is none."""
+
+
+class LagView(NamedTuple):
+    """How far a group is behind in one partition."""
+
+    queue: MessageQueue
+    committed: int
+    end: int
+    consumed_ms: int
+    """Store time of the last message that was consumed; 0 when it is not known."""
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.end - self.committed)
+
+
+class MemberView(NamedTuple):
+    """One client of a group."""
+
+    client_id: str
+    address: str
+    language: str
+    version: int
+
+
+class GroupMembers(NamedTuple):
+    """Who consumes in a group now, and what."""
+
+    members: tuple[MemberView, ...]
+    subscriptions: Mapping[str, str]
+    """Expressions by topic, of the member that was heard last."""
+    model: str
+    consume_type: str
+
+
+class GroupView(NamedTuple):
+    """How a broker treats a group."""
+
+    name: str
+    consume_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queues: int = 1
+    retry_max_times: int = 16
+
+
+class TopicView(NamedTuple):
+    """How a broker has a topic."""
+
+    topic: str
+    broker_name: str
+    read_partitions: int
+    write_partitions: int
+    permission: int
+
+    @property
+    def permission_text(self) -> str:
+        """``RW``, ``R-``, ``-W`` or ``--``."""
+        return ("R" if self.permission & READ else "-") + ("W" if self.permission & WRITE else "-")
+
+
+class OffsetChange(NamedTuple):
+    """What resetting does to one partition."""
+
+    queue: MessageQueue
+    before: int | None
+    """``None`` where the group has no offset."""
+    after: int
+
+
+def _reader(what: str) -> Callable[[Callable[[Any], T]], Callable[[bytes], T]]:
+    """Make a function of a JSON value one of a body; what it stumbles over is ``ClientError``."""
+
+    def decorate(read: Callable[[Any], T]) -> Callable[[bytes], T]:
+        @wraps(read)
+        def checked(body: bytes) -> T:
+            try:
+                return read(fastjson.decode(body))
+            except (BadRequest, KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ClientError(f"a broker answered {body[:80]!r} where {what} are due: {error!r}") from error
+
+        return checked
+
+    return decorate
+
+
+@_reader("statistics of a topic")
+def read_queues(content: Any) -> list[QueueView]:
+    """Body of 202."""
+    rows = content["offsetTable"].items()
+    return [QueueView(queue, row["minOffset"], row["maxOffset"], row["lastUpdateTimestamp"]) for queue, row in rows]
+
+
+@_reader("statistics of a group")
+def read_lags(content: Any) -> list[LagView]:
+    """Body of 208."""
+    rows = content["offsetTable"].items()
+    return [LagView(queue, row["consumerOffset"], row["brokerOffset"], row["lastTimestamp"]) for queue, row in rows]
+
+
+@_reader("connections of a group")
+def read_members(content: Any) -> GroupMembers:
+    """Body of 203 and 204."""
+    members = (
+        MemberView(row["clientId"], row["clientAddr"], str(row.get("language")), row.get("version", 0))
+        for row in content["connectionSet"]
+    )
+    table = content.get("subscriptionTable") or {}
+    subscriptions = {topic: str(row.get("subString", "")) for topic, row in table.items()}
+    return GroupMembers(
+        tuple(members), subscriptions, str(content.get("messageModel", "")), str(content.get("consumeType", ""))
+    )
+
+
+@_reader("groups")
+def read_groups(content: Any) -> list[GroupView]:
+    """Body of 201."""
+    return [
+        GroupView(
+            name,
+            bool(row.get("consumeEnable", True)),
+            bool(row.get("consumeBroadcastEnable", True)),
+            row.get("retryQueueNums", 1),
+            row.get("retryMaxTimes", 16),
+        )
+        for name, row in content["subscriptionGroupTable"].items()
+    ]
+
+
+@_reader("names of groups")
+def read_group_names(content: Any) -> list[str]:
+    """Body of 300."""
+    return list(map(str, content["groupList"]))
+
+
+@_reader("names and values")
+def read_table(content: Any) -> dict[str, str]:
+    """Body of 28."""
+    return {str(name): str(value) for name, value in content["table"].items()}
+
+
+@_reader("names and values")
+def read_object(content: Any) -> dict[str, Any]:
+    """Body of 307."""
+    return dict(content)
+
+
+def read_lines(body: bytes) -> dict[str, str]:
+    """Body of 26: a name, ``=`` and a value on each line."""
+    lines = (line.partition("=") for line in body.decode(errors="replace").splitlines())
+    return {name.strip(): value.strip() for name, separator, value in lines if separator}
+
+
+def group_row(group: GroupView) -> dict[str, Any]:
+    """Body of 200; what is not shown here stays as brokers have it by default."""
+    return {
+        "brokerId": 0,
+        "consumeBroadcastEnable": group.consume_broadcast_enable,
+        "consumeEnable": group.consume_enable,
+        "consumeFromMinEnable": True,
+        "groupName": group.name,
+        "notifyConsumerIdsChangedEnable": True,
+        "retryMaxTimes": group.retry_max_times,
+        "retryQueueNums": group.retry_queues,
+        "whichBrokerWhenConsumeSlowly": 1,
+    }
