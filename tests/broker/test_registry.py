@@ -228,7 +228,7 @@ def test_two_brokers_of_one_name_are_noticed(tmp_path: Path) -> None:
 
 def test_ordered_topics_outlive_registry_and_broker(tmp_path: Path) -> None:
     """SG-103, SG-115: in kvConfig.json, in routes, and in the table of the broker whose registration was answered with them."""
-    flags = ("--order-message-enable", *FAST)
+    flags = ("--order-message-enable", "--checkpoint-interval-ms", "50", *FAST)
     with BrokerProcess(tmp_path / "data", *flags) as broker:
         with TextClient(broker.host, broker.port) as text:
             text.create("ordered", 4)

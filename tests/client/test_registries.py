@@ -1,0 +1,48 @@
+"""A client and several registries: which one it asks, how often, and what it does when that one goes away."""
+
+import contextlib
+from typing import Final
+
+import pytest
+
+from metaq.client import core
+from metaq.client.core import Core
+from metaq.protocol.codes import Request
+from tests.support.broker import wait_until
+from tests.support.fakeremoting import FakeRemoting, route_to
+
+DEADLINE_S: Final = 60.0
+QUESTION: Final = Request.GET_ROUTEINFO_BY_TOPIC
+
+
+def test_one_registry_is_asked_again_and_again_until_it_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-116: over one connection, drawn at random; routes are refreshed, here more often than every 30 s; then the other."""
+    assert core.ROUTES_S == 30
+    monkeypatch.setattr(core, "ROUTES_S", 0.02)
+    with contextlib.ExitStack() as stack:
+        servers = [FakeRemoting(get_routeinfo_by_topic=route_to({"b": "127.0.0.1:1"})) for _ in range(2)]
+        running = [stack.enter_context(contextlib.ExitStack()) for _ in servers]
+        for server, own in zip(servers, running, strict=True):
+            own.enter_context(server)
+        client = Core([server.address for server in servers], timeout_s=DEADLINE_S)
+        stack.callback(client.close)
+        assert client.routes.refresh("orders", client.deadline()) is not None
+        asked = 0 if servers[0].requests else 1
+        chosen, other = servers[asked], servers[1 - asked]
+        wait_until(lambda: chosen.count(QUESTION) > 3, DEADLINE_S, "the route is refreshed")
+        assert (len(chosen.connections), len(other.connections), other.requests) == (1, 0, [])
+        running[asked].close()
+        wait_until(lambda: other.count(QUESTION) > 3, DEADLINE_S, "the other registry is asked")
+        assert len(other.connections) == 1
+
+
+def test_registries_are_chosen_at_random() -> None:
+    """SG-116: with two of them, a hundred clients do not all ask the same one."""
+    answer = route_to({"b": "127.0.0.1:1"})
+    with FakeRemoting(get_routeinfo_by_topic=answer) as one, FakeRemoting(get_routeinfo_by_topic=answer) as two:
+        for _ in range(100):  # all the same: once in 2^99 runs
+            client = Core([one.address, two.address], timeout_s=DEADLINE_S)
+            client.routes.refresh("orders", client.deadline())
+            client.close()
+        assert one.requests
+        assert two.requests
