@@ -68,6 +68,9 @@ class Settings(BaseModel):
     tls_key: str = Field("", description="private key (PEM), when it is not in the certificate's file")
     broker_name: str = Field("metaq", description="name of this broker, kept in the data folder")
     broker_number: int = Field(0, ge=0, le=1023, description="number of this broker, kept in the data folder")
+    broker_permission: int = Field(
+        6, ge=0, le=6, multiple_of=2, description="what this broker does for clients: 4 gives messages, 2 takes them, 6 both"
+    )
     cluster_name: str = Field("DefaultCluster", description="name of the cluster that this broker belongs to")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least severe log line that is written")
 

@@ -245,6 +245,31 @@ def encode_consumer_status(clients: Mapping[str, Offsets]) -> bytes:
     return fastjson.encode({"consumerTable": table, "messageQueueTable": {}})
 
 
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+def encode_settings(settings: Mapping[str, object]) -> bytes:
+    """Body of the answers to 26 and 319: lines of NAME=VALUE."""
+    values = {name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()}
+    return "".join(f"{name}={value}\n" for name, value in values.items()).encode()
+
+
+def decode_settings(body: bytes) -> dict[str, str]:
+    """Body of 25 and 318: lines of NAME=VALUE, empty ones, and comments that begin with #. ``BadRequest``."""
+    try:
+        lines = body.decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is no text: {error}") from error
+    return dict(_setting(line.strip()) for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
+def _setting(line: str) -> tuple[str, str]:
+    name, separator, value = line.partition("=")
+    if not separator:
+        raise BadRequest(f"the line {line[:40]!r} is not NAME=VALUE")
+    return name.strip(), value.strip()
+
+
 # -- statistics and queues --------------------------------------------------------------------------------------------
 
 

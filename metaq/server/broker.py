@@ -21,10 +21,14 @@ from metaq.server.duties import Duties
 from metaq.server.front import Address, Front, RequestHandler
 from metaq.server.groups import GroupTable
 from metaq.server.handlers.admin import AdminHandler
+from metaq.server.handlers.brokerinfo import BrokerInfoHandler
+from metaq.server.handlers.clientadmin import ClientAdminHandler
 from metaq.server.handlers.consumer import ConsumerHandler
 from metaq.server.handlers.get import GetHandler
+from metaq.server.handlers.groupadmin import GroupAdminHandler
 from metaq.server.handlers.heartbeat import HeartbeatHandler
 from metaq.server.handlers.identity import IdentityHandler
+from metaq.server.handlers.offsetadmin import OffsetAdminHandler
 from metaq.server.handlers.pull import PullHandler
 from metaq.server.handlers.put import PutHandler
 from metaq.server.handlers.registry import RegistryHandler
@@ -135,6 +139,7 @@ class Broker:
             logger.error("topic table damaged, rebuilt from the store problem=%s", problem)
         topics.add_system_topics(settings.cluster_name, settings.broker_name, auto_create=settings.auto_create_topics)
         topics.configure(settings.topics)
+        topics.restrict(settings.broker_permission)
         for key, end in topics.deleted.items():
             self.store.queue(*key).hide_before(end)
         host, port = self.addresses.text
@@ -209,14 +214,24 @@ class Broker:
         self._front.sends = self._sends.sends
         self._pulls = PullHandler(self.context, self._holds, self._looks, self._hub.loop)
         later = Later(self._looks)
-        topics = TopicsHandler(self.context, self._duties, later, self._forget_topic)
         sent_back = SendBackHandler(self.context, self._turns, self._looks)
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks)
-        families: list[Family] = [topics, self._sends, self._pulls, sent_back, self._schedule, self._identity]
+        families: list[Family] = [*self._administration(later), self._sends, self._pulls, sent_back, self._schedule, self._identity]
         families += [beats, consumers]
         if self._registry is not None:
             families.append(self._registry)
         self._front.requests = {code: handler for family in families for code, handler in family.requests().items()}
+
+    def _administration(self, later: Later) -> list[Family]:
+        """Who answers administrators."""
+        context, advertised = self.context, self.addresses.advertised
+        return [
+            TopicsHandler(context, self._duties, later, self._forget_topic),
+            GroupAdminHandler(context, self._duties, later),
+            OffsetAdminHandler(context, later, advertised, self.run),
+            ClientAdminHandler(context, later, self.run),
+            BrokerInfoHandler(context, self._turns, self._schedule.positions, later, advertised),
+        ]
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,11 @@ class Later:
         self._looks = looks
         self._at_work = 0
 
+    @property
+    def waiting_reads(self) -> int:
+        """Reads, of this and of all others, that wait for the disk."""
+        return self._looks.waiting
+
     def read(self, session: RemotingSession, request: RemotingCommand, work: Callable[[Read], Answer]) -> None:
         """Answer with what ``work`` finds in the store: at once when it is in memory, else from a greenlet."""
         self._looks.look(_Reading(session, request, work))

@@ -45,6 +45,11 @@ class Looks:
         self._read_off_hub: Read = lambda file, size, offset: run(partial(file.read, size, offset))
         self._cold = 0
 
+    @property
+    def waiting(self) -> int:
+        """Questions that wait for the disk."""
+        return self._cold
+
     def look(self, question: Question) -> None:
         """Answer now, or in a greenlet when the disk must be waited for."""
         try:

@@ -94,7 +94,7 @@ class Schedule:
 
     def all_positions(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """Code 45: the position of each level that ever held a message."""
-        return Answer(body=(fastjson.encode({"offsetTable": self._positions()}),))
+        return Answer(body=(fastjson.encode({"offsetTable": self.positions()}),))
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -121,13 +121,14 @@ class Schedule:
         if waiting is not None:
             self._write(waiting, self._run)
 
-    def _positions(self) -> dict[int, int]:
+    def positions(self) -> dict[int, int]:
+        """By level that ever held a message: all before this ordinal are delivered."""
         return {number: level.next for number, level in self._levels.items() if level.next or level.pending}
 
     def _snapshot(self) -> Snapshot:
         end = self._store.log.end
         in_flight = [level.in_flight_from for level in self._levels.values() if level.in_flight_from is not None]
-        return Snapshot(self._positions(), min([end, *in_flight]), end)
+        return Snapshot(self.positions(), min([end, *in_flight]), end)
 
     def _write(self, snapshot: Snapshot, run: Run) -> None:
         if snapshot.positions == self._saved and not any(level.pending for level in self._levels.values()):

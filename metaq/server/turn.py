@@ -90,7 +90,20 @@ class Turns:
         """Raise ``Overloaded`` while too much waits for the disk."""
         if self.waiting_bytes > self.max_waiting_bytes:
             reason = f"{self.waiting_bytes} bytes of puts wait for the disk, the limit is {self.max_waiting_bytes}"
-            raise Overloaded(f"{reason} (max_waiting_bytes)", retry_after_ms=self._last_sync_ms)
+            measured = f"the oldest since {self.longest_wait_ms} ms, the last sync took {self._last_sync_ms} ms"
+            raise Overloaded(f"{reason} (max_waiting_bytes); {measured}", retry_after_ms=self._last_sync_ms)
+
+    @property
+    def waiting(self) -> int:
+        """Outcomes that wait for the disk."""
+        return len(self._parked)
+
+    @property
+    def longest_wait_ms(self) -> int:
+        """How long the oldest of them has been waiting."""
+        if not self._parked:
+            return 0
+        return round(1000 * (self._clock.monotonic() - self._parked[0].deadline + self._sync_timeout))
 
     def staged(self, outcome: Outcome) -> None:
         """Take an outcome of this turn: its puts hold when the append at the end of the turn succeeds."""

@@ -16,6 +16,7 @@ from metaq.checksum import body_crc
 from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.errors import AccessDenied, BadRequest, ChecksumMismatch, MetaqError, RequestFailed
+from metaq.protocol.adminbodies import decode_settings, encode_settings
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import (
     BrokerBeat,
@@ -276,19 +277,15 @@ class RegistryHandler:
         """319."""
         values = {
             "kvConfigPath": self._config.path,
-            ORDER_MESSAGE_ENABLE: str(self._order_in_routes).lower(),
+            ORDER_MESSAGE_ENABLE: self._order_in_routes,
             "registryExpiryMs": self._settings.registry_expiry_ms,
             "scanNotActiveBrokerInterval": self._settings.registry_scan_ms,
         }
-        return _body("".join(f"{name}={value}\n" for name, value in values.items()).encode())
+        return _body(encode_settings(values))
 
     def update_settings(self, _: RemotingSession, request: RemotingCommand) -> Answer:
         """318: in force until the registry stops."""
-        try:
-            lines = request.body.decode().splitlines()
-        except UnicodeDecodeError as error:
-            raise BadRequest(f"the body is no text: {error}") from error
-        wanted = dict(_setting(line.strip()) for line in lines if line.strip() and not line.lstrip().startswith("#"))
+        wanted = decode_settings(request.body)
         for name in wanted:
             if name in UNCHANGEABLE:
                 raise AccessDenied(f"{name} cannot be changed while the registry runs")
@@ -297,13 +294,6 @@ class RegistryHandler:
                 raise BadRequest(f"{name}={value[:40]}: only {ORDER_MESSAGE_ENABLE}=true or false can be changed while it runs")
         self._order_in_routes = wanted.get(ORDER_MESSAGE_ENABLE, str(self._order_in_routes).lower()) == "true"
         return DONE
-
-
-def _setting(line: str) -> tuple[str, str]:
-    name, separator, value = line.partition("=")
-    if not separator:
-        raise BadRequest(f"the line {line[:40]!r} is not NAME=VALUE")
-    return name.strip(), value.strip()
 
 
 def _body(body: bytes) -> Answer:
