@@ -216,7 +216,8 @@ class Broker:
         later = Later(self._looks)
         sent_back = SendBackHandler(self.context, self._turns, self._looks)
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks)
-        families: list[Family] = [*self._administration(later), self._sends, self._pulls, sent_back, self._schedule, self._identity]
+        families: list[Family] = [self._sends, self._pulls, sent_back, self._schedule, self._identity]
+        families += self._administration(later)
         families += [beats, consumers]
         if self._registry is not None:
             families.append(self._registry)

@@ -20,7 +20,6 @@ from metaq.server.context import Context
 from metaq.server.front import Address, RequestHandler
 from metaq.server.later import Later
 from metaq.server.permissions import Action, demand
-from metaq.server.registration import written
 from metaq.server.remoting import DONE, Answer, RemotingSession
 from metaq.server.schedule import LEVEL_SECONDS
 from metaq.server.statistics import Day
@@ -211,9 +210,9 @@ class BrokerInfoHandler:
         }
 
     def _schedule(self) -> dict[str, object]:
-        queues, table = self._store.queues, {}
+        table: dict[str, object] = {}
         for level, position in self._positions().items():
-            queue = queues.get(TopicPartition(SCHEDULE_TOPIC, level - 1))
+            queue = self._store.queues.get(TopicPartition(SCHEDULE_TOPIC, level - 1))
             table[f"scheduleMessageOffset_{level}"] = f"{position},{0 if queue is None else queue.readable}"
         return table
 
