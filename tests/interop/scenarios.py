@@ -290,7 +290,7 @@ class Scenarios:
         def replied(number: int, seconds: int) -> bool:
             question = Outgoing(topic, b"question %d" % number).view()
             reply: str = client.call("request", producer="questions", message=question, seconds=seconds)
-            return reply == question["body"]
+            return reply == str(question["body"])
 
         def known_to_the_broker() -> bool:
             try:
