@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
-from metaq.config import Settings, load
+from metaq.config import REGISTRY_SETTINGS, Settings, load
+from metaq.errors import ConfigError
 from metaq.protocol.record import HEADER_SIZE
 from metaq.protocol.replies import BAD_REQUEST, ERROR, FORBIDDEN, MOVED, NOT_FOUND, OK, UNAVAILABLE
 from metaq.protocol.text import _READERS
@@ -23,6 +24,7 @@ from tests.support.broker import BrokerProcess
 PROTOCOL: Final = "docs/protocol.md"
 FEATURES: Final = "docs/features.md"
 CONFIGURATION: Final = ROOT / "conf" / "broker.yaml"
+REGISTRY_CONFIGURATION: Final = ROOT / "conf" / "registry.yaml"
 DOCUMENTS: Final = ["README.md", "CHANGELOG.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 SUFFIXES: Final = "|".join(sorted({name.rpartition("_")[2] for name in Settings.model_fields}))
 SESSIONS: Final = fences(PROTOCOL, "telnet")
@@ -62,6 +64,17 @@ def test_the_settings_file_names_every_setting_with_its_default() -> None:
     defaults = load(None, {}, {})
     assert load(CONFIGURATION, {}, {}) == defaults
     assert content == defaults.model_dump(mode="json")
+
+
+def test_the_settings_file_of_a_registry_names_its_settings_with_their_defaults() -> None:
+    """SG-103: in the order of the help; what only a broker has is refused, with its name."""
+    content: dict[str, Any] = yaml.safe_load(REGISTRY_CONFIGURATION.read_text("utf-8"))
+    assert tuple(content) == REGISTRY_SETTINGS
+    defaults = load(None, {}, {})
+    assert load(REGISTRY_CONFIGURATION, {"METAQ_DURABILITY": "memory"}, {}, REGISTRY_SETTINGS) == defaults
+    assert content == defaults.model_dump(mode="json", include=set(REGISTRY_SETTINGS))
+    with pytest.raises(ConfigError, match="unknown setting 'listen'"):
+        load(CONFIGURATION, {}, {}, REGISTRY_SETTINGS)
 
 
 def test_the_settings_file_explains_every_setting() -> None:
@@ -173,8 +186,8 @@ def promised() -> Iterator[str]:
     """The features that the table has to speak of."""
     for system, ranges in (
         ("MQ", ((1, 19), (25, 33), (37, 41), (54, 64), (103, 103), (109, 110), (115, 115))),
-        ("SG", ((1, 34), (41, 49))),
-        ("RD", ((1, 12),)),
+        ("SG", ((1, 34), (41, 54), (66, 66), (100, 116))),
+        ("RD", ((1, 17),)),
     ):
         for first, last in ranges:
             yield from (f"{system}-{number:03d}" for number in range(first, last + 1))

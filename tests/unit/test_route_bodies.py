@@ -60,7 +60,7 @@ TABLE: Final = TopicTable(DataVersion(1795257376315, 3), {"TopicA": TopicConfig(
 
 
 def test_a_route_is_written_as_clients_expect_it() -> None:
-    """SG-113: no space, and every key quoted."""
+    """SG-108, SG-113: no space, and every key quoted; the table of filter servers is there."""
     route = TopicRoute((QueueData("broker-a", 4, 4, 6),), (TWO_PROCESSES,))
     assert encode_route(route) == ROUTE
     assert decode_route(ROUTE) == route
