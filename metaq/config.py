@@ -132,6 +132,7 @@ class Settings(BaseModel):
     auto_create_topics: bool = Field(True, description="create a topic on the first put to it")
     default_partitions: int = Field(1, ge=1, le=1024, description="partitions of a topic created on first put")
     max_topics: int = Field(16_000, ge=1, description="topics on this broker")
+    store_replies: bool = Field(True, description="keep replies to requests in the log after they were handed on")
     auto_create_groups: bool = Field(True, description="create a consumer group on its first use")
     max_groups: int = Field(16_000, ge=1, description="consumer groups on this broker")
     client_expiry_ms: int = Field(120_000, ge=100, description="time without a heartbeat after which a client is forgotten")

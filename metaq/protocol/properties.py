@@ -90,13 +90,3 @@ def encode(pairs: Mapping[str, str], own: Mapping[str, str] = NONE) -> bytes:
     if len(data) > MOST_BYTES:
         raise MessageIllegal(f"properties of {len(data)} bytes are longer than {MOST_BYTES}")
     return data
-
-
-def index_keys(pairs: Mapping[str, str]) -> tuple[str, ...]:
-    """What a message can be found by: its unique key, and each word of its keys."""
-    unique = pairs.get(UNIQUE_KEY)
-    words = pairs.get(KEYS)
-    if words is None:
-        return () if unique is None else (unique,)
-    parts = tuple(word for word in words.split(" ") if word)
-    return parts if unique is None else (unique, *parts)

@@ -31,7 +31,9 @@ from metaq.server.handlers.identity import IdentityHandler
 from metaq.server.handlers.offsetadmin import OffsetAdminHandler
 from metaq.server.handlers.pull import PullHandler
 from metaq.server.handlers.put import PutHandler
+from metaq.server.handlers.query import QueryHandler
 from metaq.server.handlers.registry import RegistryHandler
+from metaq.server.handlers.reply import ReplyHandler
 from metaq.server.handlers.send import SendHandler
 from metaq.server.handlers.sendback import SendBackHandler
 from metaq.server.handlers.topics import TopicsHandler
@@ -218,7 +220,8 @@ class Broker:
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks)
         families: list[Family] = [self._sends, self._pulls, sent_back, self._schedule, self._identity]
         families += self._administration(later)
-        families += [beats, consumers]
+        replies = ReplyHandler(self.context, self._turns, self._sends)
+        families += [beats, consumers, replies, QueryHandler(self.context, later)]
         if self._registry is not None:
             families.append(self._registry)
         self._front.requests = {code: handler for family in families for code, handler in family.requests().items()}

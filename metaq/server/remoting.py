@@ -139,8 +139,11 @@ class RemotingSession(Session):
         self._request(code, fields, body, oneway=True)
 
     def ask(self, code: int, fields: Mapping[str, str], body: bytes, answered: Answered) -> None:
-        """Send a request; ``answered`` is called when the client answers, closes, or lets ``ASK_TIMEOUT_S`` pass."""
-        if self._socket is None:
+        """Send a request; ``answered`` is called when the client answers, closes, or lets ``ASK_TIMEOUT_S`` pass.
+
+        A client that does not read what it is sent is not asked.
+        """
+        if self._socket is None or self._unsent > self._handlers.max_unsent_bytes:
             answered(None)
             return
         timer = self._handlers.timer(ASK_TIMEOUT_S)

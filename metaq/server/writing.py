@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from metaq.errors import MessageIllegal, MetaqError
 from metaq.protocol import properties
 from metaq.protocol.codes import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_TYPE, Response
+from metaq.protocol.keys import keys_of
 from metaq.protocol.record import TAGS, constant_middle, java_hash, record_tail
 from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
@@ -91,6 +92,7 @@ def stage(context: Context, draft: Draft, own: Mapping[str, str] = properties.NO
         *(queue, draft.flag, body, zlib.crc32(body) & 0x7FFFFFFF, middle, text_size),
         record_tail(draft.topic, kept) if kept else None,
         0 if tag is None else java_hash(tag),
+        keys_of(draft.topic, draft.sys_flag, kept),
     )
     return Placed(queue, ordinal, offset)
 
@@ -114,7 +116,7 @@ class Owed:
         self._session.pay(self._request, Answer(error.code, remark=f"the message {outcome}: {error}"))
 
     def late(self) -> None:
-        self._session.pay(self._request, self._answer._replace(code=Response.FLUSH_DISK_TIMEOUT))
+        self._session.pay(self._request, self._answer._replace(code=self._answer.code or Response.FLUSH_DISK_TIMEOUT))
 
 
 def owe(turns: Turns, session: RemotingSession, request: RemotingCommand, answer: Answer, size: int) -> None:

@@ -218,12 +218,10 @@ class SendHandler:
         header = read_header(request)
         if header.batch:
             return self.send_batch(session, request)
-        self._refresh()
         group = None
         if header.topic.startswith(RETRY_PREFIX):  # a consumer could not send a message back and publishes it itself
             group = self._context.groups.ensure(header.topic.removeprefix(RETRY_PREFIX))
-        queue = self._partition(session, header)
-        self._check_size(request.body)
+        queue = self.admit(session, header, request.body)
         draft = Draft(
             *(queue.topic, queue.partition, request.body, properties.parse(header.properties or ""), header.flag),
             *(header.sys_flag & CLEARED, header.born_timestamp, session.born_host, header.reconsume_times),
@@ -252,9 +250,7 @@ class SendHandler:
     def send_batch(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Stage all messages of a batch, which become visible together, or none; one reply is owed."""
         header = read_header(request)
-        self._refresh()
-        queue = self._partition(session, header)
-        self._check_size(request.body)
+        queue = self.admit(session, header, request.body)
         shared = header.properties or ""
         items = []
         for flag, body, text in decode_batch(request.body):
@@ -293,9 +289,13 @@ class SendHandler:
         session.owed += len(sent)
         session.owed_bytes += size
 
-    def _check_size(self, body: bytes) -> None:
+    def admit(self, session: RemotingSession, header: SendMessage, body: bytes) -> ConsumeQueue:
+        """The partition that a message goes to, when it may."""
+        self._refresh()
+        queue = self._partition(session, header)
         if len(body) > self._most_bytes:
             raise MessageIllegal(f"a body of {len(body)} bytes is longer than {self._most_bytes} (max_message_bytes)")
+        return queue
 
     def _refresh(self) -> None:
         """Raise why no message at all can be taken now; forget what is known of partitions when topics have changed."""

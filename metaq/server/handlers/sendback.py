@@ -19,7 +19,7 @@ from metaq.server.context import Context
 from metaq.server.front import RequestHandler
 from metaq.server.groups import Group
 from metaq.server.look import Looks, Question
-from metaq.server.permissions import Action, allowed
+from metaq.server.permissions import Action, demand
 from metaq.server.remoting import DONE, Answer, RemotingSession, failure
 from metaq.server.tables import DEAD_PREFIX, Topic
 from metaq.server.turn import Turns
@@ -123,8 +123,7 @@ class _SendBack(Question):
         if stored is None:
             raise RequestFailed(Response.SYSTEM_ERROR, f"there is no message at the log offset {self._header.offset}")
         record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
-        if not allowed(self.session.principal, Action.SUBSCRIBE, record.topic):
-            raise AccessDenied(f"{self.session.principal} may not read {record.topic}")
+        demand(self.session.principal, Action.SUBSCRIBE, record.topic)
         turns.check_load()
         context.store.check_writable()
         draft = self._again(record)

@@ -1,0 +1,119 @@
+"""Replies to requests: 324 and 325, handed on as 326 (specs: remoting protocol, section 3.2.9).
+
+A request is an ordinary message that names its sender. Whoever consumes it sends the reply to any broker that the sender is
+connected to, and that one pushes it over the sender's connection.
+"""
+
+import logging
+from functools import partial
+from typing import Final, NamedTuple
+
+from metaq.errors import MetaqError, Overloaded
+from metaq.protocol import properties
+from metaq.protocol.codes import Request, Response
+from metaq.protocol.headers import PushReply, SendMessage, encode_header
+from metaq.protocol.remoting import RemotingCommand
+from metaq.server.context import Context
+from metaq.server.front import RequestHandler
+from metaq.server.handlers.send import SendHandler, read_header
+from metaq.server.registration import written
+from metaq.server.remoting import Answer, RemotingSession
+from metaq.server.turn import Turns
+from metaq.server.writing import CLEARED, Draft, owe, stage
+from metaq.store.consumequeue import ConsumeQueue
+
+logger = logging.getLogger(__name__)
+
+PUSH_TIME: Final = "PUSH_REPLY_TIME"
+RETRY_MS: Final = 1000
+
+
+class _Reply(NamedTuple):
+    """A reply on its way."""
+
+    session: RemotingSession
+    """Of the one who replied."""
+    request: RemotingCommand
+    header: SendMessage
+    queue: ConsumeQueue
+    """Where it is kept."""
+
+
+class ReplyHandler:
+    """Hands replies on."""
+
+    def __init__(self, context: Context, turns: Turns, sends: SendHandler) -> None:
+        self._context = context
+        self._turns = turns
+        self._sends = sends
+        host = context.store_host
+        self._store_host = f"{'.'.join(map(str, host[:4]))}:{int.from_bytes(host[4:])}"
+        self._most_bytes = context.settings.max_waiting_bytes
+        self._pushed_bytes = 0
+
+    def requests(self) -> dict[int, RequestHandler]:
+        return {Request.SEND_REPLY_MESSAGE: self.reply, Request.SEND_REPLY_MESSAGE_V2: self.reply}
+
+    def reply(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """Answered when the requester has taken the reply and it is stored, if replies are."""
+        header = read_header(request)
+        reply = _Reply(session, request, header, self._sends.admit(session, header, request.body))
+        if self._pushed_bytes > self._most_bytes:
+            reason = f"{self._pushed_bytes} bytes of replies are on their way to requesters (max_waiting_bytes)"
+            raise Overloaded(reason, retry_after_ms=RETRY_MS)
+        session.owe()
+        requester = properties.parse(header.properties or "").get(properties.REPLY_TO, "")
+        receiver = self._context.clients.sender(requester)
+        if receiver is None:
+            self._pushed(reply, f"the requester {requester!r} is not connected to this broker as a producer")
+            return None
+        self._pushed_bytes += len(request.body)
+        fields = self._push_fields(session, header)
+        answered = partial(self._answered, reply, requester)
+        receiver.ask(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, request.body, answered)
+        return None
+
+    def _push_fields(self, session: RemotingSession, header: SendMessage) -> dict[str, str]:
+        now_ms = self._context.store.clock.now_ms()
+        text = header.properties or ""
+        separator = "" if text.endswith("\x02") or not text else "\x02"
+        own = f"{text}{separator}{PUSH_TIME}\x01{now_ms}\x02"
+        hosts = (written(session.address[:2]), self._store_host)
+        return encode_header(PushReply(*header[:8], *hosts, now_ms, own, header.reconsume_times, header.unit_mode))
+
+    def _answered(self, reply: _Reply, requester: str, answer: RemotingCommand | None) -> None:
+        self._pushed_bytes -= len(reply.request.body)
+        failure = None
+        if answer is None:
+            failure = f"the requester {requester!r} did not take the reply"
+        elif answer.code:
+            failure = f"the requester {requester!r} refused the reply with {answer.code}: {answer.remark}"
+        self._pushed(reply, failure)
+
+    def _pushed(self, reply: _Reply, failure: str | None) -> None:
+        """Store the reply, taken or not, and have the one who replied answered."""
+        session, request = reply.session, reply.request
+        code = Response.SUCCESS if failure is None else Response.SYSTEM_ERROR
+        answer = Answer(code, {"msgId": "0", "queueId": "0", "queueOffset": "0"}, failure)
+        if self._context.settings.store_replies:
+            try:
+                answer = answer._replace(fields=self._store(reply))
+            except MetaqError as error:  # whoever waits for it has it all the same
+                logger.warning("reply not stored topic=%s reason=%s", reply.header.topic, error)
+            else:
+                owe(self._turns, session, request, answer, len(request.body))
+                return
+        session.pay(request, answer)
+
+    def _store(self, reply: _Reply) -> dict[str, str]:
+        """Stage the reply; return the fields that say where it is."""
+        session, request, header, queue = reply
+        self._turns.check_load()
+        self._context.store.check_writable()
+        draft = Draft(
+            *(queue.topic, queue.partition, request.body, properties.parse(header.properties or ""), header.flag),
+            *(header.sys_flag & CLEARED, header.born_timestamp, session.born_host, header.reconsume_times),
+        )
+        placed = stage(self._context, draft)
+        message_id = self._sends.message_id(placed).decode()
+        return {"msgId": message_id, "queueId": str(queue.partition), "queueOffset": str(placed.ordinal)}
