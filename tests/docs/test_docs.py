@@ -186,8 +186,23 @@ def promised() -> Iterator[str]:
     """The features that the table has to speak of."""
     for system, ranges in (
         ("MQ", ((1, 19), (25, 33), (37, 41), (54, 64), (103, 103), (109, 110), (115, 115))),
-        ("SG", ((1, 34), (41, 54), (66, 66), (100, 116))),
-        ("RD", ((1, 17),)),
+        (
+            "SG",
+            (
+                (1, 34),
+                (41, 55),
+                (63, 63),
+                (66, 71),
+                (78, 79),
+                (84, 85),
+                (87, 89),
+                (100, 116),
+                (118, 118),
+                (122, 123),
+                (141, 142),
+            ),
+        ),
+        ("RD", ((1, 17), (104, 104))),
     ):
         for first, last in ranges:
             yield from (f"{system}-{number:03d}" for number in range(first, last + 1))
