@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import ceil
 from statistics import median
 from typing import Literal
 
@@ -75,6 +76,11 @@ def ratio(ours: Spread | None, theirs: Spread | None) -> float | None:
     if ours is None or theirs is None or theirs.median == 0:
         return None
     return ours.median / theirs.median
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that the given share (0 to 1) of all values does not exceed."""
+    return sorted(values)[max(0, ceil(share * len(values)) - 1)]
 
 
 class Verdict(Enum):

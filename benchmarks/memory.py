@@ -1,11 +1,16 @@
 """Reads what memory a process uses, once or all the time, from /proc/PID/status."""
 
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from benchmarks.figures import MeasurementError
+
 KILOBYTE, MEGABYTE = 1000, 1_000_000
+# A process is at rest when its resident memory stays the same for this long.
+REST_SECONDS, REST_DEADLINE_SECONDS = 1.0, 30.0
 
 
 def status_bytes(pid: int, name: str) -> int:
@@ -15,6 +20,20 @@ def status_bytes(pid: int, name: str) -> int:
         if key == name:
             return int(value.split()[0]) * 1024  # /proc says kB and means KiB
     raise ValueError(f"/proc/{pid}/status has no {name}")
+
+
+def resting_bytes(pid: int) -> int:
+    """Resident memory once it has not changed for REST_SECONDS."""
+    deadline = time.monotonic() + REST_DEADLINE_SECONDS
+    value, since = status_bytes(pid, "VmRSS"), time.monotonic()
+    while time.monotonic() - since < REST_SECONDS:
+        time.sleep(0.05)
+        now = status_bytes(pid, "VmRSS")
+        if now != value:
+            value, since = now, time.monotonic()
+        if time.monotonic() > deadline:
+            raise MeasurementError(f"resident memory did not come to rest in {REST_DEADLINE_SECONDS} s")
+    return value
 
 
 class Sampler:

@@ -1,22 +1,19 @@
 """Resident memory of an idle server, and what each idle connection adds to it."""
 
 import socket
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 
 from benchmarks.bench import Bench
 from benchmarks.figures import Check, MeasurementError
-from benchmarks.memory import KILOBYTE, MEGABYTE, status_bytes
-from benchmarks.peers import REPLY_SECONDS, Server, System
+from benchmarks.memory import KILOBYTE, MEGABYTE, resting_bytes
+from benchmarks.peers import REPLY_SECONDS, System
 from benchmarks.report import Report, Table, number
 
 CONNECTIONS = 5000
 IDLE_MUST_MB, IDLE_AIM_MB = 60, 45
 EACH_MUST_KB, EACH_AIM_KB = 4, 2
-# A process is at rest when its resident memory stays the same for this long.
-REST_SECONDS, REST_DEADLINE_SECONDS = 1.0, 30.0
 
 
 def run(bench: Bench) -> Report:
@@ -51,15 +48,15 @@ def _of(cell: Mapping[str, object] | None, key: str) -> float | None:
 def measure(bench: Bench, system: System, many: int) -> dict[str, float]:
     """Idle memory in MB, and in KB what each connection adds before and after it was used."""
     with bench.fresh_folder() as folder, system.running(folder / "server") as server, ExitStack() as opened:
-        idle = resting_bytes(server)
+        idle = resting_bytes(server.pid)
         connections = [
             opened.enter_context(socket.create_connection(("127.0.0.1", server.port), REPLY_SECONDS)) for _ in range(many)
         ]
         exchange(connections[-1], system)  # connections are accepted in order: all the others are there too
-        silent = resting_bytes(server)
+        silent = resting_bytes(server.pid)
         for connection in connections[:-1]:
             exchange(connection, system)
-        spoken = resting_bytes(server)
+        spoken = resting_bytes(server.pid)
     each = [(bytes_ - idle) / many / KILOBYTE for bytes_ in (silent, spoken)]
     bench.console.print(f"{system.name}: {idle / MEGABYTE:.1f} MB, {each[0]:.2f} and {each[1]:.2f} KB a connection")
     return {"idle_mb": idle / MEGABYTE, "silent_kb": each[0], "spoken_kb": each[1]}
@@ -73,17 +70,3 @@ def exchange(connection: socket.socket, system: System) -> None:
         if not part:
             raise MeasurementError(f"the server closed a connection after {received[:200]!r}")
         received += part
-
-
-def resting_bytes(server: Server) -> int:
-    """Resident memory once it has not changed for REST_SECONDS."""
-    deadline = time.monotonic() + REST_DEADLINE_SECONDS
-    value, since = status_bytes(server.pid, "VmRSS"), time.monotonic()
-    while time.monotonic() - since < REST_SECONDS:
-        time.sleep(0.05)
-        now = status_bytes(server.pid, "VmRSS")
-        if now != value:
-            value, since = now, time.monotonic()
-        if time.monotonic() > deadline:
-            raise MeasurementError(f"resident memory did not come to rest in {REST_DEADLINE_SECONDS} s")
-    return value
