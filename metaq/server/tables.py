@@ -112,8 +112,8 @@ class TopicTable:
         """Have the broker as a whole allow no more than ``permission``."""
         if permission != self._permission:
             self._permission = permission
-            self._version += 1
             for name in self._topics:
+                self._version += 1  # a registry takes what comes under a version that it has for known
                 self.changed(name)
 
     def check(self, topic: Topic, needed: int) -> None:

@@ -104,6 +104,19 @@ def test_a_new_topic_is_routed_at_once(tmp_path: Path) -> None:
         assert found.queues == (QueueData("metaq", 5, 5, 6),)
 
 
+def test_a_broker_that_takes_no_messages_any_more_says_so_for_every_topic(tmp_path: Path) -> None:
+    """SG-066, SG-104: when the change is answered, the routes of all topics are without permission to write."""
+    with BrokerProcess(tmp_path / "data") as broker, TextClient(broker.host, broker.port) as text:
+        for name in ("orders", "audit"):
+            text.create(name, 2)
+        with client(broker.registry) as admin:
+            assert admin.call(Request.UPDATE_BROKER_CONFIG, None, b"brokerPermission=4").code == Response.SUCCESS
+        for name in ("orders", "audit"):
+            found = route(broker.registry, name)
+            assert found is not None
+            assert found.queues == (QueueData("metaq", 2, 2, 4),)
+
+
 def test_the_broker_of_the_same_process_does_not_expire(tmp_path: Path) -> None:
     """SG-110: another broker that is silent does, and its connection is closed."""
     flags = ("--registry-expiry-ms", "200", "--registry-scan-ms", "20", "--registration-interval-ms", "60000")
