@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from metaq.clock import Clock
-from metaq.errors import CorruptRecord, DiskFull, Overloaded
+from metaq.errors import DiskFull, Overloaded
 from metaq.message import INTERNAL_TOPICS
 from metaq.protocol.keys import ROLLBACK, keys_of
 from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, HEADER_SIZE, MAGIC, MAGIC_BYTES, decode_record, is_intact
@@ -72,19 +72,17 @@ class Indexing:
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
-    def recover(self, mark: IndexMark, *, rebuild: bool) -> str | None:
-        """Go on from what the checkpoint counts, or begin anew. Returns why that had to be."""
-        problem = None
-        if not rebuild:
-            try:
-                self.index.load(mark, self._store_ms)
-            except CorruptRecord as error:
-                problem, rebuild = f"{error}: the key index is made anew from the log", True
-        if rebuild:
-            self.index.clear()
+    def load(self, mark: IndexMark) -> None:
+        """Go on from what the checkpoint counts. Raises ``CorruptRecord`` when the files cannot be that."""
+        self.index.load(mark, self._store_ms)
         self._walk_until = self._log.end
-        self._walk_at = self._log.begin if rebuild else min(max(mark.log_offset, self._log.begin), self._walk_until)
-        return problem
+        self._walk_at = min(max(mark.log_offset, self._log.begin), self._walk_until)
+
+    def begin_anew(self) -> None:
+        """Delete all files; everything is to be entered again."""
+        self.index.clear()
+        self._pending.clear()
+        self._walk_at, self._walk_until = self._log.begin, self._log.end
 
     def _store_ms(self, log_offset: int) -> int | None:
         stored = self._log.record_at(log_offset)

@@ -150,6 +150,13 @@ class IndexFile:
     def item_at(self, number: int) -> int:
         return HEADER_SIZE + self.slots * SLOT_SIZE + number * ITEM_SIZE
 
+    def seconds(self, store_ms: int) -> int:
+        """What the item of a record stored then says of its time."""
+        return min(max(0, (store_ms - self.begin_ms) // 1000), MOST_SECONDS)
+
+    def opened(self) -> File:
+        return self._files.open(self.path)
+
     @property
     def size(self) -> int:
         return file_size(self.slots, self.entries)
@@ -173,7 +180,7 @@ class IndexFile:
 
     def read_header(self) -> None:
         """Take over the header. Raises ``CorruptRecord`` when it cannot be right."""
-        file = self._files.open(self.path)
+        file = self.opened()
         if file.size() != self.size:
             raise CorruptRecord(f"{self.path} has {file.size()} bytes where {self.size} are due")
         header = HEADER.unpack(file.read(HEADER_SIZE, 0))
@@ -191,9 +198,9 @@ class IndexFile:
         """
         if not 1 <= count <= self.count:
             raise CorruptRecord(f"{self.path} counts {self.count - 1} items, the checkpoint {count - 1}")
-        file = self._files.open(self.path)
+        file = self.opened()
         changed = count < self.count
-        for number, item in reversed(list(enumerate(self._items_from(count), count))):
+        for number, item in reversed(list(enumerate(self.items(count), count))):
             if item.previous == 0 and number < self.count:
                 self.used -= 1
             place = self.slot_at(item.hash % self.slots)
@@ -206,14 +213,13 @@ class IndexFile:
             file.write(self._header(), 0)
             file.datasync()
 
-    def _items_from(self, number: int) -> Iterator[Item]:
-        """The items from a number on up to where nothing was ever written."""
-        file = self._files.open(self.path)
-        while number < self.entries:
-            size = min(ITEMS_A_READ, self.entries - number) * ITEM_SIZE
-            data = file.read(size, self.item_at(number))
-            for item in ITEM.iter_unpack(data):
-                if not any(item):
+    def items(self, number: int, end: int = 0) -> Iterator[Item]:
+        """The items from a number on up to the one before ``end``, or to where nothing was ever written."""
+        limit = end or self.entries
+        while number < limit:
+            size = min(ITEMS_A_READ, limit - number) * ITEM_SIZE
+            for item in ITEM.iter_unpack(self.opened().read(size, self.item_at(number))):
+                if not end and not any(item):
                     return
                 yield Item(*item)
             number += ITEMS_A_READ
@@ -223,7 +229,7 @@ class IndexFile:
         if count == 1:
             self.begin_ms = self.end_ms = self.begin_offset = self.end_offset = 0
             return
-        _, self.end_offset, seconds, _ = self.item(count - 1, read_here, self._files.open(self.path))
+        _, self.end_offset, seconds, _ = self.item(count - 1, read_here, self.opened())
         known = store_ms(self.end_offset)
         self.end_ms = self.begin_ms + seconds * 1000 if known is None else known
 
@@ -232,7 +238,7 @@ class IndexFile:
     def enter(self, entries: Sequence[Entry], hasher: KeyHasher) -> int:
         """Add the keys of records, in the order of the log; return how many records found room."""
         if self._table is None:
-            self._table = self._files.open(self.path).view()[HEADER_SIZE : self.item_at(0)]
+            self._table = self.opened().view()[HEADER_SIZE : self.item_at(0)]
         table, heads, flushing, tail, slots = self._table, self._heads, self._flushing, self._tail, self.slots
         hash_of, pack, slot_in = hasher.hash, ITEM.pack, SLOT.unpack_from
         count, done = self.count, 0
@@ -241,7 +247,7 @@ class IndexFile:
                 self.begin_ms, self.begin_offset = store_ms, log_offset
             elif count + len(keys) > self.entries:
                 break
-            seconds = min(max(0, (store_ms - self.begin_ms) // 1000), MOST_SECONDS)
+            seconds = self.seconds(store_ms)
             for key in keys[: self.entries - 1]:
                 value = hash_of(topic, key)
                 slot = value % slots
@@ -261,7 +267,7 @@ class IndexFile:
         data, first = bytes(self._tail), self.written
         if not data:
             return
-        file = self._files.open(self.path)
+        file = self.opened()
         run(lambda: file.write(data, self.item_at(first)))
         if self.written == first:  # others may have done the same meanwhile
             del self._tail[: len(data)]
@@ -285,7 +291,7 @@ class IndexFile:
     def flush(self, captured: "Captured", run: Run) -> None:
         """Make what was captured durable; see the module for the order. One call at a time."""
         self.write(run)
-        file = self._files.open(self.path)
+        file = self.opened()
         run(file.datasync)
         slots = sorted(self._flushing)
         start = 0
@@ -463,7 +469,7 @@ class KeyIndex:
         for file in self.files[::-1]:
             if file.gone:  # while this query waited; a file that is opened now would be made again
                 return
-            opened = self._files.open(file.path)
+            opened = file.opened()
             above, number = file.count, file.head(wanted % self.slots, read, opened)
             while number:
                 if not 0 < number < above:  # each item leads to one before it

@@ -377,7 +377,6 @@ class MessageStore:
         if self.failure is None:
             self.sync()
             self.sweep()
-            self.index_keys()
             self.checkpoint()
             self.disk.unlink(self.directory / ABORT)
         self.files.clear()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from metaq.clock import Clock
-from metaq.errors import StoreError, UnknownVersion, WrongBroker
+from metaq.errors import CorruptRecord, StoreError, UnknownVersion, WrongBroker
 from metaq.message import Durability
 from metaq.protocol.record import identity
 from metaq.protocol.textmessage import Stored, tag_hash, text_size
@@ -162,6 +162,8 @@ def _recover(store: MessageStore, recovery: Recovery, *, rebuild: bool) -> None:
     store.durable_end = log.begin if checkpoint is None else min(checkpoint.mark, recovery.end)
     if failed:
         log.rewrite(store.durable_end)
+    if checkpoint is not None:
+        checkpoint = checkpoint._replace(partitions=partitions)
     index_mark = _recover_index(store, recovery, checkpoint, rebuild=rebuild)
     store.recovered(partitions, index_mark, covered_by_both(disk, store.directory))
     if store.settings.durability is Durability.DISK:
@@ -169,12 +171,19 @@ def _recover(store: MessageStore, recovery: Recovery, *, rebuild: bool) -> None:
 
 
 def _recover_index(store: MessageStore, recovery: Recovery, checkpoint: Checkpoint | None, *, rebuild: bool) -> IndexMark:
-    """Open the key index; what it lacks is entered later. Returns what may be trusted of the checkpoint's word on it."""
+    """Open the key index, or begin it anew; what it lacks is entered later. Returns what the checkpoint says of it now."""
     mark = NO_INDEX if checkpoint is None else checkpoint.key_index
-    problem = store.indexing.recover(mark, rebuild=rebuild)
-    if problem is not None:
-        recovery.problems.append(problem)
-    return NO_INDEX if rebuild or problem is not None else mark
+    if not rebuild:
+        try:
+            store.indexing.load(mark)
+        except CorruptRecord as error:
+            recovery.problems.append(f"{error}: the key index is made anew from the log")
+        else:
+            return mark
+    if checkpoint is not None:
+        write_checkpoint(store.disk, store.directory, checkpoint._replace(key_index=NO_INDEX))
+    store.indexing.begin_anew()
+    return NO_INDEX
 
 
 def _load_queues(store: MessageStore, partitions: dict[tuple[str, int], Progress]) -> None:

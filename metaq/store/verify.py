@@ -1,8 +1,9 @@
 """Checking a data folder that no broker uses, and rebuilding what is derived in it.
 
 ``verify`` reads everything and writes nothing: every record of the log (checksum, place, ordinal, text position), every unit of
-every queue against its record, and every document. What a killed broker leaves is no damage: units and records that the next
-start would rebuild or cut are passed over. Ranges that a recovery has listed in ``quarantine.json`` are counted apart.
+every queue and every item of the key index against its record, and every document. What a killed broker leaves is no damage:
+units, items and records that the next start would rebuild or cut are passed over. Ranges that a recovery has listed in
+``quarantine.json`` are counted apart.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +21,9 @@ from metaq.store.commitlog import SMALLEST_RECORD, Gap, Segment, is_segment_name
 from metaq.store.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE
 from metaq.store.disk import Disk, File, RealDisk, replace_file
 from metaq.store.documents import BACKUP, decode_document, read_document
-from metaq.store.messagestore import LOG, QUEUES, StoreSettings
+from metaq.store.indexcheck import IndexCheck
+from metaq.store.keyindex import NO_INDEX
+from metaq.store.messagestore import INDEX, LOG, QUEUES, StoreSettings
 from metaq.store.recovery import FORMAT_VERSION, IDENTITY, LOCK, QUARANTINE, open_store
 
 UNITS_AT_ONCE: Final = 4096
@@ -49,6 +52,7 @@ class Report:
     records: int = 0
     units: int = 0
     documents: int = 0
+    index_items: int = 0
     quarantined_bytes: int = 0
     """Bytes of the log in ranges that are known to be bad."""
 
@@ -66,7 +70,8 @@ def verify(directory: Path, disk: Disk | None = None, progress: OnProgress | Non
 def repair(directory: Path, disk: Disk | None = None, progress: OnProgress | None = None) -> Report:
     """Rebuild queues and checkpoints from the log, whose records stay as they are, and restore documents from their copies.
 
-    Returns what ``verify`` finds then. Raises like ``verify``, and ``DiskFull`` or ``DiskFailed``.
+    The key index is deleted: a broker makes it anew while it runs, with the sizes of its settings. Returns what ``verify``
+    finds then. Raises like ``verify``, and ``DiskFull`` or ``DiskFailed``.
     """
     disk = disk or RealDisk()
     with _locked(directory, disk):
@@ -211,11 +216,15 @@ class _Verifier:
         live_mark = 0 if self._live is None else self._live.mark
         self._mark = max(live_mark, 0 if checkpoint is None else checkpoint.mark)
         self._open_queues()
+        key_index = NO_INDEX if checkpoint is None else checkpoint.key_index
+        self._index = IndexCheck(self._directory / INDEX, self._disk, key_index, self._add, self._is_lost)
         end = self._check_log()
         if end < self._mark:
             self._check_gap(Gap(self._next_place(end), self._mark))
         for key, queue in self._queues.items():
             self._check_queue_end(key, queue)
+        self._index.finish()
+        self._report.index_items = self._index.items
         return self._report
 
     def _add(self, path: Path, offset: int, text: str) -> None:
@@ -268,6 +277,7 @@ class _Verifier:
                 self._check_gap(found)
                 continue
             self._check_record(found)
+            self._index.record(found)
             end = found.log_offset + found.size
             self._report.records += 1
             if self._report.records % RECORDS_A_REPORT == 0:
@@ -348,9 +358,12 @@ class _Verifier:
             return
         self._report.units += 1
         offset, size, _ = unit
-        explained = size == FILLER_SIZE or any(gap.start <= offset < gap.end for gap in self._bad)
-        if size < SMALLEST_RECORD or not (explained or offset < self._begin):
+        if size < SMALLEST_RECORD or not (size == FILLER_SIZE or self._is_lost(offset)):
             self._add(*queue.place(ordinal), f"{key}: unit {ordinal} says {unit}, where no record of it is")
+
+    def _is_lost(self, log_offset: int) -> bool:
+        """Whether a record that was there has aged out or is in a bad range."""
+        return log_offset < self._begin or any(gap.start <= log_offset < gap.end for gap in self._bad)
 
     def _check_queue_end(self, key: TopicPartition, queue: _Queue) -> None:
         for ordinal in range(max(queue.next, queue.base), self._trusted(key, queue)):

@@ -61,6 +61,8 @@ def random_settings(rng: random.Random) -> StoreSettings:
     return StoreSettings(
         segment_bytes=rng.choice((4096, 8192, 16384)),
         queue_file_bytes=rng.choice((64, 256, 512)),
+        index_slots=rng.choice((1, 5)),
+        index_entries=rng.choice((8, 40)),
         hot_bytes=rng.choice((0, 2000, 1 << 20)),
         open_files=rng.choice((2, 4, 64)),
         durability=rng.choice((Durability.DISK, Durability.DISK, Durability.MEMORY)),
@@ -154,6 +156,11 @@ class Driver:
     def sweep(self) -> None:
         self.store.sweep()
 
+    def index_keys(self) -> None:
+        with self._alone("index keys") as free:
+            if free:
+                self.store.index_keys(self.run)
+
     def prepare(self) -> None:
         with self._alone("prepare") as free:
             if free:
@@ -197,7 +204,9 @@ class Driver:
 
     def read(self) -> None:
         """What readers see of some partition is what was put."""
-        self.read_partition(self.rng.choice(KEYS))
+        key = self.rng.choice(KEYS)
+        self.read_partition(key)
+        self.model.check_found(self.store, key, self.rng)
 
     def read_partition(self, key: TopicPartition) -> None:
         """What readers see of a partition is what was put: a few messages from a random one on."""
@@ -268,14 +277,15 @@ class Driver:
             self._depth -= 1
 
     def _meanwhile(self) -> None:
-        duties = (self.put, self.sync, self.sweep, self.prepare, self.checkpoint, self.retire)
-        for work in self.rng.choices(duties, (12, 4, 4, 2, 2, 1), k=2):
+        duties = (self.put, self.sync, self.sweep, self.index_keys, self.prepare, self.checkpoint, self.retire)
+        for work in self.rng.choices(duties, (12, 4, 4, 4, 2, 2, 1), k=2):
             with suppress(DiskFull):
                 work()
 
     def step(self) -> None:
         """Some operation."""
         operations = (
-            self.put, self.sync, self.sweep, self.checkpoint, self.prepare, self.retire, self.write_document, self.read,
+            self.put, self.sync, self.sweep, self.index_keys, self.checkpoint, self.prepare, self.retire, self.write_document,
+            self.read,
         )  # fmt: skip
-        self.rng.choices(operations, (40, 16, 12, 8, 3, 2, 3, 8))[0]()
+        self.rng.choices(operations, (40, 16, 12, 12, 8, 3, 2, 3, 8))[0]()

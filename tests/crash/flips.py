@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE
+from metaq.store.checkpoint import read_checkpoint
 from metaq.store.consumequeue import UNIT_SIZE
 from metaq.store.documents import BACKUP
 from metaq.store.files import read_here
-from metaq.store.messagestore import LOG, QUEUES
+from metaq.store.keyindex import HEADER, HEADER_SIZE, ITEM, ITEM_SIZE, SLOT_SIZE
+from metaq.store.messagestore import INDEX, LOG, QUEUES, MessageStore
 from metaq.store.verify import verify
 from tests.crash.command import Result, main, run_until
 from tests.crash.damage import Folder, Place, lost_messages, make_folder, reopen
@@ -76,6 +78,9 @@ def classes(folder: Folder) -> dict[str, list[Extent]]:
                 at = (place.ordinal - base) * UNIT_SIZE
                 if path.parent == DATA / QUEUES / place.key.topic / str(place.key.partition) and 0 <= at < len(data):
                     found["queue"].append(Extent(path, at, at + UNIT_SIZE, place))
+        elif path.parent == DATA / INDEX:
+            if extents := _index_extents(folder, path, data):
+                found["index"] += extents
         elif data:
             kind = "backup" if path.name.endswith(BACKUP) else path.name
             if kind != "quarantine.json":
@@ -100,6 +105,22 @@ def _classify_segment(folder: Folder, path: Path, data: bytearray, found: dict[s
         found[UNUSED].append(Extent(path, end, len(data), None))
 
 
+def _index_extents(folder: Folder, path: Path, data: bytearray) -> list[Extent]:
+    """Header, slots, and the items of records that are there; none of what the checkpoint does not count."""
+    checkpoint, _ = read_checkpoint(folder.disk, DATA)
+    count = HEADER.unpack_from(data)[5]
+    assert checkpoint is not None
+    mark = checkpoint.key_index
+    if path.name > mark.file or (path.name == mark.file and count != mark.items):
+        return []
+    items = HEADER_SIZE + mark.slots * SLOT_SIZE
+    places = [items + number * ITEM_SIZE for number in range(1, count)]
+    there = [at for at in places if ITEM.unpack_from(data, at)[1] >= folder.begin]
+    extents = [Extent(path, at, at + ITEM_SIZE, None) for at in there]
+    extents += [Extent(path, at, at + SLOT_SIZE, None) for at in range(HEADER_SIZE, items, SLOT_SIZE)]
+    return extents if there != places else [Extent(path, 0, HEADER_SIZE, None), *extents]
+
+
 def check_flip(folder: Folder, rng: random.Random, extent: Extent, at: int, bit: int, *, unused: bool) -> int:
     """Flip one bit in copies of the folder; return how many messages that cost at most."""
     cost = 0
@@ -121,8 +142,17 @@ def check_flip(folder: Folder, rng: random.Random, extent: Extent, at: int, bit:
             if place not in lost:
                 answer = store.locate(store.queue(*place.key), place.sent.position, read_here)
                 expect(answer == (place.ordinal, place.sent.position), "positions lead to their messages", answer, place)
+                _check_found(store, place, damaged=extent.path.parent == DATA / INDEX)
         cost = max(cost, len(lost))
     return cost
+
+
+def _check_found(store: MessageStore, place: Place, *, damaged: bool) -> None:
+    """The message is found by its keys, unless the flip is in the index; then a query at least ends."""
+    for word in place.sent.keys:
+        found = store.query(place.key.topic, word, 0, 1 << 62, 64, read_here)
+        there = place.sent.log_offset in [stored.log_offset for stored in found]
+        expect(there or damaged or len(found) == 64, "found by key", place, word)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from typing import Final, NamedTuple
 
 from metaq.checksum import body_crc
 from metaq.message import Durability, TextPosition, TopicPartition
+from metaq.protocol.keys import KEYS as KEYS_PROPERTY
+from metaq.protocol.keys import UNIQ_KEY, keys_of
 from metaq.protocol.record import (
     TAGS,
     constant_middle,
@@ -47,6 +49,7 @@ class Sent(NamedTuple):
     body: bytes
     flag: int
     attribute: str | None
+    keys: tuple[str, ...]
     position: int
     log_offset: int
 
@@ -63,6 +66,11 @@ class Track:
     sent: list[Sent | None] = field(default_factory=list)
     appended: int = 0
     synced: int = 0
+
+
+def message_keys(ordinal: int) -> tuple[str, ...]:
+    """Two of three messages have keys: one of their own, and perhaps one that they share."""
+    return (f"u{ordinal}", "shared")[: ordinal % 3]
 
 
 def random_message(rng: random.Random, largest: int) -> tuple[bytes, int, str | None]:
@@ -92,13 +100,15 @@ class Model:
     def put(self, store: MessageStore, key: TopicPartition, body: bytes, flag: int, attribute: str | None) -> None:
         """Stage one message; it is remembered only when the store took it."""
         queue = store.queue(*key)
-        properties = b"" if attribute is None else encode_properties([(TAGS, attribute)])
-        tail = None if attribute is None else record_tail(key.topic, properties)
+        keys = message_keys(queue.next)
+        pairs = [] if attribute is None else [(TAGS, attribute)]
+        pairs += zip((UNIQ_KEY, KEYS_PROPERTY), keys, strict=False)
+        tail = record_tail(key.topic, encode_properties(pairs)) if pairs else None
         middle = constant_middle(0, store.clock.now_ms(), _HOST, store.clock.now_ms(), _HOST)
-        sent = Sent(body, flag, attribute, queue.text_end, 0)
+        sent = Sent(body, flag, attribute, keys, queue.text_end, 0)
         ordinal = queue.next
         tag = 0 if attribute is None else java_hash(attribute)
-        log_offset = store.put(queue, flag, body, body_crc(body), middle, sent.text_size, tail, tag)
+        log_offset = store.put(queue, flag, body, body_crc(body), middle, sent.text_size, tail, tag, keys)
         track = self.tracks.setdefault(key, Track())
         expect(ordinal == len(track.sent), "ordinals are consecutive", key, ordinal, len(track.sent))
         track.sent.append(sent._replace(log_offset=log_offset))
@@ -144,9 +154,23 @@ class Model:
             del track.sent[queue.next :]
             self._check_messages(store, queue, track, begin)
             self._check_positions(store, queue, track, begin, rng)
+            self.check_found(store, key, rng)
             track.appended = queue.next
             if store.settings.durability is Durability.DISK:
                 track.synced = queue.next
+
+    def check_found(self, store: MessageStore, key: TopicPartition, rng: random.Random) -> None:
+        """Some readable messages are found by their keys, whatever the index has seen, unless it has no room."""
+        queue = store.queue(*key)
+        first, _ = store.first(queue, read_here)
+        for ordinal in rng.sample(range(first, queue.readable), min(3, queue.readable - first)):
+            sent = self.tracks[key].sent[ordinal]
+            for word in () if sent is None else sent.keys:
+                found = store.query(key.topic, word, 0, 1 << 62, 64, read_here)
+                offsets = [stored.log_offset for stored in found]
+                expect(offsets == sorted(set(offsets), reverse=True), "newest first, each once", key, word, offsets)
+                there = sent is not None and sent.log_offset in offsets
+                expect(there or len(found) == 64 or store.indexing.paused is not None, "found by key", key, word, sent)
 
     def _check_messages(self, store: MessageStore, queue: ConsumeQueue, track: Track, begin: int) -> None:
         found = list(store.records(queue, queue.base, 1000, read_here)) if queue.base < queue.readable else []
@@ -184,7 +208,8 @@ def compare(queue: ConsumeQueue, ordinal: int, sent: Sent, stored: Stored, id_ba
     """A delivered record against what was put, as binary and as text readers get it."""
     record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
     attribute = decode_properties(record.properties).get(TAGS)
-    got = Sent(bytes(record.body), record.flag, attribute, record.text_position, record.log_offset)
+    keys = keys_of(record.topic, record.sys_flag, record.properties)
+    got = Sent(bytes(record.body), record.flag, attribute, keys, record.text_position, record.log_offset)
     expect(got == sent, "a message is as it was put", queue, ordinal, got, sent)
     expect(record.queue_offset == ordinal, "a message is in its place", queue, ordinal, record.queue_offset)
     out: list[bytes | memoryview] = []

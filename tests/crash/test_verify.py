@@ -19,7 +19,7 @@ from tests.crash.driver import Driver, quiet
 from tests.crash.model import KEYS
 from tests.support.faultydisk import FaultyDisk
 
-SETTINGS = StoreSettings(segment_bytes=64 * 1024, queue_file_bytes=256)
+SETTINGS = StoreSettings(segment_bytes=64 * 1024, queue_file_bytes=256, index_slots=5, index_entries=100)
 HOST = host_bytes("127.0.0.1", 8123)
 MESSAGES = 300
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from metaq.store.consumequeue import UNIT_SIZE
-from metaq.store.messagestore import LOG, QUEUES
+from metaq.store.keyindex import HEADER, ITEM_SIZE
+from metaq.store.messagestore import INDEX, LOG, QUEUES
 from metaq.store.verify import verify
 from tests.crash.command import Result, main, run_until
 from tests.crash.damage import Folder, lost_messages, make_folder, reopen
@@ -55,6 +56,10 @@ def cuts(folder: Folder) -> Iterator[tuple[Path, int, bool]]:
             high = min(last[-1].end - base, len(data))
         elif QUEUES in path.parts:
             low, high = max(0, len(data) - 3 * UNIT_SIZE), len(data)
+        elif path.parent == DATA / INDEX:
+            items = len(data) - folder.settings.index_entries * ITEM_SIZE
+            count = HEADER.unpack_from(data)[5]
+            low, high = items + max(0, count - 3) * ITEM_SIZE, items + count * ITEM_SIZE
         elif path.name in ("lock", "abort"):
             continue
         else:

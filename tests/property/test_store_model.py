@@ -44,7 +44,14 @@ class StoreMachine(RuleBasedStateMachine):
         rng = random.Random(seed)
         rules = RetentionRules(ample_free_bytes=1 << 30, least_free_bytes=1)
         sizes = StoreSettings(
-            segment_bytes=4096, queue_file_bytes=64, hot_bytes=1000, open_files=3, durability=durability, retention=rules
+            segment_bytes=4096,
+            queue_file_bytes=64,
+            index_slots=3,
+            index_entries=10,
+            hot_bytes=1000,
+            open_files=3,
+            durability=durability,
+            retention=rules,
         )
         self.driver = Driver(rng, FaultyDisk(rng), sizes)
         self.driver.interleaved = False
@@ -67,6 +74,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.driver.sweep()
 
     @rule()
+    def index_keys(self) -> None:
+        self.driver.index_keys()
+
+    @rule()
     def checkpoint(self) -> None:
         self.driver.checkpoint()
 
@@ -81,6 +92,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(key=st.sampled_from(KEYS))
     def read(self, key: TopicPartition) -> None:
         self.driver.read_partition(key)
+        self.driver.model.check_found(self.driver.store, key, self.driver.rng)
 
     @rule(key=st.sampled_from(KEYS), back=st.integers(0, 3), inside=st.integers(0, 10_000))
     def locate(self, key: TopicPartition, back: int, inside: int) -> None:
@@ -131,6 +143,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.driver.put_messages(messages)
             self.sync()
             self.sweep()
+            self.index_keys()
             self.checkpoint()
             disk.locked = False
             self._open()

@@ -16,7 +16,7 @@ from metaq.protocol.record import constant_middle, encode_properties, host_bytes
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
 from metaq.store.disk import RealDisk
 from metaq.store.files import FileCache, read_here, run_here
-from metaq.store.keyindex import HEADER, NO_INDEX, Entry, KeyIndex, file_size
+from metaq.store.keyindex import HEADER, Entry, KeyIndex, file_size
 from metaq.store.messagestore import MessageStore, StoreSettings
 from metaq.store.recovery import open_store
 
@@ -148,7 +148,7 @@ def test_what_has_no_keys_of_its_own(store: MessageStore, folder: Path) -> None:
     store.put(store.queue("t", 0), 0, b"", 0, rolled_back, HEADER_SIZE_TEXT, record_tail("t", properties), keys=("k",))
     store.append()
     store.index_keys()
-    store.indexing.recover(NO_INDEX, rebuild=True)
+    store.indexing.begin_anew()
     store.index_keys()
     assert index_files(folder) == []
 

@@ -1,0 +1,167 @@
+"""Checking the key index against the log, record by record, as ``verify`` walks it.
+
+Items stand in the order of the log, so one pass compares both: each key of each record up to the checkpoint's mark is the next
+item, and what the items say of their chains is what the slots must say in the end.
+"""
+
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from metaq.errors import CorruptRecord
+from metaq.protocol.keys import key_hash, keys_of
+from metaq.protocol.record import decode_record
+from metaq.protocol.textmessage import Stored
+from metaq.store.disk import Disk
+from metaq.store.files import FileCache
+from metaq.store.keyindex import HEADER, HEADER_SIZE, SLOT_SIZE, IndexFile, IndexMark, Item, created_ms
+
+OPEN_FILES: Final = 4
+REPORTED_A_FILE: Final = 100
+"""Wrong items of one file that are named: one that is missing makes all behind it wrong."""
+
+Explained = Callable[[int], bool]
+"""Whether there is a reason that no intact record is at a log offset."""
+
+
+class IndexCheck:
+    """One verification of the files that a checkpoint counts; newer ones and later items are deleted at the next start."""
+
+    def __init__(
+        self, directory: Path, disk: Disk, mark: IndexMark, add: Callable[[Path, int, str], None], explained: Explained
+    ) -> None:
+        """``add`` takes what is wrong: file, offset in it, text."""
+        self.items = 0
+        """Checked."""
+        self._mark = mark
+        self._add = add
+        self._explained = explained
+        names = [name for name in disk.list_directory(directory) if created_ms(name) is not None and name <= mark.file]
+        if mark.file and mark.file not in names:
+            add(directory / mark.file, 0, "missing, although the checkpoint counts it")
+        cache = FileCache(disk, OPEN_FILES)
+        self._files: list[_File] = []
+        for name in names:
+            file = IndexFile(directory / name, cache, mark.slots, mark.entries)
+            try:
+                file.read_header()
+                if name == mark.file and file.count < mark.items:
+                    raise CorruptRecord(f"{file.path} counts {file.count - 1} items, the checkpoint {mark.items - 1}")
+            except CorruptRecord as error:
+                add(file.path, 0, str(error))
+            else:
+                self._files.append(_File(file, mark.items if name == mark.file else file.count, add))
+        self._whole = bool(mark.file) and len(self._files) == len(names)
+        self._stream = self._all_items()
+        self._next = next(self._stream, None)
+
+    def _all_items(self) -> Iterator[tuple["_File", int, Item]]:
+        for file in self._files:
+            for number, item in file.items():
+                yield file, number, item
+
+    def record(self, stored: Stored) -> None:
+        """The next intact record of the log."""
+        if not self._whole or stored.log_offset >= self._mark.log_offset:
+            return
+        record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
+        for key in keys_of(record.topic, record.sys_flag, record.properties):
+            self._pass_lost(stored.log_offset)
+            self._compare(key_hash(record.topic, key), stored.log_offset, record.store_ms)
+
+    def _pass_lost(self, log_offset: int) -> None:
+        """Go on to the items of records from a log offset on, behind those of records that are gone."""
+        while self._next is not None and self._next[2].log_offset < log_offset and self._explained(self._next[2].log_offset):
+            self._advance()
+
+    def _advance(self) -> None:
+        self.items += 1
+        self._next = next(self._stream, None)
+
+    def _compare(self, value: int, log_offset: int, store_ms: int) -> None:
+        if self._next is None:
+            newest = self._files[-1]
+            newest.wrong(newest.count, f"no item for the record at log offset {log_offset}")
+            return
+        file, number, item = self._next
+        due = (value, log_offset, file.seconds(number, store_ms))
+        if item[:3] != due:
+            file.wrong(number, f"item {number} says {tuple(item[:3])}, its record {due}")
+        self._advance()
+
+    def finish(self) -> None:
+        """All records have come."""
+        while self._next is not None:
+            file, number, item = self._next
+            if self._whole and not self._explained(item.log_offset):
+                file.wrong(number, f"item {number} leads to log offset {item.log_offset}, where no record with keys is")
+            self._advance()
+        for each in self._files:
+            each.finish(is_newest=each.file.path.name == self._mark.file)
+
+
+class _File:
+    """One index file, and what its items say of its slots and header."""
+
+    def __init__(self, file: IndexFile, count: int, add: Callable[[Path, int, str], None]) -> None:
+        self.file = file
+        self.count = count
+        self._add = add
+        self._heads = array("i", bytes(SLOT_SIZE * file.slots))
+        self._used = 0
+        self._first_ms: int | None = None
+        self._last_ms: int | None = None
+        self._first: Item | None = None
+        self._last: Item | None = None
+        self._reported = 0
+
+    def wrong(self, number: int, text: str) -> None:
+        self._reported += 1
+        if self._reported <= REPORTED_A_FILE:
+            self._add(self.file.path, self.file.item_at(number), text)
+
+    def items(self) -> Iterator[tuple[int, Item]]:
+        """All that count, each compared with the one before it in its slot."""
+        for number, item in enumerate(self.file.items(1, self.count), 1):
+            slot = item.hash % self.file.slots
+            if item.previous != self._heads[slot]:
+                self.wrong(number, f"item {number} follows {item.previous}, {self._heads[slot]} is due")
+            self._used += self._heads[slot] == 0
+            self._heads[slot] = number
+            self._first = self._first or item
+            self._last = item
+            yield number, item
+
+    def seconds(self, number: int, store_ms: int) -> int:
+        """What the item of a record stored then has to say."""
+        if number == 1:
+            self._first_ms = store_ms
+        self._last_ms = store_ms if number == self.count - 1 else None
+        return self.file.seconds(store_ms)
+
+    def finish(self, *, is_newest: bool) -> None:
+        """Slots and header, after all items."""
+        opened = self.file.opened()
+        table = array("i", opened.read(SLOT_SIZE * self.file.slots, HEADER_SIZE))
+        if sys.byteorder == "little":
+            table.byteswap()
+        if is_newest:
+            for number, item in reversed(list(enumerate(self.file.items(self.count), self.count))):
+                if table[item.hash % self.file.slots] == number:
+                    table[item.hash % self.file.slots] = item.previous
+        if table != self._heads:
+            for slot, (found, due) in enumerate(zip(table, self._heads, strict=True)):
+                if found != due:
+                    self._add(self.file.path, self.file.slot_at(slot), f"slot {slot} leads to item {found}, {due} is due")
+        if self.file.count == self.count:  # else the next start counts back
+            self._check_header()
+
+    def _check_header(self) -> None:
+        begin_ms, end_ms, begin, end, used, count = HEADER.unpack(self.file.opened().read(HEADER_SIZE, 0))
+        due = (self._first.log_offset, self._last.log_offset) if self._first and self._last else (0, 0)
+        wrong = (begin, end) != due or used != self._used or count != self.count
+        wrong = wrong or (self._first_ms is not None and begin_ms != self._first_ms)
+        if wrong or (self._last_ms is not None and end_ms != self._last_ms):
+            self._add(self.file.path, 0, "the header is not that of the items behind it")
