@@ -6,10 +6,11 @@
      0  4       length of the body, attribute included
      4  4       CRC-32 of the body, top bit cleared
      8  8       message id: epoch << 47 | log offset
-    16  4       flag; bit 0 = an attribute is present
+    16  4       flag; bit 0 = an attribute is present, bit 16 = the payload is compressed
     20  length  body: without attribute the payload; with: int32 length, attribute, payload
 
 A record keeps the payload as its body and the attribute as its TAGS property, so that a binary client sees payload and tag.
+What a binary client compressed is told by bit 16 and given as it is; the checksum is that of the bytes given.
 """
 
 import struct
@@ -20,6 +21,7 @@ from typing import Final, NamedTuple
 from metaq.checksum import body_crc
 from metaq.errors import BadRequest, CorruptRecord
 from metaq.message import Message, TextPosition
+from metaq.protocol.codes import COMPRESSED
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
     FIXED_SIZE,
@@ -37,8 +39,10 @@ EPOCH_SHIFT: Final = 47
 MAX_ATTRIBUTE_BYTES: Final = 16 * 1024
 
 _LENGTH: Final = struct.Struct(">i")
-_PLAIN_FIELDS: Final = struct.Struct(">8xi4xi64xi")  # body CRC, flag and body length of a record
+_PLAIN_FIELDS: Final = struct.Struct(">8xi4xi16xi44xi")  # body CRC, flag, system flag and body length of a record
 _INT32_WITHOUT_BIT_0: Final = ~1
+_COMPRESSED_SHIFT: Final = 16
+COMPRESSED_FLAG: Final = COMPRESSED << _COMPRESSED_SHIFT
 
 assert HEADER.size == HEADER_SIZE_TEXT
 assert _PLAIN_FIELDS.size == HEADER_SIZE
@@ -91,10 +95,11 @@ def encode_stored(stored: Stored, overhead: int, id_base: int, out: list[bytes |
     """
     view, at, size, log_offset = stored
     length: int
-    crc, flag, length = _PLAIN_FIELDS.unpack_from(view, at)
+    crc, flag, sys_flag, length = _PLAIN_FIELDS.unpack_from(view, at)
+    flag = flag & _INT32_WITHOUT_BIT_0 | (sys_flag & COMPRESSED) << _COMPRESSED_SHIFT
     start = at + HEADER_SIZE
     if size - length == overhead:
-        out.append(HEADER.pack(length, crc, id_base | log_offset, flag & _INT32_WITHOUT_BIT_0))
+        out.append(HEADER.pack(length, crc, id_base | log_offset, flag))
         out.append(view[start : start + length])
         return HEADER_SIZE_TEXT + length
     record = decode_record(view[at : at + size])
@@ -103,7 +108,7 @@ def encode_stored(stored: Stored, overhead: int, id_base: int, out: list[bytes |
     if prefix:
         crc = body_crc(record.body, zlib.crc32(prefix))
     total = len(prefix) + length
-    out.append(HEADER.pack(total, crc, id_base | log_offset, flag & _INT32_WITHOUT_BIT_0 | text_flag) + prefix)
+    out.append(HEADER.pack(total, crc, id_base | log_offset, flag | text_flag) + prefix)
     out.append(record.body)
     return HEADER_SIZE_TEXT + total
 
@@ -115,7 +120,7 @@ def text_size(stored: Stored, overhead: int) -> int:
 
 def tag_hash(stored: Stored, overhead: int) -> int:
     """What an intact record's index unit says of its tag; 0 without one."""
-    length: int = _PLAIN_FIELDS.unpack_from(stored.buffer, stored.at)[2]
+    length: int = _PLAIN_FIELDS.unpack_from(stored.buffer, stored.at)[3]
     if stored.size - length == overhead:
         return 0
     record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
@@ -125,7 +130,8 @@ def tag_hash(stored: Stored, overhead: int) -> int:
 def decode_messages(data: bytes, position: int) -> Iterator[Message]:
     """The whole messages in a reply's records, the first of which begins at ``position`` of its partition.
 
-    A cut message at the end is left out. Raises ``CorruptRecord`` for one that is not as it was put.
+    A cut message at the end is left out. What can be inflated is, when bit 16 says that it is compressed. Raises
+    ``CorruptRecord`` for one that is not as it was put.
     """
     at = 0
     while at + HEADER_SIZE_TEXT <= len(data):
@@ -143,6 +149,16 @@ def decode_messages(data: bytes, position: int) -> Iterator[Message]:
             attribute, payload = split_attribute(flag, body)
         except BadRequest as error:
             raise CorruptRecord(f"{where}: {error}") from error
+        if flag & COMPRESSED_FLAG:
+            payload = _inflated(payload)
         following = TextPosition(position + start + length)
         yield Message(message_id, flag, attribute, payload, TextPosition(position + at), following)
         at = start + length
+
+
+def _inflated(payload: bytes) -> bytes:
+    """The payload as it was sent; as it is, when it is compressed in another way than RocketMQ's usual one."""
+    try:
+        return zlib.decompress(payload)
+    except zlib.error:
+        return payload
