@@ -75,6 +75,7 @@ def test_offsets_move_forward(broker: BrokerProcess, name: str, join: Join, seri
     """SG-055, SG-067, SG-078: a lower offset and a negative one change nothing; groups and partitions are apart."""
     make(broker, name, 2)
     consumer, other = join(broker, "cg", serialization=serialization), join(broker, "other")
+    consumer.beat(subscription(name))
     answer = consumer.commit(name, 5)
     assert (answer.code, answer.fields) == (Response.SUCCESS, {})
     assert consumer.offset(name) == 5
@@ -88,6 +89,15 @@ def test_offsets_move_forward(broker: BrokerProcess, name: str, join: Join, seri
     assert consumer.commit("nowhere", 1).code == Response.TOPIC_NOT_EXIST
     table = fastjson.decode(consumer.call(Request.GET_ALL_CONSUMER_OFFSET, {}).body)["offsetTable"]
     assert table[f"{name}@cg"] == {0: 6, 1: 1}
+
+
+def test_offsets_of_a_group_that_is_off_move_back(broker: BrokerProcess, name: str, join: Join) -> None:
+    """SG-067: by commits, as administrators make them for a group without members; a negative offset changes nothing."""
+    make(broker, name, 1)
+    administrator = join(broker, "cg")
+    for offset, known in ((5, 5), (2, 2), (-1, 2), (3, 3)):
+        assert administrator.commit(name, offset).code == Response.SUCCESS
+        assert administrator.offset(name) == known
 
 
 def test_a_pull_commits(broker: BrokerProcess, name: str, join: Join) -> None:

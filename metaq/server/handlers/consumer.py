@@ -160,8 +160,13 @@ def commit(context: Context, group: str, partition: TopicPartition, offset: int)
         raise WrongPartition(f"the topic {topic.name} has {topic.all_partitions} partitions, {partition.partition} is none")
     context.groups.ensure(group)
     connected = context.clients.consumer_group(group)
-    if connected is None or not connected.broadcasts:
-        context.offsets.commit(group, *partition, offset, context.store.clock.monotonic())
+    known = context.offsets.get(group, *partition)
+    now_s = context.store.clock.monotonic()
+    if connected is None and known is not None and 0 <= offset < known:
+        # Nobody is there whose late commit it could be: administrators reset offsets of groups that are off like this.
+        context.offsets.reset(group, *partition, offset, now_s)
+    elif connected is None or not connected.broadcasts:
+        context.offsets.commit(group, *partition, offset, now_s)
 
 
 def _offset(offset: int) -> Answer:
