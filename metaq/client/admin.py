@@ -1,7 +1,7 @@
 """Administration: topics, groups, offsets, messages, brokers."""
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -278,10 +278,11 @@ class Admin:
 
     def query_by_time(self, topic: str, begin: datetime, end: datetime | None = None) -> Iterator[ReceivedMessage]:
         """Messages of a topic that were stored from ``begin`` on, and before ``end``; partition after partition."""
-        end = datetime.now(UTC) if end is None else end
         for queue in self._core.routes.readable(topic, self._core.deadline()):
-            first = self._ends.at_time(queue, _ms(begin, 0), self._core.deadline())
-            yield from self._read(queue, first, self._ends.at_time(queue, _ms(end, 0), self._core.deadline()))
+            deadline = self._core.deadline()
+            first = self._ends.at_time(queue, _ms(begin, 0), deadline)
+            behind = self._ends.end(queue, deadline) if end is None else self._ends.at_time(queue, _ms(end, 0), deadline)
+            yield from self._read(queue, first, behind)
 
     def dead_letters(self, group: str) -> Iterator[ReceivedMessage]:
         """What a group has failed to consume."""

@@ -148,9 +148,7 @@ def test_a_long_body_travels_compressed(client: Client) -> None:
         ({"delay_level": 19}, "delay_level is 19"),
     ],
 )
-def test_what_cannot_be_sent_is_told_at_once(
-    memory: InMemoryBroker, arguments: dict[str, object], reason: str
-) -> None:
+def test_what_cannot_be_sent_is_told_at_once(memory: InMemoryBroker, arguments: dict[str, object], reason: str) -> None:
     """P14: the error names what is wrong and the limit."""
     message: dict[str, object] = {"topic": "orders", "body": b"x", **arguments}
     with connect(memory.address) as client, pytest.raises(BadRequest, match=reason):
