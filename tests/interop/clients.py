@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import subprocess
@@ -31,15 +32,22 @@ def run_build(command: Sequence[str], folder: Path) -> None:
         raise RuntimeError(f"{' '.join(command)} failed in {folder}:\n{done.stdout}{done.stderr}")
 
 
+@functools.cache
 def java_class_path() -> str:
     """Compile the Java driver and fetch the client's jars, both unless Maven has done so before."""
     run_build(["mvn", "-q", "-B", "compile", "dependency:copy-dependencies"], JAVA)
     return f"{JAVA / '.build' / 'classes'}:{JAVA / '.build' / 'dependency'}/*"
 
 
+def java_flags() -> tuple[str, ...]:
+    """What a Java program of the build is started with, up to its main class."""
+    # The admin tool reads conf/logback_tools.xml there.
+    return (*JVM_FLAGS, f"-Drocketmq.home.dir={JAVA / '.build' / 'classes'}", "-cp", java_class_path())
+
+
 def java_command() -> tuple[str, ...]:
     """The program and first arguments of a Java driver, built."""
-    return ("java", *JVM_FLAGS, "-cp", java_class_path(), "metaq.interop.Driver")
+    return ("java", *java_flags(), "metaq.interop.Driver")
 
 
 def go_command() -> tuple[str, ...]:

@@ -1,50 +1,56 @@
-"""RocketMQ's admin tool, 4.9.8, unmodified, one process a command."""
+"""RocketMQ's admin tool, 4.9.8, unmodified."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from tests.interop.clients import JVM_FLAGS, java_class_path
+from tests.interop.clients import ClientProcess, java_flags
 
 MAIN: Final = "org.apache.rocketmq.tools.command.MQAdminStartup"
-COMMAND_SECONDS: Final = 120
-LOGGING: Final = """<configuration>
-  <appender name="stderr" class="ch.qos.logback.core.ConsoleAppender">
-    <target>System.err</target>
-    <encoder><pattern>%level %logger{0} %msg%n</pattern></encoder>
-  </appender>
-  <root level="ERROR"><appender-ref ref="stderr"/></root>
-</configuration>
-"""
+PROCESS_SECONDS: Final = 120
 
 
 class AdminFailed(AssertionError):
-    """The command ended with another code than 0, or printed an exception; it has no exit code for its own failures."""
+    """The command printed an exception, or ended with another code than 0; its own failures do not change its code."""
+
+
+def checked(command: str, printed: str) -> str:
+    if re.search(r"\w(Exception|Error)\b", printed):
+        raise AdminFailed(f"{command} printed:\n{printed}")
+    return printed
+
+
+def run_process(registry: str, command: str, *arguments: str) -> str:
+    """What the command prints as a process of its own; :class:`AdminFailed`. Takes seconds to end after its work."""
+    program = ["java", *java_flags(), MAIN, command, "-n", registry, *arguments]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False)
+    if done.returncode != 0:
+        raise AdminFailed(f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return checked(command, done.stdout + done.stderr)
 
 
 class AdminTool:
-    """The tool with ``registry`` as its name server; ``home`` takes what it wants to read and to write."""
+    """The tool's main class, command after command in one Java process, with ``registry`` as its name server."""
 
-    def __init__(self, registry: str, home: Path) -> None:
-        (home / "conf").mkdir(parents=True)
-        (home / "conf" / "logback_tools.xml").write_text(LOGGING, "utf-8")
+    def __init__(self, driver: ClientProcess, registry: str) -> None:
+        self._driver = driver
         self._registry = registry
-        self._program = ["java", *JVM_FLAGS, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
-        self._program += ["-cp", java_class_path(), MAIN]
 
     def run(self, command: str, *arguments: str) -> str:
         """What the command prints; :class:`AdminFailed`."""
-        program = [*self._program, command, "-n", self._registry, *arguments]
-        done = subprocess.run(program, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
-        printed = done.stdout + done.stderr
-        if done.returncode != 0 or re.search(r"\w(Exception|Error)\b", printed):
-            raise AdminFailed(f"{command} {' '.join(arguments)} ended with {done.returncode} and printed:\n{printed}")
-        return done.stdout
+        printed: str = self._driver.call("mqadmin", arguments=[command, "-n", self._registry, *arguments])
+        return checked(command, printed)
 
     def table(self, command: str, *arguments: str) -> list[list[str]]:
         """The rows that a command prints, without the heading that begins with #."""
         lines = self.run(command, *arguments).splitlines()
         return [line.split() for line in lines if line.strip() and not line.startswith("#")]
+
+    def route(self, topic: str) -> dict[str, Any]:
+        """A topic's route. The tool prints JSON but for the keys of maps that are numbers."""
+        printed = self.run("topicRoute", "-t", topic)
+        route: dict[str, Any] = json.loads(re.sub(r"([{,]\s*)(\d+):", r'\1"\2":', printed))
+        return route

@@ -1,6 +1,9 @@
 package metaq.interop;
 
 import com.alibaba.fastjson.JSONObject;
+import java.io.ByteArrayOutputStream;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.TreeMap;
@@ -13,6 +16,7 @@ import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyRemotingClient;
 import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
+import org.apache.rocketmq.tools.command.MQAdminStartup;
 
 /** What the admin client of RocketMQ's tools does. */
 final class Administration {
@@ -69,6 +73,23 @@ final class Administration {
         Map<String, Long> view = new TreeMap<>();
         offsets.forEach((queue, offset) -> view.put(Integer.toString(queue.getQueueId()), offset));
         return view;
+    }
+
+    /** Runs RocketMQ's command line tool in this process, and returns what it prints. */
+    Object mqadmin(JSONObject request) {
+        ByteArrayOutputStream printed = new ByteArrayOutputStream();
+        PrintStream stream = new PrintStream(printed, true, StandardCharsets.UTF_8);
+        PrintStream output = System.out;
+        PrintStream errors = System.err;
+        System.setOut(stream);
+        System.setErr(stream);
+        try {
+            MQAdminStartup.main0(request.getJSONArray("arguments").toArray(new String[0]), null);
+        } finally {
+            System.setOut(output);
+            System.setErr(errors);
+        }
+        return printed.toString(StandardCharsets.UTF_8);
     }
 
     /** Sends a bare request with a code that no client of RocketMQ has. */

@@ -105,6 +105,7 @@ public final class Driver {
             case "query_by_id" -> administration.queryById(request);
             case "group_offsets" -> administration.groupOffsets(request);
             case "reset_offsets" -> administration.resetOffsets(request);
+            case "mqadmin" -> administration.mqadmin(request);
             case "invoke" -> administration.invoke(request);
             default -> throw new IllegalArgumentException("no such step: " + request);
         };
