@@ -17,7 +17,7 @@ from metaq.server.daemon import run
 def serve(config_file: Path | None, **flags: Any) -> int:
     """Run a broker until SIGTERM or Ctrl-C.
 
-    Once it serves it prints one line: metaq ready listen=HOST:PORT data=DIR pid=N
+    Once it serves it prints one line: metaq ready listen=HOST:PORT registry=HOST:PORT data=DIR pid=N
 
     Each setting is a flag, an environment variable (METAQ_SEGMENT_BYTES for --segment-bytes) and a line of the
     configuration file (segment_bytes: 1048576). Flags win over the environment, which wins over the file.
