@@ -1,0 +1,130 @@
+"""Frames of the remoting protocol: both serializations there and back, and what is no frame."""
+
+import struct
+import tracemalloc
+from typing import Final
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from metaq.errors import BadRequest
+from metaq.protocol.codes import COMPACT, JSON, LANGUAGES, ONEWAY_FLAG, RESPONSE_FLAG, VERSION
+from metaq.protocol.remoting import MAX_FRAME_BYTES, FrameReader, RemotingCommand, encode_request, encode_response
+from tests.support.wire import feed, random_slices
+
+INT16: Final = st.integers(-(1 << 15), (1 << 15) - 1)
+INT32: Final = st.integers(-(1 << 31), (1 << 31) - 1)
+TEXT: Final = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+"""Without lone surrogates, which neither form can carry."""
+FIELDS: Final = st.dictionaries(TEXT.filter(bool), TEXT.filter(bool), max_size=8)
+BODIES: Final = st.binary(max_size=200)
+SERIALIZATIONS: Final = st.sampled_from((JSON, COMPACT))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[RemotingCommand, bytes]:
+    """A request and its bytes."""
+    code, opaque, fields, body = draw(INT16), draw(INT32), draw(FIELDS), draw(BODIES)
+    language, oneway, serialization = draw(st.sampled_from(LANGUAGES)), draw(st.booleans()), draw(SERIALIZATIONS)
+    flag = ONEWAY_FLAG if oneway else 0
+    request = RemotingCommand(code, opaque, flag, fields, body, None, language, VERSION, serialization)
+    return request, encode_request(code, opaque, fields, body, oneway=oneway, language=language, serialization=serialization)
+
+
+@given(st.lists(requests(), max_size=5), st.integers(0, 1 << 32))
+def test_requests_come_as_they_were_written(sent: list[tuple[RemotingCommand, bytes]], seed: int) -> None:
+    """SG-096, SG-097: several behind each other, however they are cut."""
+    reader = FrameReader()
+    data = b"".join(data for _, data in sent)
+    assert feed(reader.receive, random_slices(data, seed)) == [request for request, _ in sent]
+    assert reader.error is None
+
+
+@given(requests(), INT16, st.none() | FIELDS, st.none() | TEXT, BODIES)
+def test_responses_come_as_they_were_written(
+    sent: tuple[RemotingCommand, bytes], code: int, fields: dict[str, str] | None, remark: str | None, body: bytes
+) -> None:
+    """SG-096: with the request's opaque and in its serialization; an absent remark and an empty one are the same."""
+    request, _ = sent
+    (response,) = FrameReader().receive(encode_response(request, code, fields, remark, len(body)) + body)
+    assert response._replace(remark=response.remark or None) == RemotingCommand(
+        *(code, request.opaque, RESPONSE_FLAG, fields or {}, body, remark or None, "JAVA", VERSION, request.serialization)
+    )
+
+
+@pytest.mark.parametrize("opaque", [1 << 31, -(1 << 31) - 1])
+def test_an_opaque_has_32_bits(opaque: int) -> None:
+    """SG-097."""
+    with pytest.raises(BadRequest):
+        encode_request(10, opaque)
+
+
+# -- garbage ----------------------------------------------------------------------------------------------------------
+
+HEADS: Final = st.builds(struct.Struct(">iI").pack, INT32, st.integers(0, (1 << 32) - 1))
+SMALL_HEADS: Final = st.builds(
+    lambda length, kind, header: struct.pack(">iI", length, kind << 24 | header),
+    *(st.integers(0, 64), st.integers(0, 2), st.integers(0, 64)),
+)
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    """Requests with some bytes changed, lost or added."""
+    data = bytearray(b"".join(data for _, data in draw(st.lists(requests(), min_size=1, max_size=3))))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(data)))
+        data[at : at + draw(st.integers(0, 4))] = draw(st.binary(max_size=4))
+    return bytes(data)
+
+
+GARBAGE: Final = st.binary(max_size=300) | st.lists(HEADS | SMALL_HEADS | BODIES, max_size=6).map(b"".join) | mutated()
+
+
+@given(GARBAGE, st.integers(0, 1 << 32))
+@example(b"\x00\x00\x00\x08\x00\x00\x00\x04" + b"null", 0)
+@example(b"\x00\x00\x00\x06\x00\x00\x00\x02" + b"[]", 0)
+@example(b"\x00\x00\x00\x28\x00\x00\x00\x24" + b'{"code":1,"opaque":2,"extFields":[]}', 0)
+@example(b"\x00\x00\x00\x2b\x00\x00\x00\x27" + b'{"code":1,"opaque":2,"extFields":[3,4]}', 0)
+@example(b"\x00\x00\x00\x24\x00\x00\x00\x20" + b'{"code":1,"opaque":2,"remark":0}', 0)
+@settings(max_examples=500)
+def test_garbage_is_read_or_ends_the_stream(data: bytes, seed: int) -> None:
+    """SG-096: never another exception; the same frames and the same end however it is cut; nothing behind the end."""
+    whole = FrameReader()
+    frames = whole.receive(data)
+    sliced = FrameReader()
+    found = []
+    for piece in random_slices(data, seed):
+        found += sliced.receive(piece)
+        if sliced.error is not None:
+            break
+    assert found == frames
+    assert str(sliced.error) == str(whole.error)
+    for frame in frames:
+        assert all(type(name) is str and type(value) is str for name, value in frame.fields.items())
+        assert isinstance(frame.remark, str | None)
+        assert -(1 << 31) <= frame.code < 1 << 31
+
+
+@given(st.integers(MAX_FRAME_BYTES + 1, (1 << 31) - 1) | st.integers(-(1 << 31), 3), st.integers(0, (1 << 32) - 1))
+def test_a_frame_that_is_too_large_is_not_waited_for(length: int, header: int) -> None:
+    """SG-096: the first eight bytes are enough."""
+    reader = FrameReader()
+    assert reader.receive(struct.pack(">iI", length, header)) == []
+    assert reader.error is not None
+
+
+def test_what_is_kept_of_an_incomplete_frame_is_bounded() -> None:
+    """SG-096: no more than the frame's own size, however small its pieces are."""
+    size = 4 * 1024 * 1024
+    reader = FrameReader()
+    reader.receive(struct.pack(">iI", size, 0))
+    piece = bytes(1000)
+    tracemalloc.start()
+    try:
+        for _ in range(size // len(piece) - 10):
+            assert reader.receive(piece) == []
+        assert tracemalloc.get_traced_memory()[1] < 2.5 * size
+    finally:
+        tracemalloc.stop()
