@@ -1,6 +1,6 @@
 """Administration: topics, groups, offsets, messages, brokers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
@@ -16,22 +16,28 @@ from metaq.client.routing import DEFAULT_TOPIC, MASTER
 from metaq.client.sending import Outgoing, QueueChoice, deliver, send_fields
 from metaq.client.transport import Question, ask, call, successful
 from metaq.client.views import (
+    BrokerIdentity,
     BrokerView,
     GroupMembers,
     GroupView,
     LagView,
+    MemberView,
+    MemberWork,
     OffsetChange,
     QueueView,
     TopicView,
     group_row,
     read_group_names,
     read_groups,
+    read_identity,
     read_lags,
     read_lines,
     read_members,
     read_object,
+    read_producers,
     read_queues,
     read_table,
+    read_work,
 )
 from metaq.errors import BadRequest, ClientError, Refused, RouteNotFound
 from metaq.message import MessageQueue
@@ -41,9 +47,10 @@ from metaq.protocol.headers import Int32
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import DELAY, RETRY_TOPIC
 from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.routes import TopicRoute, decode_topic_list
+from metaq.protocol.routes import TopicRoute, decode_topic_list, decode_topic_table
 
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
+_ORDERED_TOPICS: Final = "ORDER_TOPIC_CONFIG"
 _END: Final = -1
 """As a time, for resetting offsets."""
 _INNER_GROUP: Final = "CLIENT_INNER_PRODUCER"
@@ -79,6 +86,10 @@ class Admin:
     def masters(self) -> list[BrokerView]:
         """Those of them that take messages."""
         return [broker for broker in self.brokers() if broker.broker_id == MASTER]
+
+    def identity(self, address: str) -> BrokerIdentity:
+        """Which process answers at an address. ``Refused`` with code 3 by servers that are not metaq's."""
+        return read_identity(self._ask(address, Request.IDENTITY).fields)
 
     def broker_info(self, address: str) -> dict[str, str]:
         """A broker's state at this moment, in its own words."""
@@ -119,6 +130,19 @@ class Admin:
             for data in self.route(topic).queues
         )
 
+    def all_topic_configs(self) -> list[TopicView]:
+        """How all masters have all topics, those of brokers themselves among them."""
+        return sorted(
+            TopicView(topic.name, broker.name, topic.read_queues, topic.write_queues, topic.permission, topic.order)
+            for broker in self.masters()
+            for topic in decode_topic_table(self._ask(broker.address, Request.GET_ALL_TOPIC_CONFIG).body).topics.values()
+        )
+
+    def system_topics(self) -> list[str]:
+        """The topics that belong to brokers and not to their users."""
+        code = Request.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
+        return sorted({topic for broker in self.masters() for topic in decode_topic_list(self._ask(broker.address, code).body)})
+
     def create_topic(
         self,
         topic: str,
@@ -131,7 +155,12 @@ class Admin:
         """Create a topic, or change it, on all masters or on those named."""
         count = Int32(partitions)
         header = headers.CreateTopic(topic, DEFAULT_TOPIC, count, count, Int32(permission), order=ordered)
-        for broker in self._chosen(broker_names):
+        brokers = self._chosen(broker_names)
+        if ordered:
+            # brokers take the order of their topics from the registries with every registration
+            shares = ";".join(f"{broker.name}:{partitions}" for broker in brokers)
+            self._tell_registries(Request.PUT_KV_CONFIG, headers.KvPair(_ORDERED_TOPICS, topic, shares))
+        for broker in brokers:
             self._ask(broker.address, Request.UPDATE_AND_CREATE_TOPIC, header)
         self._core.routes.forget(topic)
 
@@ -139,9 +168,7 @@ class Admin:
         """Delete a topic with its messages, on all masters and in all registries."""
         for broker in self.masters():
             self._ask(broker.address, Request.DELETE_TOPIC_IN_BROKER, headers.TopicOnly(topic))
-        question = Question.of(Request.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInRegistry(topic))
-        for address in self._core.routes.registries:
-            ask(self._core.transport, address, question, self._core.deadline())
+        self._tell_registries(Request.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInRegistry(topic))
         self._core.routes.forget(topic)
 
     def queues(self, topic: str) -> list[QueueView]:
@@ -176,74 +203,124 @@ class Admin:
         for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
             self.delete_topic(f"{prefix}{group}")
 
+    def topics_of_group(self, group: str) -> list[str]:
+        """The topics that a group subscribes to, or has offsets of; its retry topic among them."""
+        header = headers.GroupOnly(group)
+        code = Request.QUERY_TOPICS_BY_CONSUMER
+        bodies = [self._ask(broker.address, code, header).body for broker in self.masters()]
+        return sorted({topic for body in bodies for topic in decode_topic_list(body)})
+
     def members(self, group: str) -> GroupMembers | None:
         """Who consumes in a group now; ``None`` when nobody does."""
         found: GroupMembers | None = None
         for broker in self.masters():
-            question = Question.of(Request.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupOnly(group))
-            response = call(self._core.transport, broker.address, question, self._core.deadline())
-            if response.code == Response.CONSUMER_NOT_ONLINE:
-                continue
-            seen = read_members(successful(response).body)
-            if found is not None:
+            seen = self.members_at(broker.address, group)
+            if found is not None and seen is not None:
                 seen = seen._replace(members=tuple(sorted({*found.members, *seen.members})))
-            found = seen
+            found = seen or found
         return found
+
+    def members_at(self, address: str, group: str) -> GroupMembers | None:
+        """Those of them that are connected to one broker."""
+        question = Question.of(Request.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupOnly(group))
+        response = call(self._core.transport, address, question, self._core.deadline())
+        return None if response.code == Response.CONSUMER_NOT_ONLINE else read_members(successful(response).body)
+
+    def producers(self) -> dict[str, list[MemberView]]:
+        """Who sends now, by group."""
+        found: dict[str, set[MemberView]] = {}
+        for broker in self.masters():
+            for group, members in read_producers(self._ask(broker.address, Request.GET_ALL_PRODUCER_INFO).body).items():
+                found.setdefault(group, set()).update(members)
+        return {group: sorted(found[group]) for group in sorted(found)}
 
     def member_state(self, group: str, client_id: str) -> dict[str, Any]:
         """What a member says about itself, in RocketMQ's words. ``Refused`` when it is not there."""
         header = headers.RunningInfo(group, client_id)
         return self._first(lambda address: read_object(self._ask(address, Request.GET_CONSUMER_RUNNING_INFO, header).body))
 
+    def member_work(self, group: str, client_id: str) -> MemberWork:
+        """The same, as far as it is known what it means."""
+        header = headers.RunningInfo(group, client_id)
+        return self._first(lambda address: read_work(self._ask(address, Request.GET_CONSUMER_RUNNING_INFO, header).body))
+
     def group_lag(self, group: str, topic: str | None = None) -> list[LagView]:
         """How far a group is behind in each partition of a topic, or of all its topics."""
-        header = headers.ConsumeStats(group, topic)
-        lags: list[LagView] = []
-        for broker in self.masters():
-            lags += read_lags(self._ask(broker.address, Request.GET_CONSUME_STATS, header).body)
-        return sorted(lags)
+        return sorted(lag for broker in self.masters() for lag in self.lag_at(broker.address, group, topic))
+
+    def lag_at(self, address: str, group: str, topic: str | None = None) -> list[LagView]:
+        """The partitions of one broker."""
+        return read_lags(self._ask(address, Request.GET_CONSUME_STATS, headers.ConsumeStats(group, topic)).body)
 
     def offsets(self, group: str, topic: str) -> dict[MessageQueue, int]:
         """What a group has committed in each partition of a topic."""
         return {view.queue: view.committed for view in self.group_lag(group, topic)}
 
-    def reset_offset(self, group: str, topic: str, to: ConsumeFrom | datetime, *, apply: bool = False) -> list[OffsetChange]:
+    def reset_offset(
+        self,
+        group: str,
+        topic: str,
+        to: ConsumeFrom | datetime | int,
+        *,
+        partitions: Collection[int] | None = None,
+        apply: bool = False,
+    ) -> list[OffsetChange]:
         """Have a group go on elsewhere in a topic; without ``apply`` only say what that would change.
 
         Args:
-            to: the beginning, the end, or the first message stored then or later.
+            to: the beginning, the end, the first message stored then or later, or this offset; in a partition that does not
+                reach so far, the end of it that is nearer.
+            partitions: their numbers; by default all.
             apply: do it. Members that are there go on at the new offsets at once; what they have in hand they may still finish.
         """
         before = self.offsets(group, topic)
         deadline = self._core.deadline()
-        after: dict[MessageQueue, int] = {}
-        for queue in self._core.routes.readable(topic, deadline):
-            if isinstance(to, datetime):
-                after[queue] = self._ends.at_time(queue, round(to.timestamp() * 1000), deadline)
-            else:
-                edge = self._ends.begin if to is ConsumeFrom.FIRST else self._ends.end
-                after[queue] = edge(queue, deadline)
-        changes = [OffsetChange(queue, before.get(queue), offset) for queue, offset in sorted(after.items())]
+        queues = [
+            queue
+            for queue in self._core.routes.readable(topic, deadline)
+            if partitions is None or queue.partition in partitions
+        ]
+        changes = [OffsetChange(queue, before.get(queue), self._target(queue, to, deadline)) for queue in sorted(queues)]
         if apply:
-            self._apply_reset(group, topic, to, changes)
+            if partitions is None and not isinstance(to, int):
+                self._reset_topic(group, topic, to, changes)
+            else:
+                self._reset_queues(group, topic, changes)
         return changes
 
-    def _apply_reset(self, group: str, topic: str, to: ConsumeFrom | datetime, changes: list[OffsetChange]) -> None:
-        """By the brokers, which tell the members; where none is there, by committing offsets in the group's name."""
+    def _target(self, queue: MessageQueue, to: ConsumeFrom | datetime | int, deadline: float) -> int:
+        if isinstance(to, datetime):
+            return self._ends.at_time(queue, round(to.timestamp() * 1000), deadline)
+        if isinstance(to, int):
+            return min(max(to, self._ends.begin(queue, deadline)), self._ends.end(queue, deadline))
+        return self._ends.begin(queue, deadline) if to is ConsumeFrom.FIRST else self._ends.end(queue, deadline)
+
+    def _reset_topic(self, group: str, topic: str, to: ConsumeFrom | datetime, changes: list[OffsetChange]) -> None:
+        """By the brokers, which tell the members, all partitions in one request: RocketMQ 4.x brokers know no other way."""
         edges = {ConsumeFrom.FIRST: 0, ConsumeFrom.LAST: _END}
         time_ms = round(to.timestamp() * 1000) if isinstance(to, datetime) else edges[to]
-        header = headers.ResetOffset(topic, group, time_ms, is_force=True)
         for broker_name in sorted({change.queue.broker_name for change in changes}):
-            address = self._core.master(broker_name)
-            question = Question.of(Request.INVOKE_BROKER_TO_RESET_OFFSET, header)
-            response = call(self._core.transport, address, question, self._core.deadline())
-            if response.code != Response.CONSUMER_NOT_ONLINE:
-                successful(response)
-                continue
-            for change in changes:
-                if change.queue.broker_name == broker_name:
-                    offset = headers.UpdateConsumerOffset(group, topic, Int32(change.queue.partition), change.after)
-                    self._ask(address, Request.UPDATE_CONSUMER_OFFSET, offset)
+            header = headers.ResetOffset(topic, group, time_ms, is_force=True)
+            self._reset(broker_name, header, [change for change in changes if change.queue.broker_name == broker_name])
+
+    def _reset_queues(self, group: str, topic: str, changes: list[OffsetChange]) -> None:
+        """As RocketMQ 5.x knows it, each partition by itself."""
+        for change in changes:
+            queue = change.queue
+            header = headers.ResetOffset(topic, group, _END, True, Int32(queue.partition), change.after)
+            self._reset(queue.broker_name, header, [change])
+
+    def _reset(self, broker_name: str, header: headers.ResetOffset, changes: list[OffsetChange]) -> None:
+        """Where no member is there to be told, by committing offsets in the group's name."""
+        address = self._core.master(broker_name)
+        question = Question.of(Request.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        response = call(self._core.transport, address, question, self._core.deadline())
+        if response.code != Response.CONSUMER_NOT_ONLINE:
+            successful(response)
+            return
+        for change in changes:
+            offset = headers.UpdateConsumerOffset(header.group, header.topic, Int32(change.queue.partition), change.after)
+            self._ask(address, Request.UPDATE_CONSUMER_OFFSET, offset)
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -338,6 +415,11 @@ class Admin:
 
     def _ask(self, address: str, code: Request, header: tuple[object, ...] | None = None, body: bytes = b"") -> RemotingCommand:
         return ask(self._core.transport, address, Question.of(code, header, body), self._core.deadline())
+
+    def _tell_registries(self, code: Request, header: tuple[object, ...]) -> None:
+        """All of them: they know nothing of each other."""
+        for address in self._core.routes.registries:
+            self._ask(address, code, header)
 
     def _chosen(self, broker_names: tuple[str, ...]) -> list[BrokerView]:
         masters = self.masters()

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -28,12 +28,15 @@ class Inbox:
         self._batches: deque[Batch] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after something has come, and after the end, by any thread."""
 
     def put(self, batch: Batch) -> None:
         """Add what came."""
         with self._changed:
             self._batches.append(batch)
             self._changed.notify()
+        self.on_change()
 
     def get(self, timeout_s: float | None) -> Batch | None:
         """The oldest batch; ``None`` after the time, or when the inbox is closed."""
@@ -52,6 +55,7 @@ class Inbox:
             self._closed = True
             self._batches.clear()
             self._changed.notify_all()
+        self.on_change()
 
 
 class SimpleConsumer(GroupConsumer):
@@ -118,6 +122,14 @@ class SimpleConsumer(GroupConsumer):
             if self._batch is None:
                 return None
             self._messages = iter(self._batch.messages)
+
+    def when_changed(self, callback: Callable[[], None]) -> None:
+        """Call back, from any thread, when ``receive`` may have something, and when the consumer is closed."""
+        self._inbox.on_change = callback
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def _finish(self, batch: Batch) -> None:
         """The batch is at its end, or no longer this member's to consume."""

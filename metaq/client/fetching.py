@@ -81,7 +81,7 @@ class Budget:
                 return
             waiting, self._waiting = self._waiting, set()
         for fetcher in waiting:
-            fetcher.pull()
+            fetcher.pull_soon()
 
 
 class Source(NamedTuple):
@@ -144,8 +144,14 @@ class Fetcher:
                 return
             self._messages -= messages
             self._bytes -= size
+            is_idle = self._in_flight != self._epoch
         self._source.budget.give_back(size)
-        self.pull()
+        if is_idle:  # asking may have to connect, for which this thread, perhaps an event loop, has no time
+            self.pull_soon()
+
+    def pull_soon(self) -> None:
+        """``pull`` on another thread."""
+        self._source.core.scheduler.run(self.pull)
 
     @property
     def buffered(self) -> int:

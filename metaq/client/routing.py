@@ -77,9 +77,13 @@ class Routes:
 
     def refresh(self, topic: str, deadline: float) -> TopicRoute | None:
         """The topic's route as a registry has it now; ``None``, and what is known stays known, when it has none."""
-        response = self.ask_registry(Question.of(Request.GET_ROUTEINFO_BY_TOPIC, TopicOnly(topic)), deadline, topic)
-        if response.code == Response.TOPIC_NOT_EXIST:
-            return None
+        response = self._ask_route(topic, deadline)
+        return None if response.code == Response.TOPIC_NOT_EXIST else self._take(topic, response)
+
+    def _ask_route(self, topic: str, deadline: float) -> RemotingCommand:
+        return self.ask_registry(Question.of(Request.GET_ROUTEINFO_BY_TOPIC, TopicOnly(topic)), deadline, topic)
+
+    def _take(self, topic: str, response: RemotingCommand) -> TopicRoute:
         route = _decoded(topic, successful(response).body)
         self._keep(topic, route, is_template=False)
         return route
@@ -124,10 +128,12 @@ class Routes:
     def route(self, topic: str, deadline: float) -> TopicRoute:
         """The topic's route, asked if it is not known. ``RouteNotFound``."""
         known = self._known(topic)
-        route = known.route if known is not None and not known.is_template else self.refresh(topic, deadline)
-        if route is None:
-            raise RouteNotFound(topic, RouteProblem.TOPIC_ABSENT, f"Asked {', '.join(self.registries)}; create the topic first")
-        return route
+        if known is not None and not known.is_template:
+            return known.route
+        response = self._ask_route(topic, deadline)
+        if response.code == Response.TOPIC_NOT_EXIST:
+            raise RouteNotFound(topic, *_absence(response.remark or "it has no route", self.registries))
+        return self._take(topic, response)
 
     def publishable(self, topic: str, deadline: float) -> Publishable:
         """Where to send a message for the topic, which need not exist yet. ``RouteNotFound``."""
@@ -208,6 +214,14 @@ def readable_queues(topic: str, route: TopicRoute) -> Iterable[MessageQueue]:
     for data in route.queues:
         if data.permission & READ and data.broker_name in alive:
             yield from (MessageQueue(topic, data.broker_name, number) for number in range(data.read_queues))
+
+
+def _absence(remark: str, registries: Sequence[str]) -> tuple[RouteProblem, str]:
+    """Which of its causes a registry names for a route that is not there, and what to do; RocketMQ's names none."""
+    answered = f"{', '.join(registries)} answered: {remark}"
+    if NO_LIVE_BROKER in remark or NO_BROKER in remark:
+        return RouteProblem.NO_LIVE_MASTER, answered
+    return RouteProblem.TOPIC_ABSENT, f"{answered}; create the topic first"
 
 
 def _unroutable(topic: str, route: TopicRoute, permission: int, *, masters_only: bool) -> NoReturn:

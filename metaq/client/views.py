@@ -8,6 +8,7 @@ from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue
 from metaq.protocol import fastjson
 from metaq.protocol.codes import READ, WRITE
+from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
 
 T = TypeVar("T")
 
@@ -20,6 +21,15 @@ class BrokerView(NamedTuple):
     broker_id: int
     """0 is the master."""
     address: str
+
+
+class BrokerIdentity(NamedTuple):
+    """Who answered at an address."""
+
+    name: str
+    """Empty for a registry of its own."""
+    identity: str
+    """Drawn at random when the process started."""
 
 
 class QueueView(NamedTuple):
@@ -65,6 +75,28 @@ class GroupMembers(NamedTuple):
     consume_type: str
 
 
+class QueueWork(NamedTuple):
+    """What a member does with one of its queues."""
+
+    buffered: int
+    """Messages that it has and has not consumed."""
+    pulled_ms: int
+    """When it asked for messages last, by its own clock."""
+    consumed_ms: int
+    """When it consumed one last; 0 when that is not known."""
+
+
+class MemberWork(NamedTuple):
+    """What a member says about itself."""
+
+    subscriptions: Mapping[str, Subscription]
+    """By topic, the group's retry topic among them."""
+    queues: Mapping[MessageQueue, QueueWork]
+    """Its own."""
+    registries: str
+    """Where it asks for routes, as it was told."""
+
+
 class GroupView(NamedTuple):
     """How a broker treats a group."""
 
@@ -83,6 +115,8 @@ class TopicView(NamedTuple):
     read_partitions: int
     write_partitions: int
     permission: int
+    ordered: bool = False
+    """Never true where a route tells about the topic: routes do not say it."""
 
     @property
     def permission_text(self) -> str:
@@ -158,6 +192,38 @@ def read_groups(content: Any) -> list[GroupView]:
     ]
 
 
+@_reader("producers")
+def read_producers(content: Any) -> dict[str, set[MemberView]]:
+    """Body of 328."""
+    return {
+        group: {
+            MemberView(row["clientId"], str(row["remoteIP"]).removeprefix("/"), str(row["language"]), row["version"])
+            for row in rows
+        }
+        for group, rows in content["data"].items()
+    }
+
+
+@_reader("the state of a consumer")
+def read_work(content: Any) -> MemberWork:
+    """Body of 307."""
+    subscriptions = {
+        row["topic"]: parse_subscription(
+            row["topic"],
+            row.get("subString") or EVERYTHING,
+            row.get("subVersion", 0),
+            row.get("expressionType") or ExpressionKind.TAG,
+        )
+        for row in content.get("subscriptionSet") or ()
+    }
+    queues = {
+        queue: QueueWork(row.get("cachedMsgCount", 0), row.get("lastPullTimestamp", 0), row.get("lastConsumeTimestamp", 0))
+        for queue, row in (content.get("mqTable") or {}).items()
+        if not row.get("droped")
+    }
+    return MemberWork(subscriptions, queues, str(content.get("properties", {}).get("PROP_NAMESERVER_ADDR", "")))
+
+
 @_reader("names of groups")
 def read_group_names(content: Any) -> list[str]:
     """Body of 300."""
@@ -174,6 +240,11 @@ def read_table(content: Any) -> dict[str, str]:
 def read_object(content: Any) -> dict[str, Any]:
     """Body of 307."""
     return dict(content)
+
+
+def read_identity(fields: Mapping[str, str]) -> BrokerIdentity:
+    """Fields of the answer to 30000."""
+    return BrokerIdentity(fields.get("brokerName", ""), fields.get("identity", ""))
 
 
 def read_lines(body: bytes) -> dict[str, str]:

@@ -1,0 +1,294 @@
+"""Faces of the blocking client's classes. Each holds the blocking object and does its calls on the client's threads."""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
+
+import metaq.client as blocking
+from metaq.client.client import DEFAULT_TIMEOUT_S
+from metaq.client.message import ReceivedMessage
+from metaq.client.producer import DEFAULT_GROUP
+from metaq.client.pull import DEFAULT_GROUP as PULL_GROUP
+from metaq.client.push import Listener
+
+P = ParamSpec("P")
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+T = TypeVar("T")
+
+AsyncListener = Callable[[ReceivedMessage], Awaitable[object]]
+"""Returns when the message is consumed; raises to have it again later."""
+
+_THREADS: Final = 16
+"""Calls that block at a time; sends in flight take none."""
+
+
+class _Threads:
+    """Where the blocking calls of one client are made."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(_THREADS, "metaq-aio")
+
+    def start(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Begin a call."""
+        return asyncio.get_running_loop().run_in_executor(self._executor, function)
+
+    def close(self) -> None:
+        """Make no more calls."""
+        self._executor.shutdown(wait=False)
+
+
+class _Face(Protocol[S_co]):
+    """An object here, and the blocking one behind it."""
+
+    @property
+    def _threads(self) -> _Threads: ...
+
+    @property
+    def _blocking(self) -> S_co: ...
+
+
+def _threaded(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_Face[S], P], Coroutine[Any, Any, T]]:
+    """A blocking method, to be awaited."""
+
+    @functools.wraps(method)
+    async def call(self: _Face[S], /, *arguments: P.args, **named: P.kwargs) -> T:
+        return await self._threads.start(functools.partial(method, self._blocking, *arguments, **named))
+
+    return call
+
+
+def _awaited(
+    method: Callable[Concatenate[S, P], Future[T]],
+) -> Callable[Concatenate[_Face[S], P], Coroutine[Any, Any, T]]:
+    """A method that returns a future, to be awaited: no thread is kept while the answer is on its way."""
+
+    @functools.wraps(method)
+    async def call(self: _Face[S], /, *arguments: P.args, **named: P.kwargs) -> T:
+        begun = await self._threads.start(functools.partial(method, self._blocking, *arguments, **named))
+        return await asyncio.wrap_future(begun)
+
+    return call
+
+
+class Producer:
+    """See ``metaq.Producer``; made by ``Client.producer``. Sends that are awaited together may arrive in any order."""
+
+    def __init__(self, producer: blocking.Producer, threads: _Threads) -> None:
+        self._blocking = producer
+        self._threads = threads
+
+    send = _awaited(blocking.Producer.send_async)
+    send_oneway = _threaded(blocking.Producer.send_oneway)
+    send_batch = _threaded(blocking.Producer.send_batch)
+    request = _threaded(blocking.Producer.request)
+    reply = _threaded(blocking.Producer.reply)
+    close = _threaded(blocking.Producer.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class SimpleConsumer:
+    """See ``metaq.SimpleConsumer``; made by ``Client.consumer``. One task at a time iterates."""
+
+    def __init__(self, consumer: blocking.SimpleConsumer, threads: _Threads) -> None:
+        self._blocking = consumer
+        self._threads = threads
+        self._changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        consumer.when_changed(lambda: _call_soon(loop, self._changed.set))
+
+    subscribe = _threaded(blocking.SimpleConsumer.subscribe)
+    commit = _threaded(blocking.SimpleConsumer.commit)
+    retry_later = _threaded(blocking.SimpleConsumer.retry_later)
+    close = _threaded(blocking.SimpleConsumer.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        while (message := await self.receive()) is not None:
+            yield message
+
+    async def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
+        """The next message; ``None`` when none came in time, or the consumer is closed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    self._changed.clear()
+                    message = self._blocking.receive(timeout_s=0.0)
+                    if message is not None or self._blocking.closed:
+                        return message
+                    await self._changed.wait()
+        except TimeoutError:
+            return None
+
+
+class PushConsumer:
+    """See ``metaq.PushConsumer``; made by ``Client.listen``. The listener's coroutines run on the event loop."""
+
+    def __init__(self, consumer: blocking.PushConsumer, threads: _Threads) -> None:
+        self._blocking = consumer
+        self._threads = threads
+
+    subscribe = _threaded(blocking.PushConsumer.subscribe)
+    close = _threaded(blocking.PushConsumer.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class PullConsumer:
+    """See ``metaq.PullConsumer``; made by ``Client.pull_consumer``. One task at a time uses it."""
+
+    def __init__(self, consumer: blocking.PullConsumer, threads: _Threads) -> None:
+        self._blocking = consumer
+        self._threads = threads
+        self._polling: asyncio.Future[list[ReceivedMessage]] | None = None
+
+    partitions = _threaded(blocking.PullConsumer.partitions)
+    begin_offset = _threaded(blocking.PullConsumer.begin_offset)
+    end_offset = _threaded(blocking.PullConsumer.end_offset)
+    offset_at = _threaded(blocking.PullConsumer.offset_at)
+    committed = _threaded(blocking.PullConsumer.committed)
+    assign = _threaded(blocking.PullConsumer.assign)
+    assignment = _threaded(blocking.PullConsumer.assignment)
+    position = _threaded(blocking.PullConsumer.position)
+    seek = _threaded(blocking.PullConsumer.seek)
+    seek_to_begin = _threaded(blocking.PullConsumer.seek_to_begin)
+    seek_to_end = _threaded(blocking.PullConsumer.seek_to_end)
+    seek_to_time = _threaded(blocking.PullConsumer.seek_to_time)
+    commit = _threaded(blocking.PullConsumer.commit)
+    close = _threaded(blocking.PullConsumer.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def poll(self, timeout_s: float = 0.0) -> list[ReceivedMessage]:
+        """Messages of one assigned queue, in order; none when none came in time."""
+        if self._polling is None:
+            self._polling = self._threads.start(functools.partial(self._blocking.poll, timeout_s))
+        # what a cancelled poll still brings is the result of the next one
+        messages = await asyncio.shield(self._polling)
+        self._polling = None
+        return messages
+
+
+class Admin:
+    """See ``metaq.Admin``; made by ``Client.admin``."""
+
+    def __init__(self, admin: blocking.Admin, threads: _Threads) -> None:
+        self._blocking = admin
+        self._threads = threads
+
+    brokers = _threaded(blocking.Admin.brokers)
+    broker_info = _threaded(blocking.Admin.broker_info)
+    topics = _threaded(blocking.Admin.topics)
+    route = _threaded(blocking.Admin.route)
+    create_topic = _threaded(blocking.Admin.create_topic)
+    delete_topic = _threaded(blocking.Admin.delete_topic)
+    queues = _threaded(blocking.Admin.queues)
+    groups = _threaded(blocking.Admin.groups)
+    members = _threaded(blocking.Admin.members)
+    group_lag = _threaded(blocking.Admin.group_lag)
+    offsets = _threaded(blocking.Admin.offsets)
+    reset_offset = _threaded(blocking.Admin.reset_offset)
+    query_by_key = _threaded(blocking.Admin.query_by_key)
+    query_by_id = _threaded(blocking.Admin.query_by_id)
+    replay = _threaded(blocking.Admin.replay)
+
+    async def dead_letters(self, group: str) -> list[ReceivedMessage]:
+        """What a group has failed to consume."""
+        return await self._threads.start(lambda: list(self._blocking.dead_letters(group)))
+
+
+class Client:
+    """See ``metaq.Client``; made by ``connect``, an asynchronous context manager."""
+
+    def __init__(self, client: blocking.Client) -> None:
+        self._blocking = client
+        self._threads = _Threads()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def id(self) -> str:
+        """What brokers know it by: address@instance."""
+        return self._blocking.id
+
+    async def close(self) -> None:
+        """Stop consumers, tell brokers what they still have to know, and close the connections."""
+        await self._threads.start(self._blocking.close)
+        self._threads.close()
+
+    def producer(self, group: str = DEFAULT_GROUP) -> Producer:
+        """See ``metaq.Client.producer``."""
+        return Producer(self._blocking.producer(group), self._threads)
+
+    async def consumer(self, topic: str, group: str, **options: Any) -> SimpleConsumer:
+        """See ``metaq.Client.consumer``, which has the same options."""
+        begin = functools.partial(self._blocking.consumer, topic, group, **options)
+        return SimpleConsumer(await self._threads.start(begin), self._threads)
+
+    async def listen(self, topic: str, group: str, listener: AsyncListener, **options: Any) -> PushConsumer:
+        """See ``metaq.Client.listen``, which has the same options; ``threads`` is how many messages are consumed at a time."""
+        begin = functools.partial(self._blocking.listen, topic, group, _on_loop(listener), **options)
+        return PushConsumer(await self._threads.start(begin), self._threads)
+
+    def pull_consumer(self, topic: str, group: str = PULL_GROUP, **options: Any) -> PullConsumer:
+        """See ``metaq.Client.pull_consumer``, which has the same options."""
+        return PullConsumer(self._blocking.pull_consumer(topic, group, **options), self._threads)
+
+    def admin(self) -> Admin:
+        """See ``metaq.Client.admin``."""
+        return Admin(self._blocking.admin(), self._threads)
+
+
+def connect(address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, instance: str = "") -> Client:
+    """See ``metaq.connect``."""
+    return Client(blocking.connect(address, timeout_s=timeout_s, instance=instance))
+
+
+def _on_loop(listener: AsyncListener) -> Listener:
+    """A listener for threads that waits for its coroutine on this loop."""
+    loop = asyncio.get_running_loop()
+
+    async def consume(message: ReceivedMessage) -> object:
+        return await listener(message)
+
+    return lambda message: asyncio.run_coroutine_threadsafe(consume(message), loop).result()
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function)

@@ -1,0 +1,282 @@
+"""Which broker a message goes to, and what is tried when that fails: against servers that fail on purpose."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from metaq.client import Client, SendStatus, connect
+from metaq.client.health import BrokerHealth
+from metaq.errors import BrokerBusy, ConnectionFailed, Refused, RequestTimeout, RouteNotFound, RouteProblem, SendFailed
+from metaq.protocol.codes import READ, Request, Response
+from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.routes import BrokerData, QueueData, TopicRoute, encode_route
+from tests.support.fakeremoting import FakeRemoting, Reply, Script, accept, route_to
+
+TIMEOUT_S = 60.0
+SEND = Request.SEND_MESSAGE_V2
+
+
+class Cluster:
+    """Two brokers that do as told, and a registry that names them."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.brokers = {name: stack.enter_context(FakeRemoting(send_message_v2=accept)) for name in ("a", "b")}
+        addresses = {name: broker.address for name, broker in self.brokers.items()}
+        self.registry = stack.enter_context(FakeRemoting(get_routeinfo_by_topic=route_to(addresses, queues=2)))
+        self.client = stack.enter_context(connect(self.registry.address, timeout_s=TIMEOUT_S))
+        self.producer = self.client.producer()
+
+    def script(self, script: Script, *names: str) -> None:
+        for name in names or self.brokers:
+            self.brokers[name].scripts[SEND] = script
+
+    def sends(self) -> list[int]:
+        """How many sends each broker got."""
+        return [broker.count(SEND) for broker in self.brokers.values()]
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        yield Cluster(stack)
+
+
+def failing(code: int, remark: str = "not here") -> Script:
+    return lambda request: Reply(code, remark=remark)
+
+
+def silent(request: RemotingCommand) -> None:
+    return None
+
+
+# -- tries ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [Response.SYSTEM_ERROR, Response.SERVICE_NOT_AVAILABLE, Response.SYSTEM_BUSY, 205])
+def test_the_next_try_is_another_broker(cluster: Cluster, code: int) -> None:
+    """SG-134, P10: what one broker refuses for its own reasons goes to the next one."""
+    cluster.script(failing(code), "a")
+    for _ in range(4):
+        assert cluster.producer.send("orders", b"x").queue.broker_name == "b"
+    assert cluster.sends()[0] <= 1
+
+
+def test_at_most_three_tries(cluster: Cluster) -> None:
+    """SG-134: and the error tells each of them."""
+    cluster.script(failing(1, "out of order"), "a")
+    cluster.script(failing(14, "disk full"), "b")
+    with pytest.raises(SendFailed) as failed:
+        cluster.producer.send("orders", b"x")
+    assert sum(cluster.sends()) == 3
+    assert [broker for broker, _ in failed.value.attempts] in (["a", "b", "a"], ["b", "a", "b"])
+    assert "out of order" in str(failed.value)
+    assert "disk full" in str(failed.value)
+    assert failed.value.retriable
+
+
+def test_a_time_out_is_not_followed_by_another_try(cluster: Cluster) -> None:
+    """SG-134: the message may be stored; the error says so, and the time is one for all tries."""
+    cluster.script(silent)
+    began = time.monotonic()
+    with pytest.raises(RequestTimeout, match=r"SEND_MESSAGE_V2 from 127.* its outcome is unknown"):
+        cluster.producer.send("orders", b"x", timeout_s=0.2)
+    assert time.monotonic() - began >= 0.2
+    assert sum(cluster.sends()) == 1
+
+
+def test_a_broken_connection_is_followed_by_another_try(cluster: Cluster) -> None:
+    """SG-134: the other broker gets the message."""
+
+    def hang_up(request: RemotingCommand) -> None:
+        cluster.brokers["a"].hang_up()
+
+    cluster.script(hang_up, "a")
+    assert {cluster.producer.send("orders", b"x").queue.broker_name for _ in range(4)} == {"b"}
+    assert cluster.sends()[0] <= 1
+
+
+def test_what_every_broker_would_refuse_is_refused_at_once(cluster: Cluster) -> None:
+    """SG-134: an illegal message is not tried again."""
+    cluster.script(failing(Response.MESSAGE_ILLEGAL, "too long"))
+    with pytest.raises(Refused, match="13: too long"):
+        cluster.producer.send("orders", b"x")
+    assert sum(cluster.sends()) == 1
+
+
+def test_busy_brokers_say_when_to_come_again(cluster: Cluster) -> None:
+    """P10: the broker's own estimate reaches the caller."""
+    cluster.script(failing(2, "64 sends wait for the disk; retry after 40 ms"))
+    with pytest.raises(BrokerBusy) as busy:
+        cluster.producer.send("orders", b"x")
+    assert (busy.value.retry_after_s, busy.value.retriable) == (0.04, True)
+    assert sum(cluster.sends()) == 3
+
+
+def test_an_asynchronous_send_makes_the_same_tries(cluster: Cluster) -> None:
+    """SG-127, SG-134: the future fails with what a blocking send raises."""
+    cluster.script(failing(1), "a")
+    futures = [cluster.producer.send_async("orders", b"x") for _ in range(4)]
+    assert {future.result(TIMEOUT_S).queue.broker_name for future in futures} == {"b"}
+    cluster.script(failing(1))
+    assert isinstance(cluster.producer.send_async("orders", b"x").exception(TIMEOUT_S), Refused)
+    cluster.script(silent)
+    assert isinstance(cluster.producer.send_async("orders", b"x", timeout_s=0.1).exception(TIMEOUT_S), RequestTimeout)
+
+
+@pytest.mark.parametrize("status", list(SendStatus))
+def test_the_status_says_how_safe_the_message_is(cluster: Cluster, status: SendStatus) -> None:
+    """SG-126, SG-138: any of them means stored; it is not sent again."""
+    cluster.script(lambda request: accept(request)._replace(code=status.value))
+    assert cluster.producer.send("orders", b"x").status is status
+    assert sum(cluster.sends()) == 1
+
+
+def test_an_ordering_key_stays_with_its_broker(cluster: Cluster) -> None:
+    """SG-124, SG-138: another partition would break the order, so the tries go to the same one."""
+    broker_name = cluster.producer.send("orders", b"x", ordering_key="k").queue.broker_name
+    cluster.script(failing(1), broker_name)
+    with pytest.raises(Refused):
+        cluster.producer.send("orders", b"x", ordering_key="k")
+    assert cluster.brokers[broker_name].count(SEND) == 4
+    assert sum(cluster.sends()) == 4
+
+
+def test_round_robin_over_brokers(cluster: Cluster) -> None:
+    """SG-117, RD-015: every partition of every broker in turn; the route is asked once."""
+    found = [cluster.producer.send("orders", b"x").queue for _ in range(8)]
+    assert sorted(set(found)) == sorted(found[:4]) == sorted(found[4:])
+    assert cluster.registry.count(Request.GET_ROUTEINFO_BY_TOPIC) == 1
+
+
+# -- health -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("took_s", "isolated_s"), [(0.01, 0), (0.549, 0), (0.55, 30), (0.99, 30), (1.0, 60), (2.0, 120), (3.0, 180)]
+)
+def test_a_slow_broker_is_passed_over_for_a_while(took_s: float, isolated_s: float) -> None:
+    """RD-103: 30 s after 550 ms, 60 s after 1 s."""
+    health = BrokerHealth()
+    health.took("a", took_s, 100.0)
+    assert health.is_available("a", 100.0 + isolated_s)
+    assert health.is_available("a", 100.0 + isolated_s - 0.1) is (isolated_s == 0)
+    assert health.is_available("b", 100.0)
+
+
+def test_a_quick_answer_brings_a_broker_back() -> None:
+    """RD-103: also one that failed."""
+    health = BrokerHealth()
+    health.failed("a", 100.0)
+    assert not health.is_available("a", 101.0)
+    assert health.available_at("a") > 101.0
+    health.took("a", 0.001, 101.0)
+    assert health.is_available("a", 101.0)
+
+
+# -- routes -----------------------------------------------------------------------------------------------------------
+
+
+def no_route(client: Client) -> RouteNotFound:
+    with pytest.raises(RouteNotFound) as error:
+        client.producer().send("orders", b"x")
+    return error.value
+
+
+def test_no_registry_answers() -> None:
+    """P14: the error names every address, and what the system said of it."""
+    with FakeRemoting() as one, FakeRemoting() as other:
+        addresses = [one.address, other.address]
+    with connect(";".join(addresses)) as client:
+        error = no_route(client)
+    assert error.reason is RouteProblem.REGISTRY_UNREACHABLE
+    assert error.retriable
+    for address in addresses:
+        assert f"cannot connect to {address}: [Errno 111]" in str(error)
+
+
+def test_the_next_registry_is_asked() -> None:
+    """SG-116: one registry at a time; when it fails, another one."""
+    with FakeRemoting() as gone:
+        dead = gone.address
+    with FakeRemoting(send_message_v2=accept) as broker, FakeRemoting() as registry:
+        registry.scripts[Request.GET_ROUTEINFO_BY_TOPIC] = route_to({"a": broker.address})
+        for _ in range(4):  # which one is asked first is chance
+            with connect(f"{dead};{registry.address}") as client:
+                client.producer().send("orders", b"x")
+    assert registry.count(Request.GET_ROUTEINFO_BY_TOPIC) == 4
+
+
+def test_a_topic_that_nobody_creates() -> None:
+    """P14: absent, and no template to create it from."""
+    with FakeRemoting(get_routeinfo_by_topic=failing(17)) as registry, connect(registry.address) as client:
+        error = no_route(client)
+    assert error.reason is RouteProblem.TOPIC_ABSENT
+    assert not error.retriable
+    assert [request.fields["topic"] for request in registry.requests] == ["orders", "TBW102"]
+
+
+def routed(permission: int, addresses: dict[int, str]) -> Script:
+    route = TopicRoute((QueueData("a", 4, 4, permission),), (BrokerData("c", "a", addresses),))
+    return lambda request: Reply(body=encode_route(route))
+
+
+def test_a_topic_without_a_live_master() -> None:
+    """P14, SG-083: a replica alone takes no messages."""
+    script = routed(6, {1: "127.0.0.1:9"})
+    with FakeRemoting(get_routeinfo_by_topic=script) as registry, connect(registry.address) as client:
+        error = no_route(client)
+    assert error.reason is RouteProblem.NO_LIVE_MASTER
+    assert error.retriable
+
+
+def test_a_topic_that_may_not_be_written() -> None:
+    """P14, SG-139: and the permission that it has."""
+    script = routed(READ, {0: "127.0.0.1:9"})
+    with FakeRemoting(get_routeinfo_by_topic=script) as registry, connect(registry.address) as client:
+        error = no_route(client)
+    assert error.reason is RouteProblem.NO_PERMISSION
+    assert "a has 4" in str(error)
+
+
+def test_something_else_listens_where_the_registry_should() -> None:
+    """P14: said as such."""
+    script: Script = lambda request: Reply(body=b"[]")  # noqa: E731
+    with FakeRemoting(get_routeinfo_by_topic=script) as registry, connect(registry.address) as client:
+        error = no_route(client)
+    assert "is no registry" in str(error)
+
+
+def test_a_new_topic_is_sent_to_the_brokers_of_the_template() -> None:
+    """SG-125, SG-065: at most four partitions of each broker that creates topics; then the topic's own route is used."""
+    with FakeRemoting(send_message_v2=accept) as broker, FakeRemoting() as registry:
+        template = TopicRoute((QueueData("a", 8, 8, 7),), (BrokerData("c", "a", {0: broker.address}),))
+
+        def answer(request: RemotingCommand) -> Reply:
+            return Reply(body=encode_route(template)) if request.fields["topic"] == "TBW102" else Reply(17)
+
+        registry.scripts[Request.GET_ROUTEINFO_BY_TOPIC] = answer
+        with connect(registry.address) as client:
+            producer = client.producer()
+            assert {producer.send("orders", b"x").queue.partition for _ in range(8)} == {0, 1, 2, 3}
+        fields = broker.requests[-1].fields if broker.requests[-1].code == SEND else broker.requests[-2].fields
+    assert (fields["b"], fields["c"], fields["d"]) == ("orders", "TBW102", "4")
+
+
+def test_a_broker_that_has_moved_is_found(cluster: Cluster) -> None:
+    """SG-116, RD-015: a topic that a broker does not have any more is asked for again."""
+    cluster.producer.send("orders", b"x")
+    cluster.script(failing(17))
+    with FakeRemoting(send_message_v2=accept) as moved:
+        cluster.registry.scripts[Request.GET_ROUTEINFO_BY_TOPIC] = route_to({"c": moved.address})
+        assert cluster.producer.send("orders", b"x").queue.broker_name == "c"
+
+
+def test_one_way_needs_a_connection() -> None:
+    """SG-128: no answer is waited for, but a broker that is not there is told."""
+    with FakeRemoting() as gone:
+        address = gone.address
+    with FakeRemoting(get_routeinfo_by_topic=route_to({"a": address})) as registry, connect(registry.address) as client:
+        with pytest.raises(ConnectionFailed, match=f"cannot connect to {address}"):
+            client.producer().send_oneway("orders", b"x")
