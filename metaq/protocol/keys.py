@@ -1,6 +1,5 @@
 """Keys by which messages are found: which ones a message has, and their hashes (specs: store format, sections 3 and 6)."""
 
-from operator import mul
 from typing import Final
 
 from metaq.message import INTERNAL_TOPICS
@@ -28,58 +27,42 @@ def keys_of(topic: str, sys_flag: int, properties: bytes) -> tuple[str, ...]:
 # -- hashes -----------------------------------------------------------------------------------------------------------
 
 _MASK: Final = 0xFFFFFFFF
-_POWERS: Final = tuple(pow(31, exponent, 1 << 32) for exponent in range(256))
-_FALLING: Final = tuple(_POWERS[:length][::-1] for length in range(len(_POWERS)))
-_TAIL: Final = 12
-_KNOWN_MOST: Final = 4096
-
-
-def _value(text: str) -> int:
-    """The hash of an ASCII text before its last 32 bits are taken."""
-    return sum(map(mul, text.encode(), _FALLING[len(text)]))
+_TAIL: Final = 4
+_TOPICS_MOST: Final = 64
+_STEMS_MOST: Final = 1024
+"""Beginnings of keys remembered per topic: some 8 MB in all at the most."""
 
 
 class KeyHasher:
-    """Hashes of ``topic#key``, faster than ``key_hash`` when topics and the beginnings of keys come again.
+    """Hashes of ``topic#key``, faster than ``key_hash`` when the beginnings of keys come again.
 
-    A hash is a sum over the characters, so it is put together from sums that are remembered. The unique ids of one producer
-    differ in their last twelve characters only, the time and a counter.
+    A hash is a sum over the characters, so it is put together from sums that are remembered. The unique ids that one producer
+    makes in a millisecond differ in their last four characters only, a counter.
     """
 
     def __init__(self) -> None:
-        self._topics: dict[str, int] = {}
-        self._stems: dict[str, int] = {}
+        self._topics: dict[str, dict[str, int]] = {}
 
     def hash(self, topic: str, key: str) -> int:
         """0 … 2³¹−1."""
-        length = len(key)
-        if length >= _LENGTHS or not key.isascii():
+        try:
+            known = self._topics[topic][key[:-_TAIL]]
+            first, second, third, last = key[-_TAIL:].encode()
+        except (KeyError, ValueError):  # not known yet, or not four ASCII characters
+            self._remember(topic, key)
             return key_hash(topic, key)
-        before = self._topics.get(topic)
-        if before is None:
-            before = _remember(self._topics, topic, java_hash(topic + "#"))
-        if length <= _TAIL:
-            value = _value(key)
-        else:
-            stem = key[:-_TAIL]
-            known = self._stems.get(stem)
-            if known is None:
-                known = _remember(self._stems, stem, _value(stem) & _MASK)
-            value = known * _TAIL_POWER + sum(map(mul, key[-_TAIL:].encode(), _TAIL_POWERS))
-        value = (value + before * _POWERS[length]) & _MASK
+        value = (known + first * 29791 + second * 961 + third * 31 + last) & _MASK
         return value if value < 0x80000000 else (0x100000000 - value) & 0x7FFFFFFF
 
-
-def _remember(known: dict[str, int], text: str, value: int) -> int:
-    if len(known) >= _KNOWN_MOST:
-        known.clear()
-    known[text] = value
-    return value
-
-
-_LENGTHS: Final = len(_POWERS)
-_TAIL_POWER: Final = _POWERS[_TAIL]
-_TAIL_POWERS: Final = _FALLING[_TAIL]
+    def _remember(self, topic: str, key: str) -> None:
+        """What the characters before the last four add to the hash of every key that begins with them."""
+        if len(key) > _TAIL:
+            if len(self._topics) >= _TOPICS_MOST:
+                self._topics.clear()
+            stems = self._topics.setdefault(topic, {})
+            if len(stems) >= _STEMS_MOST:
+                stems.clear()
+            stems[key[:-_TAIL]] = java_hash(f"{topic}#{key[:-_TAIL]}") * 31**_TAIL & _MASK
 
 
 def key_hash(topic: str, key: str) -> int:

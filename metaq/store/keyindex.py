@@ -241,18 +241,19 @@ class IndexFile:
             self._table = self.opened().view()[HEADER_SIZE : self.item_at(0)]
         table, heads, flushing, tail, slots = self._table, self._heads, self._flushing, self._tail, self.slots
         hash_of, pack, slot_in = hasher.hash, ITEM.pack, SLOT.unpack_from
-        count, done = self.count, 0
+        count, done, most, seconds_of, seconds = self.count, 0, self.entries - 1, -1, 0
         for log_offset, topic, keys, store_ms in entries:
             if count == 1:
                 self.begin_ms, self.begin_offset = store_ms, log_offset
             elif count + len(keys) > self.entries:
                 break
-            seconds = self.seconds(store_ms)
-            for key in keys[: self.entries - 1]:
+            if store_ms != seconds_of:
+                seconds_of, seconds = store_ms, self.seconds(store_ms)
+            for key in keys if len(keys) <= most else keys[:most]:
                 value = hash_of(topic, key)
                 slot = value % slots
-                previous = heads.get(slot) or flushing.get(slot) or slot_in(table, slot * SLOT_SIZE)[0]
-                if previous == 0:
+                previous = heads.get(slot) or (flushing and flushing.get(slot)) or slot_in(table, slot * SLOT_SIZE)[0]
+                if not previous:
                     self.used += 1
                 tail += pack(value, log_offset, seconds, previous)
                 heads[slot] = count

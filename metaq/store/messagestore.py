@@ -21,7 +21,7 @@ from metaq.message import Durability, TextPosition, TopicPartition
 from metaq.protocol.keys import keys_of
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
-    CONSTANT_MIDDLE,
+    FLAG_AND_STORE_TIME,
     HEADER_SIZE,
     MAGIC,
     PATCHED_HEADER,
@@ -204,8 +204,7 @@ class MessageStore:
         log.stage(header + body + tail)
         queue.add(offset, size, tag, text_size)
         if keys:
-            sys_flag, _, _, store_ms, _, _ = CONSTANT_MIDDLE.unpack(middle)
-            self.indexing.stage(offset, queue.topic, keys, sys_flag, store_ms)
+            self.indexing.stage(offset, queue.topic, keys, *FLAG_AND_STORE_TIME.unpack(middle))
         return offset
 
     def append(self) -> list[ConsumeQueue]:
