@@ -13,7 +13,7 @@ from metaq.message import MessageQueue
 from metaq.protocol.codes import INHERIT, READ, WRITE, Request, Response
 from metaq.protocol.headers import TopicOnly
 from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.routes import BrokerData, ClusterInfo, TopicRoute, decode_cluster_info, decode_route
+from metaq.protocol.routes import NO_LIVE_BROKER, BrokerData, ClusterInfo, TopicRoute, decode_cluster_info, decode_route
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,9 @@ class Routes:
             return known.route
         response = self._ask_route(topic, deadline)
         if response.code == Response.TOPIC_NOT_EXIST:
-            raise RouteNotFound(topic, *_absence(response.remark or "it has no route", self.registries))
+            remark = response.remark or "it has no route"
+            problem = RouteProblem.NO_LIVE_MASTER if NO_LIVE_BROKER in remark else RouteProblem.TOPIC_ABSENT
+            raise RouteNotFound(topic, problem, f"{', '.join(self.registries)} answered: {remark}")
         return self._take(topic, response)
 
     def publishable(self, topic: str, deadline: float) -> Publishable:
@@ -214,14 +216,6 @@ def readable_queues(topic: str, route: TopicRoute) -> Iterable[MessageQueue]:
     for data in route.queues:
         if data.permission & READ and data.broker_name in alive:
             yield from (MessageQueue(topic, data.broker_name, number) for number in range(data.read_queues))
-
-
-def _absence(remark: str, registries: Sequence[str]) -> tuple[RouteProblem, str]:
-    """Which of its causes a registry names for a route that is not there, and what to do; RocketMQ's names none."""
-    answered = f"{', '.join(registries)} answered: {remark}"
-    if NO_LIVE_BROKER in remark or NO_BROKER in remark:
-        return RouteProblem.NO_LIVE_MASTER, answered
-    return RouteProblem.TOPIC_ABSENT, f"{answered}; create the topic first"
 
 
 def _unroutable(topic: str, route: TopicRoute, permission: int, *, masters_only: bool) -> NoReturn:

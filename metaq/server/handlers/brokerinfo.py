@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 import metaq
-from metaq.errors import BadRequest, RequestFailed
+from metaq.errors import BadRequest, MetaqError, RequestFailed
 from metaq.message import Durability, TopicPartition
 from metaq.protocol.adminbodies import decode_settings, encode_rates, encode_settings
 from metaq.protocol.codes import READ, VERSION, WRITE, Request, Response
@@ -153,11 +153,21 @@ class BrokerInfoHandler:
             "brokerVersion": VERSION,
             "brokerVersionDesc": VERSION_NAME,
             "metaqVersion": metaq.__version__,
+            "metaqNow": self._store.clock.now_ms(),
+            "metaqWritable": self._refusal() or "yes",
             "brokerActive": "true",
             "bootTimestamp": self._started_ms,
             "startAcceptSendRequestTimeStamp": 0,
             "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {up_s % 60} seconds ]",
         }
+
+    def _refusal(self) -> str | None:
+        """Why nothing can be stored now."""
+        try:
+            self._store.check_writable()
+        except MetaqError as error:
+            return str(error)
+        return None
 
     def _log(self, read: Read) -> dict[str, object]:
         store, root = self._store, self._context.settings.data
