@@ -1,24 +1,33 @@
 """The key index: its bytes on the disk, what is found through it, and what it does without room or after damage."""
 
+import random
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from metaq.clock import ManualClock
+from metaq.errors import DiskFull, Overloaded
 from metaq.message import INTERNAL_TOPICS
 from metaq.protocol.keys import KEYS, UNIQ_KEY, KeyHasher, key_hash, keys_of
 from metaq.protocol.record import constant_middle, encode_properties, host_bytes, java_hash, record_tail
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
-from metaq.store.disk import RealDisk
-from metaq.store.files import FileCache, read_here, run_here
-from metaq.store.keyindex import HEADER, Entry, KeyIndex, file_size
+from metaq.store import indexing
+from metaq.store.disk import RealDisk, Usage
+from metaq.store.files import ColdRead, FileCache, read_cached, read_here, run_here
+from metaq.store.keyindex import HEADER, ITEM, NO_INDEX, SLOT, Entry, KeyIndex, file_size
 from metaq.store.messagestore import MessageStore, StoreSettings
 from metaq.store.recovery import open_store
+from metaq.store.retention import RetentionRules
+from metaq.store.verify import repair, verify
+from tests.support.faultydisk import DATA, FaultyDisk, Stopped
 
 HOST: Final = host_bytes("127.0.0.1", 10911)
 SETTINGS: Final = StoreSettings(segment_bytes=16 * 1024, queue_file_bytes=256, index_slots=7, index_entries=100)
@@ -182,6 +191,240 @@ def test_files_roll_when_full(store: MessageStore, folder: Path, clock: ManualCl
     assert found(store, "t", "u60") == [offsets["u60"]]
     store.indexing.index.drop_before(1 << 60, run_here)
     assert index_files(folder) == files[3:]
+
+
+# -- behind the log ---------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_entered_behind_the_queue(folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-034: what nobody remembers is read from the log again, whatever lies between the records."""
+    monkeypatch.setattr(indexing, "PENDING_MOST", 10)
+    monkeypatch.setattr(indexing, "WINDOW", 700)
+    store, _ = open_store(folder, SETTINGS, clock)
+    offsets = [put(store, "t", bytes(number * 37 % 3000), keys=f"k{number}") for number in range(60)]
+    store.sync()
+    assert store.statistics().index_behind_bytes > 0
+    with pytest.raises(ColdRead):
+        store.query("t", "k1", *ALWAYS, 1, read_cached)
+    damaged = store.log.file(store.log.segments[0])
+    damaged.write(b"\xff" * 40, offsets[3] + 2)  # its size too: the next record is found by its magic
+    assert [found(store, "t", f"k{number}") for number in range(60)] == [
+        [] if number == 3 else [offset] for number, offset in enumerate(offsets)
+    ]
+    assert store.statistics().index_behind_bytes == 0
+    store.close()
+
+
+def test_a_query_does_not_wait_for_a_long_rebuild(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer says that it is too early, not that there is nothing."""
+    offset = put(store, "t", b"", keys="k")
+    store.sync()
+    monkeypatch.setattr(indexing, "WINDOWS_A_QUERY", 0)
+    store.indexing.begin_anew()
+    with pytest.raises(Overloaded, match="made anew"):
+        found(store, "t", "k")
+    store.index_keys()
+    assert found(store, "t", "k") == [offset]
+
+
+def test_an_orderly_stop_and_other_sizes(folder: Path, clock: ManualClock) -> None:
+    """After a stop the files are taken over as they are; with other sizes they are made anew."""
+    sizes = SETTINGS
+    offsets: list[int] = []
+    for slots in (7, 7, 5):
+        sizes = replace(sizes, index_slots=slots)
+        store, recovery = open_store(folder, sizes, clock)
+        assert [found(store, "t", f"k{number}") for number in range(len(offsets))] == [[offset] for offset in offsets]
+        offsets += [put(store, "t", b"", keys=f"k{len(offsets) + more}") for more in range(10)]
+        store.sync()
+        store.index_keys()
+        store.close()
+        assert bool(recovery.problems) == (slots == 5)
+        assert verify(folder).index_items == len(offsets)
+    assert not verify(folder).damages
+    (path,) = index_files(folder)
+    assert path.stat().st_size == file_size(5, 100)
+
+
+def test_repair_has_the_index_made_anew(folder: Path, clock: ManualClock) -> None:
+    store, _ = open_store(folder, SETTINGS, clock)
+    offset = put(store, "t", b"", keys="k")
+    store.index_keys()
+    store.close()
+    (path,) = index_files(folder)
+    with path.open("r+b") as file:
+        file.seek(file_size(7, 1) + 3)
+        file.write(b"\x55")
+    report = verify(folder)
+    assert report.damages[0][:2] == (path, file_size(7, 1))
+    assert not repair(folder).damages
+    assert index_files(folder) == []
+    store, recovery = open_store(folder, SETTINGS, clock)
+    assert not recovery.problems
+    assert found(store, "t", "k") == [offset]
+    store.close()
+
+
+# -- no room ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk() -> FaultyDisk:
+    return FaultyDisk(random.Random(0))
+
+
+def test_without_room_messages_are_taken_and_found_later(
+    disk: FaultyDisk, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index file is made only where the log keeps the room for its next segment; the pause is named."""
+    monkeypatch.setattr(indexing, "PENDING_MOST", 10)
+    store, _ = open_store(DATA, replace(SETTINGS, retention=RetentionRules(ample_free_bytes=0)), clock, disk)
+    disk.room = Usage(used=1 << 30, available=(64 << 20) + store.indexing.index.file_size - 1)
+    offsets = [put(store, "t", b"", keys=f"k{number}") for number in range(30)]
+    store.sync()
+    store.index_keys()
+    paused = store.statistics().index_paused
+    assert paused is not None
+    assert "no room" in paused
+    assert (found(store, "t", "k1"), found(store, "t", "k29")) == ([], offsets[29:])  # those put last are remembered
+    store.checkpoint()
+    store.check_writable()
+    disk.room = Usage(used=1 << 30, available=disk.room.available + 1)
+    store.index_keys()
+    assert store.statistics().index_paused is None
+    assert [found(store, "t", f"k{number}") for number in range(30)] == [[offset] for offset in offsets]
+
+
+@pytest.mark.parametrize("call", range(1, 8))
+def test_a_disk_that_fills_up_at_any_call(disk: FaultyDisk, clock: ManualClock, call: int) -> None:
+    """Also where even reserved room is not kept: nothing is refused, and nothing is lost."""
+    store, _ = open_store(DATA, SETTINGS, clock, disk)
+    offsets = [put(store, "t", b"", keys=f"k{number}") for number in range(30)]
+    store.sync()
+    store.sweep()
+    disk.copy_on_write, disk.full_from, disk.full_for = True, disk.space_calls + call, 3
+    for _ in range(4):
+        store.index_keys()
+        with suppress(DiskFull):
+            store.checkpoint()
+    disk.full_from = None
+    offsets.append(put(store, "t", b"", keys="k30"))
+    store.sync()
+    store.index_keys()
+    assert [found(store, "t", f"k{number}") for number in range(31)] == [[offset] for offset in offsets]
+    store.checkpoint()
+    disk.killed()
+    assert not verify(DATA, disk).damages
+    assert verify(DATA, disk).index_items == 31
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_queries_of_damaged_files_end_and_tell_the_truth(folder: Path, clock: ManualClock, seed: int) -> None:
+    """Loops, numbers out of range, wrong offsets: nothing but messages with the key is found, and nothing is raised."""
+    rng = random.Random(seed)
+    store, _ = open_store(folder, SETTINGS, clock)
+    offsets = [put(store, "t", rng.randbytes(10), uniq=f"u{number}", keys=f"k{number % 3}") for number in range(40)]
+    store.sync()
+    store.index_keys()
+    store.checkpoint()
+    (path,) = index_files(folder)
+    with path.open("r+b") as file:
+        for _ in range(rng.randrange(1, 40)):
+            file.seek(rng.choice((rng.randrange(40, 68), rng.randrange(88, 68 + 81 * 20))))
+            file.write(rng.choice((b"\0", b"\xff", b"\0\0\0\x01", rng.randbytes(4))))
+    for number in range(3):
+        assert set(found(store, "t", f"k{number}")) <= set(offsets[number::3])
+    for number, offset in enumerate(offsets):
+        assert found(store, "t", f"u{number}") in ([], [offset])
+    store.close()
+
+
+def test_a_broken_chain_is_reported_once(store: MessageStore, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        put(store, "t", b"", keys="k")
+    store.sync()
+    store.index_keys()
+    store.checkpoint()
+    (path,) = index_files(folder)
+    data = bytearray(path.read_bytes())
+    at = file_size(7, 2)
+    assert ITEM.unpack_from(data, at)[3] == 1
+    data[at + 16 : at + 20] = SLOT.pack(2)  # item 2 leads to itself
+    path.write_bytes(data)
+    for _ in range(2):
+        assert len(found(store, "t", "k")) == 2
+    assert store.statistics().index_damaged == 2
+    assert len([record for record in caplog.records if "index damaged" in record.message]) == 1
+
+
+# -- against a dictionary ---------------------------------------------------------------------------------------------
+
+WORDS: Final = ("a", "b", "order-7", "0A0000092A9F18B4AAC27F5D3C2A0001", "ключ")
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Entered, written, flushed, and ended at any moment: each key leads to its records and to no others."""
+
+    @initialize(seed=st.integers(0, 1 << 32))
+    def start(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.disk = FaultyDisk(self.rng)
+        self.entered: list[Entry] = []
+        self.mark, self.durable = NO_INDEX, 0
+        self.disk.make_directories(DATA)
+        self._open()
+
+    def _open(self) -> None:
+        self.index = KeyIndex(DATA / "index", FileCache(self.disk, 2), 3, 12)
+        self.index.load(self.mark, {entry.log_offset: entry.store_ms for entry in self.entered}.get)
+        del self.entered[self.durable :]
+
+    @rule(words=st.lists(st.sampled_from(WORDS), min_size=1, max_size=4, unique=True), later_ms=st.integers(-900, 9000))
+    def enter(self, words: list[str], later_ms: int) -> None:
+        before = self.entered[-1] if self.entered else Entry(-1, "t", (), 1_000_000)
+        entry = Entry(before.log_offset + 1, "t", tuple(words), before.store_ms + later_ms)
+        while not self.index.enter([entry]):
+            assert self.index.grow(0, run_here)
+        self.entered.append(entry)
+
+    @rule()
+    def write(self) -> None:
+        self.index.write(run_here)
+
+    @rule(calls=st.integers(0, 12))
+    def flush(self, calls: int) -> None:
+        """Perhaps the disk is full at some call of it."""
+        self.disk.copy_on_write, self.disk.full_from, self.disk.full_for = True, self.disk.space_calls + calls, 1
+        mark, captured, count = self.index.mark(0), self.index.capture(), len(self.entered)
+        with suppress(DiskFull):
+            self.index.flush(captured, run_here)
+            self.mark, self.durable = mark, count
+        self.disk.full_from = None
+
+    @rule(calls=st.integers(1, 12), power=st.booleans())
+    def end(self, calls: int, power: bool) -> None:
+        """In the middle of a flush, or behind it; perhaps once more while opening."""
+        self.disk.stop_at = self.disk.calls + calls
+        with suppress(Stopped):
+            self.flush(0)
+            self._open()
+        self.disk.stopped, self.disk.stop_at = False, None
+        if power:
+            self.disk = self.disk.power_cut(self.rng)
+        self._open()
+
+    @invariant()
+    def each_key_leads_to_its_records(self) -> None:
+        for word in WORDS if hasattr(self, "index") else ():
+            offsets = [entry.log_offset for entry in self.entered if word in entry.keys]
+            assert list(self.index.find("t", word, -(1 << 62), 1 << 62, read_here)) == offsets[::-1]
+
+
+TestIndex = IndexMachine.TestCase
+TestIndex.settings = settings(max_examples=100, stateful_step_count=30)
 
 
 # -- hashes -----------------------------------------------------------------------------------------------------------
