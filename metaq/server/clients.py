@@ -123,6 +123,7 @@ class Clients:
         self._producers: dict[str, dict[RemotingSession, Member]] = {}
         self._joined: dict[RemotingSession, set[tuple[bool, str]]] = {}  # (is consumer, group)
         self._senders: dict[str, RemotingSession] = {}  # by client id
+        self._administrators: set[RemotingSession] = set()
         self._to_notify: dict[str, None] = {}
         self._notifying = False
 
@@ -151,6 +152,16 @@ class Clients:
     def sender(self, client_id: str) -> RemotingSession | None:
         """The connection of a client that sends; of several, the one whose heartbeat came last."""
         return self._senders.get(client_id)
+
+    def administers(self, session: RemotingSession) -> bool:
+        """Whether the connection is an administrator's tool."""
+        return session in self._administrators
+
+    def administer(self, session: RemotingSession) -> None:
+        """The connection has asked what only administrators' tools ask."""
+        if session not in self._administrators and not session.closed:
+            self._administrators.add(session)
+            session.closing.append(partial(self._administrators.remove, session))
 
     # -- coming and going ---------------------------------------------------------------------------------------------
 

@@ -86,14 +86,15 @@ class OffsetTable:
             self._resets.pop(place, None)
             self._set(place, offset)
 
-    def reset(self, group: str, topic: str, partition: int, offset: int, now_s: float) -> None:
+    def reset(self, group: str, topic: str, partition: int, offset: int, now_s: float | None = None) -> None:
         """Set an offset to any value, by an administrator's order.
 
-        Until a member has asked for the new offset or committed it, or ``RESET_STANDS_S`` have passed, what members commit is
-        ignored: it belongs to what they did before.
+        With ``now_s``, the monotonic time, it stands against members that have not heard of it: until one has asked for the new
+        offset or committed it, or ``RESET_STANDS_S`` have passed, what they commit is ignored.
         """
         place = Place(group, topic, partition)
-        self._resets[place] = now_s + RESET_STANDS_S
+        if now_s is not None:
+            self._resets[place] = now_s + RESET_STANDS_S
         self._set(place, offset)
 
     def taken_up(self, group: str, topic: str, partition: int) -> None:

@@ -88,12 +88,13 @@ class Offsets(RuleBasedStateMachine):
             self.standing.pop(place, None)
             self.model[place] = offset
 
-    @rule(group=GROUPS, topic=TOPICS, partition=PARTITIONS, offset=st.integers(0, 9))
-    def reset(self, group: str, topic: str, partition: int, offset: int) -> None:
+    @rule(group=GROUPS, topic=TOPICS, partition=PARTITIONS, offset=st.integers(0, 9), stands=st.booleans())
+    def reset(self, group: str, topic: str, partition: int, offset: int, stands: bool) -> None:
         place = Place(group, topic, partition)
-        self.table.reset(*place, offset, self.now_s)
+        self.table.reset(*place, offset, self.now_s if stands else None)
         self.model[place] = offset
-        self.standing[place] = self.now_s + RESET_STANDS_S
+        if stands:
+            self.standing[place] = self.now_s + RESET_STANDS_S
 
     @rule(group=GROUPS, topic=TOPICS, partition=PARTITIONS)
     def ask(self, group: str, topic: str, partition: int) -> None:

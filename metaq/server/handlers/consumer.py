@@ -79,10 +79,13 @@ class ConsumerHandler:
         return not self._store.first(queue, read)[0] and self._store.log.end - queue.unit(0, read)[0] <= self._young_bytes
 
     def commit(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """15."""
+        """15: from a consumer forward only. An administrator's tool sets the offset of a group without members like this."""
         header = decode_header(UpdateConsumerOffset, request.fields)
         demand(session.principal, Action.SUBSCRIBE, header.topic)
-        commit(self._context, header.consumer_group, TopicPartition(header.topic, header.queue_id), header.commit_offset)
+        group, place = header.consumer_group, TopicPartition(header.topic, header.queue_id)
+        clients = self._context.clients
+        by_command = clients.administers(session) and clients.consumer_group(group) is None
+        commit(self._context, group, place, header.commit_offset, by_command=by_command)
         return EMPTY
 
     def all_offsets(self, session: RemotingSession, request: RemotingCommand) -> Answer:
@@ -151,7 +154,7 @@ class ConsumerHandler:
         return DONE
 
 
-def commit(context: Context, group: str, partition: TopicPartition, offset: int) -> None:
+def commit(context: Context, group: str, partition: TopicPartition, offset: int, *, by_command: bool = False) -> None:
     """Take the offset that a consumer commits; nothing of a broadcasting group, whose clients keep their own."""
     topic = context.topics.get(partition.topic)
     if topic is None:
@@ -160,13 +163,10 @@ def commit(context: Context, group: str, partition: TopicPartition, offset: int)
         raise WrongPartition(f"the topic {topic.name} has {topic.all_partitions} partitions, {partition.partition} is none")
     context.groups.ensure(group)
     connected = context.clients.consumer_group(group)
-    known = context.offsets.get(group, *partition)
-    now_s = context.store.clock.monotonic()
-    if connected is None and known is not None and 0 <= offset < known:
-        # Nobody is there whose late commit it could be: administrators reset offsets of groups that are off like this.
-        context.offsets.reset(group, *partition, offset, now_s)
+    if by_command and offset >= 0:
+        context.offsets.reset(group, *partition, offset)
     elif connected is None or not connected.broadcasts:
-        context.offsets.commit(group, *partition, offset, now_s)
+        context.offsets.commit(group, *partition, offset, context.store.clock.monotonic())
 
 
 def _offset(offset: int) -> Answer:

@@ -90,6 +90,7 @@ class OffsetAdminHandler:
         header = decode_header(ConsumeStatsHeader, request.fields)
         group = header.consumer_group
         demand(session.principal, Action.INSPECT, group)
+        self._context.clients.administer(session)
         names = [header.topic] if header.topic else self._consumed(group)
 
         def look(read: Read) -> Answer:
