@@ -175,18 +175,25 @@ def encode_producers(connections: Iterable[Connection]) -> bytes:
 
 
 def encode_consumers(
-    connections: Iterable[Connection], latest: ConsumerData, subscriptions: Mapping[str, Subscription]
+    connections: Iterable[Connection],
+    latest: ConsumerData,
+    subscriptions: Mapping[str, Subscription],
+    differences: Mapping[str, Mapping[str, list[str]]],
 ) -> bytes:
-    """Body of the answer to 203."""
-    return fastjson.encode(
-        {
-            "connectionSet": list(map(_connection_row, connections)),
-            "consumeFromWhere": latest.consume_from,
-            "consumeType": latest.consume_type,
-            "messageModel": latest.message_model,
-            "subscriptionTable": {topic: subscription_row(one) for topic, one in subscriptions.items()},
-        }
-    )
+    """Body of the answer to 203.
+
+    ``differences`` is ours: per topic of which members want different things, their client ids by expression.
+    """
+    content: dict[str, Any] = {
+        "connectionSet": list(map(_connection_row, connections)),
+        "consumeFromWhere": latest.consume_from,
+        "consumeType": latest.consume_type,
+        "messageModel": latest.message_model,
+        "subscriptionTable": {topic: subscription_row(one) for topic, one in subscriptions.items()},
+    }
+    if differences:
+        content["differences"] = differences
+    return fastjson.encode(content)
 
 
 def encode_all_producers(groups: Mapping[str, Iterable[Connection]]) -> bytes:

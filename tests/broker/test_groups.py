@@ -128,6 +128,8 @@ def test_members_that_want_different_things_are_reported(broker: BrokerProcess, 
     for _ in range(3):
         one.beat(subscription(f"T{name}", "A"))
         two.beat(subscription(f"T{name}", "B"))
+    shown = json.loads(one.call(Request.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": name}).body)
+    assert shown["differences"] == {f"T{name}": {"A": ["one@1"], "B": ["two@1"]}}
     (warning,) = [line for line in broker.stderr().splitlines() if f"group={name} " in line]
     assert "WARNING" in warning
     assert f"topic T{name}: A by one@1; B by two@1" in warning

@@ -118,7 +118,8 @@ class GroupAdminHandler:
         """203."""
         group = self._online(session, decode_header(ConsumerGroupOnly, request.fields).consumer_group)
         connections = self._connections(group.members.values())
-        return Answer(body=(encode_consumers(connections, group.latest, group.subscriptions),))
+        differences = {difference.topic: difference.wanted for difference in group.differences}
+        return Answer(body=(encode_consumers(connections, group.latest, group.subscriptions, differences),))
 
     def producers(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """204."""
