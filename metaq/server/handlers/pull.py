@@ -172,10 +172,14 @@ class _Pull(Question):
         return look(store, TopicPartition(header.topic, header.queue_id), self._offset, most, self._filter, read)
 
     def found(self, answer: Found) -> None:
-        """Answer; at the end of the partition hold, as long as the consumer wants to wait."""
+        """Answer; at the end of the partition hold, as long as the consumer wants to wait.
+
+        A pull that has not been held yet and has passed messages is answered at once, so that the consumer moves on.
+        """
         self._offset = answer.next
         nothing = answer.code in (Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY)
-        if nothing and answer.next == answer.most and self._wait():
+        moved = self._hold is None and answer.next != self._header.queue_offset
+        if nothing and answer.next == answer.most and not moved and self._wait():
             return
         self._count(answer)
         code = answer.code
