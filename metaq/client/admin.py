@@ -181,9 +181,13 @@ class Admin:
         """All consumer groups, as the first broker that knows them treats them."""
         found: dict[str, GroupView] = {}
         for broker in self.masters():
-            for group in read_groups(self._ask(broker.address, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body):
+            for group in self.groups_at(broker.address):
                 found.setdefault(group.name, group)
         return sorted(found.values())
+
+    def groups_at(self, address: str) -> list[GroupView]:
+        """All consumer groups, as one broker treats them."""
+        return read_groups(self._ask(address, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)
 
     def groups_of_topic(self, topic: str) -> list[str]:
         """The groups that consume a topic, or did."""

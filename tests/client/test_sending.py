@@ -277,6 +277,9 @@ def test_one_way_needs_a_connection() -> None:
     """SG-128: no answer is waited for, but a broker that is not there is told."""
     with FakeRemoting() as gone:
         address = gone.address
-    with FakeRemoting(get_routeinfo_by_topic=route_to({"a": address})) as registry, connect(registry.address) as client:
-        with pytest.raises(ConnectionFailed, match=f"cannot connect to {address}"):
-            client.producer().send_oneway("orders", b"x")
+    with (
+        FakeRemoting(get_routeinfo_by_topic=route_to({"a": address})) as registry,
+        connect(registry.address) as client,
+        pytest.raises(ConnectionFailed, match=f"cannot connect to {address}"),
+    ):
+        client.producer().send_oneway("orders", b"x")

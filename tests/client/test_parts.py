@@ -1,0 +1,290 @@
+"""The pure parts of the client, by properties; and what a consumer answers to its broker."""
+
+import struct
+import threading
+import time
+import zlib
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.client import Client, ReceivedMessage, SimpleConsumer, connect
+from metaq.client.client import _registries
+from metaq.client.fetching import QUEUE_BYTES
+from metaq.client.message import RESERVED, compressed, inflated, message_properties, properties_text
+from metaq.client.offsets import LocalOffsets
+from metaq.client.progress import Progress
+from metaq.client.records import decode_messages
+from metaq.client.scheduler import Scheduler
+from metaq.errors import BadRequest, ChecksumMismatch, ClientError, StreamLost
+from metaq.message import MessageQueue, QueueOffset
+from metaq.protocol import fastjson
+from metaq.protocol.adminbodies import decode_offsets, encode_offsets
+from metaq.protocol.codes import JSON, Request, Response
+from metaq.protocol.properties import parse
+from metaq.protocol.record import BLANK_MAGIC, HEADER, encode_properties
+from metaq.protocol.remoting import RemotingCommand
+from metaq.testing import InMemoryBroker
+from metaq.testing.log import Letter, Log
+from tests.client.test_consumers import DEADLINE_S, FIRST, Heard, send
+from tests.support.broker import wait_until
+
+TEXTS = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=20)
+NAMES = TEXTS.filter(lambda name: name not in {"__CRC32#", "DELAY"})
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+def records(bodies: list[bytes], topic: str, properties: dict[str, str]) -> bytes:
+    log = Log()
+    for body in bodies:
+        log.put(Letter(topic, 3, body, properties, flag=7, born_ms=11, reconsume_times=2))
+    return b"".join(log.topics[topic][3])
+
+
+@given(st.lists(st.binary(max_size=300), max_size=5), st.dictionaries(NAMES, TEXTS, max_size=4), st.booleans())
+def test_records_become_messages(bodies: list[bytes], properties: dict[str, str], known: bool) -> None:
+    """RD-020, SG-098: what a pull brings, whether or not the topic is known before."""
+    data = records(bodies, "orders", properties) if bodies else b""
+    messages = decode_messages(data, "a", "orders" if known else "")
+    assert [message.body for message in messages] == bodies
+    assert [message.queue_offset for message in messages] == list(range(len(bodies)))
+    for message in messages:
+        assert message.properties == properties
+        assert message.queue == MessageQueue("orders", "a", 3)
+        assert (message.flag, message.born_ms, message.reconsume_times) == (7, 11, 2)
+
+
+@given(st.integers(0), st.booleans())
+def test_a_flipped_bit_in_a_body_is_noticed(bit: int, known: bool) -> None:
+    """SG-098: its checksum says so."""
+    data = bytearray(records([b"first", b"x" * 100], "orders", {}))
+    at = data.index(b"x" * 100)
+    bit %= 800
+    data[at + bit // 8] ^= 1 << bit % 8
+    with pytest.raises(ChecksumMismatch, match="message 1 of partition 3 on a"):
+        decode_messages(bytes(data), "a", "orders" if known else "")
+
+
+@given(st.integers(1, 100))
+def test_cut_records_are_noticed(missing: int) -> None:
+    """SG-093: whatever is missing."""
+    data = records([b"x" * 10], "orders", {"name": "value"})
+    with pytest.raises((StreamLost, ChecksumMismatch)):
+        decode_messages(data[:-missing], "a", "orders")
+
+
+def test_other_kinds_of_records() -> None:
+    """SG-016: IPv6 hosts, long topics, compressed bodies, in one answer with plain ones."""
+    packed = zlib.compress(b"inflate me" * 10)
+    topic = "t" * 130
+    properties = encode_properties([("TAGS", "a")])
+    tail = struct.pack(">h", len(topic)) + topic.encode() + struct.pack(">h", len(properties)) + properties
+    head = struct.Struct(">iiiiiqqiq20sq20siqi")
+    size = head.size + len(packed) + len(tail)
+    magic = struct.unpack(">i", b"\xda\xa3\x20\xab")[0]
+    host = bytes(15) + b"\x01" + struct.pack(">i", 10911)
+    crc = zlib.crc32(packed) & 0x7FFFFFFF
+    odd = head.pack(size, magic, crc, 1, 0, 5, 77, 0x331, 1, host, 2, host, 0, 0, len(packed)) + packed + tail
+    plain = records([b"plain"], "orders", {})
+    first, second, third = decode_messages(plain + odd + plain, "a", "orders")
+    assert (first.body, second.body, third.body) == (b"plain", b"inflate me" * 10, b"plain")
+    assert (second.topic, second.tag, second.queue_offset) == (topic, "a", 5)
+    assert second.offset_id == host.hex().upper() + f"{77:016X}"
+    with pytest.raises(BadRequest, match="compressed in way 2"):
+        inflated(packed, 0x201)
+    with pytest.raises(ChecksumMismatch, match="cannot be inflated"):
+        inflated(b"no zlib", 1)
+    with pytest.raises(StreamLost, match="the mark cbd43194"):
+        decode_messages(HEADER.pack(100, BLANK_MAGIC, *[0] * 7, b"", 0, b"", 0, 0, 0), "a")
+
+
+@given(st.binary(max_size=200), st.integers(0, 60))
+def test_compression_loses_nothing(body: bytes, repeats: int) -> None:
+    """SG-098: and is only used where it makes a body shorter."""
+    body *= repeats
+    packed, sys_flag = compressed(body)
+    assert inflated(packed, sys_flag) == body
+    assert len(packed) <= len(body)
+    assert (sys_flag == 0) == (packed == body)
+
+
+@given(st.dictionaries(NAMES.filter(lambda name: name not in RESERVED), TEXTS), TEXTS, st.lists(st.just("k"), max_size=3))
+def test_properties_go_there_and_back(given_properties: dict[str, str], tag: str, keys: list[str]) -> None:
+    """SG-131, SG-132: as the record keeps them."""
+    pairs = message_properties("id", tag, keys, given_properties, 3)
+    expected = {**given_properties, "UNIQ_KEY": "id", "TAGS": tag, "DELAY": "3"} | ({"KEYS": " ".join(keys)} if keys else {})
+    assert parse(properties_text(pairs)) == expected
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 3), max_size=30), st.randoms())
+def test_progress_is_the_oldest_unfinished_message(gaps: list[int], random: Random) -> None:
+    """SG-118: in whatever order messages are finished, what is not finished is never behind the position."""
+    progress = Progress(QueueOffset(0))
+    offsets: list[QueueOffset] = []
+    at = 0
+    for gap in gaps:
+        at += gap
+        offsets.append(QueueOffset(at))
+        at += 1
+    progress.add(offsets, QueueOffset(at))
+    left = list(offsets)
+    random.shuffle(left)
+    while left:
+        assert (progress.position, progress.unfinished) == (min(left), len(left))
+        progress.finish(left.pop())
+    assert (progress.position, progress.unfinished) == (at, 0)
+
+
+# -- offsets in files -------------------------------------------------------------------------------------------------
+
+
+def test_local_offsets_survive(tmp_path: Path) -> None:
+    """SG-118, SG-130: replaced as a whole; a damaged file is not taken for none."""
+    file = tmp_path / "deep" / "news.json"
+    queue = MessageQueue("orders", "a", 3)
+    offsets = LocalOffsets(file)
+    assert offsets.read(queue, 0.0) is None
+    offsets.update(queue, QueueOffset(17))
+    offsets.save()
+    assert LocalOffsets(file).read(queue, 0.0) == 17
+    assert [path.name for path in file.parent.iterdir()] == ["news.json"]
+    file.write_bytes(b"{")
+    with pytest.raises(ClientError, match=r"news.json holds no offsets"):
+        LocalOffsets(file)
+
+
+# -- addresses --------------------------------------------------------------------------------------------------------
+
+
+def test_addresses_of_registries() -> None:
+    """SG-116: one or several, with or without a port."""
+    assert _registries("a:1; b ,c:3") == ["a:1", "b:9876", "c:3"]
+    with connect("metaq://a:1;b/?timeout_s=3&instance=one") as client:
+        assert client.id.endswith("@one")
+    for wrong, reason in [
+        ("", "names no registry"),
+        ("redis://a", "begins with redis://"),
+        ("metaq://a/?zk=b", "has the parameter zk"),
+        ("metaq://a/?timeout_s=x", "timeout_s is 'x'"),
+    ]:
+        with pytest.raises(BadRequest, match=reason):
+            connect(wrong)
+
+
+# -- scheduler --------------------------------------------------------------------------------------------------------
+
+
+def test_the_scheduler_keeps_time_and_survives_failures() -> None:
+    """SG-089: heartbeats go on whatever another task does."""
+    scheduler = Scheduler("test")
+    ran: list[str] = []
+    enough = threading.Event()
+
+    def fail() -> None:
+        raise ValueError("as planned")
+
+    def repeat() -> None:
+        ran.append("again")
+        if ran.count("again") == 3:
+            enough.set()
+
+    scheduler.after(0.02, lambda: ran.append("second"))
+    scheduler.after(0.01, lambda: ran.append("first"))
+    scheduler.run(fail)
+    scheduler.every(0.03, repeat, enough.is_set)
+    assert enough.wait(DEADLINE_S)
+    scheduler.close()
+    scheduler.after(0.0, lambda: ran.append("never"))
+    scheduler.run(lambda: ran.append("never"))
+    assert [name for name in ran if name != "again"] == ["first", "second"]
+    assert ran.count("again") == 3
+
+
+# -- flow control -----------------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_that_is_not_ready_is_not_flooded(memory: InMemoryBroker) -> None:
+    """P31: of a long partition only some is fetched ahead; the rest comes as it is consumed."""
+    count, body = 4_000, bytes(9_000)
+    with connect(memory.address) as client:
+        memory.create_topic("orders", 1)
+        producer = client.producer()
+        for _ in range(0, count, 100):
+            producer.send_batch("orders", [body] * 100)
+        with client.consumer("orders", "billing", consume_from=FIRST) as consumer:
+            wait_until(lambda: buffered(consumer) > 0, DEADLINE_S, "something is fetched")
+            # the limit, and what was on its way when it was reached: up to 1,024 messages each
+            assert settled(consumer) <= QUEUE_BYTES // len(body) + 3 * 1024
+            received = [consumer.receive(DEADLINE_S) for _ in range(count)]
+    assert None not in received
+
+
+def buffered(consumer: SimpleConsumer) -> int:
+    return sum(fetcher.buffered for fetcher in consumer._fetchers.values())
+
+
+def settled(consumer: SimpleConsumer) -> int:
+    """What is buffered, when that has not changed for a while."""
+    before, since = buffered(consumer), time.monotonic()
+    while time.monotonic() - since < 0.3:
+        time.sleep(0.01)
+        if (now := buffered(consumer)) != before:
+            before, since = now, time.monotonic()
+    return before
+
+
+# -- what brokers ask -------------------------------------------------------------------------------------------------
+
+
+def request(code: Request, fields: dict[str, str], body: bytes = b"") -> RemotingCommand:
+    return RemotingCommand(code, 1, 0, fields, body, None, "JAVA", 409, JSON)
+
+
+@pytest.fixture
+def client(memory: InMemoryBroker) -> Client:
+    return connect(memory.address)
+
+
+def test_a_listener_consumes_a_message_by_command(memory: InMemoryBroker, client: Client) -> None:
+    """SG-132: 309, with what came of it."""
+    heard = Heard()
+
+    def listener(message: ReceivedMessage) -> None:
+        heard(message)
+        if message.body == b"1":
+            raise ValueError("no")
+
+    with client, client.listen("orders", "billing", listener) as consumer:
+        for number, result in (("0", "CR_SUCCESS"), ("1", "CR_THROW_EXCEPTION")):
+            record = records([number.encode()], "orders", {})
+            answer = consumer.asked(request(Request.CONSUME_MESSAGE_DIRECTLY, {"brokerName": "a"}, record))
+            assert fastjson.decode(answer.body)["consumeResult"] == result
+        none = consumer.asked(request(Request.CONSUME_MESSAGE_DIRECTLY, {}))
+    assert heard.bodies == [b"0", b"1"]
+    assert none.code == Response.SYSTEM_ERROR
+
+
+def test_a_consumer_tells_its_offsets_and_its_state(memory: InMemoryBroker, client: Client) -> None:
+    """SG-088: 221 and 307, as administration tools show them; 220 moves it."""
+    queue = MessageQueue("orders", "memory", 0)
+    memory.create_topic("orders", 1)
+    with client, client.consumer("orders", "billing", tags="a || b", consume_from=FIRST) as consumer:
+        send(client, 3)
+        consumer.commit()
+        fields = {"topic": "orders", "group": "billing"}
+        consumer.asked(request(Request.RESET_CONSUMER_CLIENT_OFFSET, fields, encode_offsets({queue: 2})))
+        status = consumer.asked(request(Request.GET_CONSUMER_STATUS_FROM_CLIENT, fields))
+        assert decode_offsets(status.body) == {queue: 2}
+        info = fastjson.decode(consumer.asked(request(Request.GET_CONSUMER_RUNNING_INFO, fields)).body)
+        assert info["mqTable"][queue]["commitOffset"] == 2
+        assert [row["subString"] for row in info["subscriptionSet"] if row["topic"] == "orders"] == ["a || b"]
+        unknown = consumer.asked(request(Request.CONSUME_MESSAGE_DIRECTLY, fields))
+    assert unknown.code == Response.REQUEST_CODE_NOT_SUPPORTED
+    assert memory.committed("billing", "orders") == {0: 2}
