@@ -48,7 +48,7 @@ TAGS: Final = "TAGS"
 # total magic crc partition flag queue-offset log-offset | sysflag … reconsume, 40 bytes | text-position body-length
 PATCHED_HEADER: Final = struct.Struct(">iiiiiqq40sqi")
 CONSTANT_MIDDLE: Final = struct.Struct(">iq8sq8si")
-FLAG_AND_STORE_TIME: Final = struct.Struct(">i16xq12x")
+STORE_MS_OF_MIDDLE: Final = struct.Struct(">20xq12x")
 
 _PLACE: Final = struct.Struct(">ii20xq")  # total, magic, log offset
 _IDENTITY: Final = struct.Struct(">12xi4xq48xqi")  # partition, queue offset, text position, body length
@@ -56,7 +56,7 @@ _STORE_MS: Final = struct.Struct(">56xq")
 
 assert _IDENTITY.size == HEADER_SIZE
 assert HEADER.size == PATCHED_HEADER.size == HEADER_SIZE
-assert CONSTANT_MIDDLE.size == FLAG_AND_STORE_TIME.size == 40
+assert CONSTANT_MIDDLE.size == STORE_MS_OF_MIDDLE.size == 40
 assert len(_CHECKSUM_REVERSED % 0) == CHECKSUM_SIZE
 
 

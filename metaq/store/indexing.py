@@ -17,8 +17,7 @@ from typing import Final, NamedTuple
 
 from metaq.clock import Clock
 from metaq.errors import DiskFull, Overloaded
-from metaq.message import INTERNAL_TOPICS
-from metaq.protocol.keys import ROLLBACK, keys_of
+from metaq.protocol.keys import keys_of
 from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, HEADER_SIZE, MAGIC, MAGIC_BYTES, decode_record, is_intact
 from metaq.store.commitlog import SMALLEST_RECORD, CommitLog
 from metaq.store.disk import Disk, Usage
@@ -42,8 +41,6 @@ FLUSH_AT: Final = 128 * 1024
 WAITING_MOST: Final = 4 * FLUSH_AT
 """When that many slots wait for a flush, nothing more is entered."""
 RETRY_MS: Final = 1000
-_new: Final = tuple.__new__
-"""A third of the cost of a named tuple's own constructor."""
 
 
 class Snapshot(NamedTuple):
@@ -66,7 +63,6 @@ class Indexing:
         self._clock = clock
         self._rules = rules
         self._spare = spare
-        self._staged: list[Entry] = []
         self._pending: list[Entry] = []
         self._walk_at = self._walk_until = 0
         self._window = WINDOW
@@ -92,27 +88,14 @@ class Indexing:
 
     # -- what is new --------------------------------------------------------------------------------------------------
 
-    def stage(self, log_offset: int, topic: str, keys: tuple[str, ...], sys_flag: int, store_ms: int) -> None:
-        """Take the keys of a message that was staged for the log."""
-        if topic not in INTERNAL_TOPICS and sys_flag & ROLLBACK != ROLLBACK:
-            if len(keys) > 1:
-                keys = tuple(dict.fromkeys(keys))
-            self._staged.append(_new(Entry, (log_offset, topic, keys, store_ms)))
-
-    def appended(self) -> None:
-        """What was staged is in the log."""
-        if self._staged:
-            self._pending += self._staged
-            self._staged.clear()
-            if len(self._pending) > PENDING_MOST:
-                if not self.behind:
-                    self._walk_at = self._pending[0].log_offset
-                self._walk_until = self._log.end
-                self._pending.clear()
-
-    def taken_back(self) -> None:
-        """What was staged did not get into the log."""
-        self._staged.clear()
+    def appended(self, entries: list[Entry]) -> None:
+        """Take the keys of messages that are now in the log."""
+        self._pending += entries
+        if len(self._pending) > PENDING_MOST:
+            if not self.behind:
+                self._walk_at = self._pending[0][0]
+            self._walk_until = self._log.end
+            self._pending.clear()
 
     # -- where it stands ----------------------------------------------------------------------------------------------
 
@@ -126,7 +109,7 @@ class Indexing:
         """All messages before this log offset are entered."""
         if self.behind:
             return self._walk_at
-        return self._pending[0].log_offset if self._pending else self._log.end
+        return self._pending[0][0] if self._pending else self._log.end
 
     @property
     def mark(self) -> IndexMark:
@@ -142,7 +125,7 @@ class Indexing:
             if not self.behind or not self._walk(read, run):
                 break
         end = self._log.end  # a round ends, even if more is put than can be entered
-        while not self.behind and self._pending and self._pending[0].log_offset < end:
+        while not self.behind and self._pending and self._pending[0][0] < end:
             if not self._enter_pending(run):
                 break
         if self.index.waiting >= FLUSH_AT:
@@ -233,7 +216,7 @@ class Indexing:
         entries = list(window.entries())
         entered = self._enter(entries)
         if entered < len(entries):
-            self._walk_at = entries[entered].log_offset
+            self._walk_at = entries[entered][0]
             return self._grow(run)
         self._walk_at = window.at
         self._window = max(WINDOW, window.wanted)
@@ -261,7 +244,7 @@ class Indexing:
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int, read: Read) -> Iterator[int]:
         """Log offsets of records that may carry a key, newest first; one may come twice. See ``KeyIndex.find``."""
-        yield from [entry.log_offset for entry in reversed(self._pending) if entry.topic == topic and key in entry.keys]
+        yield from [entry[0] for entry in reversed(self._pending) if entry[1] == topic and key in entry[2]]
         yield from self.index.find(topic, key, begin_ms, end_ms, read)
 
 
@@ -293,7 +276,7 @@ class _Window:
                     record = decode_record(rest[:size])
                     keys = keys_of(record.topic, record.sys_flag, record.properties)
                     if keys:
-                        yield Entry(self.at, record.topic, keys, record.store_ms)
+                        yield self.at, record.topic, keys, record.store_ms
                     self.at += size
                     continue
             if magic == BLANK_MAGIC and size == self._segment_end - self.at:

@@ -59,13 +59,8 @@ assert HEADER.size == HEADER_SIZE
 assert ITEM.size == ITEM_SIZE
 
 
-class Entry(NamedTuple):
-    """One record and the keys under which it is to be found."""
-
-    log_offset: int
-    topic: str
-    keys: tuple[str, ...]
-    store_ms: int
+Entry = tuple[int, str, tuple[str, ...], int]
+"""Log offset, topic, keys and store time of a record: a plain tuple, so that garbage collection need not look at it."""
 
 
 class Item(NamedTuple):
@@ -242,7 +237,8 @@ class IndexFile:
         table, heads, flushing, tail, slots = self._table, self._heads, self._flushing, self._tail, self.slots
         hash_of, pack, slot_in = hasher.hash, ITEM.pack, SLOT.unpack_from
         count, done, most, seconds_of, seconds = self.count, 0, self.entries - 1, -1, 0
-        for log_offset, topic, keys, store_ms in entries:
+        for log_offset, topic, words, store_ms in entries:
+            keys = words if len(words) == 1 else tuple(dict.fromkeys(words))
             if count == 1:
                 self.begin_ms, self.begin_offset = store_ms, log_offset
             elif count + len(keys) > self.entries:

@@ -21,10 +21,10 @@ from metaq.message import Durability, TextPosition, TopicPartition
 from metaq.protocol.keys import keys_of
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
-    FLAG_AND_STORE_TIME,
     HEADER_SIZE,
     MAGIC,
     PATCHED_HEADER,
+    STORE_MS_OF_MIDDLE,
     decode_record,
     record_tail,
 )
@@ -35,7 +35,7 @@ from metaq.store.consumequeue import WRITE_AT, ConsumeQueue
 from metaq.store.disk import Disk, File, RealDisk
 from metaq.store.files import FileCache, Read, Run, read_through, run_here
 from metaq.store.indexing import Indexing
-from metaq.store.keyindex import NO_INDEX, IndexMark, KeyIndex
+from metaq.store.keyindex import NO_INDEX, Entry, IndexMark, KeyIndex
 from metaq.store.reading import Reader
 from metaq.store.retention import Plan, RetentionRules, SegmentAge, plan
 
@@ -120,6 +120,7 @@ class MessageStore:
         self.syncs = 0
         self._turn = 0
         self._touched: list[tuple[ConsumeQueue, int, int, int]] = []  # per queue how to take back what was staged
+        self._keyed: list[Entry] = []  # what is staged and has keys
         self._unpublished: deque[tuple[int, list[tuple[ConsumeQueue, int, int]]]] = deque()
         # ordered, so that the same work makes the same calls
         self._unwritten: dict[ConsumeQueue, None] = {}  # have pending units
@@ -204,7 +205,7 @@ class MessageStore:
         log.stage(header + body + tail)
         queue.add(offset, size, tag, text_size)
         if keys:
-            self.indexing.stage(offset, queue.topic, keys, *FLAG_AND_STORE_TIME.unpack(middle))
+            self._keyed.append((offset, queue.topic, keys, STORE_MS_OF_MIDDLE.unpack(middle)[0]))
         return offset
 
     def append(self) -> list[ConsumeQueue]:
@@ -223,12 +224,14 @@ class MessageStore:
         except StoreError as error:
             for queue, ordinal, text_end, pending in touched:
                 queue.take_back(ordinal, text_end, pending)
-            self.indexing.taken_back()
+            self._keyed.clear()
             if not isinstance(error, DiskFull):
                 self._fail(error)
             raise
         assert self.log.end > before
-        self.indexing.appended()
+        if self._keyed:
+            self.indexing.appended(self._keyed)
+            self._keyed.clear()
         changes = []
         for queue, ordinal, _, _ in touched:
             self.messages_put += queue.next - ordinal
