@@ -83,7 +83,7 @@ def test_golden_header_slot_and_item(tmp_path: Path) -> None:
     slots = 5_000_000
     index = KeyIndex(tmp_path, FileCache(RealDisk(), 4), slots, 100)
     assert index.grow(1_795_257_343_457, run_here)
-    assert index.enter([Entry(1612, "TopicA", ("k3",), 1_795_257_343_457)]) == 1
+    assert index.enter([(1612, "TopicA", ("k3",), 1_795_257_343_457)]) == 1
     index.flush(index.capture(), run_here)
     (path,) = tmp_path.glob("*")
     assert path.name == "20261121103543457"
@@ -149,13 +149,10 @@ def test_what_has_no_keys_of_its_own(store: MessageStore, folder: Path) -> None:
     """Rolled back messages and topics of the broker itself are not indexed, live or walked."""
     for topic in sorted(INTERNAL_TOPICS):
         put(store, topic, b"", keys="k", uniq="u")
+    put(store, "t", b"", keys="k", sys_flag=12)
     properties = encode_properties([(KEYS, "k")])
     assert keys_of("t", 12, properties) == ()
     assert keys_of("t", 8, properties) == ("k",)
-    now_ms = store.clock.now_ms()
-    rolled_back = constant_middle(12, now_ms, HOST, now_ms, HOST)
-    store.put(store.queue("t", 0), 0, b"", 0, rolled_back, HEADER_SIZE_TEXT, record_tail("t", properties), keys=("k",))
-    store.append()
     store.index_keys()
     store.indexing.begin_anew()
     store.index_keys()
@@ -379,13 +376,13 @@ class IndexMachine(RuleBasedStateMachine):
 
     def _open(self) -> None:
         self.index = KeyIndex(DATA / "index", FileCache(self.disk, 2), 3, 12)
-        self.index.load(self.mark, {entry.log_offset: entry.store_ms for entry in self.entered}.get)
+        self.index.load(self.mark, {entry[0]: entry[3] for entry in self.entered}.get)
         del self.entered[self.durable :]
 
     @rule(words=st.lists(st.sampled_from(WORDS), min_size=1, max_size=4, unique=True), later_ms=st.integers(-900, 9000))
     def enter(self, words: list[str], later_ms: int) -> None:
-        before = self.entered[-1] if self.entered else Entry(-1, "t", (), 1_000_000)
-        entry = Entry(before.log_offset + 1, "t", tuple(words), before.store_ms + later_ms)
+        before = self.entered[-1] if self.entered else (-1, "t", (), 1_000_000)
+        entry = before[0] + 1, "t", tuple(words), before[3] + later_ms
         while not self.index.enter([entry]):
             assert self.index.grow(0, run_here)
         self.entered.append(entry)
@@ -419,7 +416,7 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def each_key_leads_to_its_records(self) -> None:
         for word in WORDS if hasattr(self, "index") else ():
-            offsets = [entry.log_offset for entry in self.entered if word in entry.keys]
+            offsets = [entry[0] for entry in self.entered if word in entry[2]]
             assert list(self.index.find("t", word, -(1 << 62), 1 << 62, read_here)) == offsets[::-1]
 
 
