@@ -204,7 +204,7 @@ def promised() -> Iterator[str]:
                 (141, 142),
             ),
         ),
-        ("RD", ((1, 17), (104, 104), (106, 106))),
+        ("RD", ((1, 17), (104, 104), (106, 107))),
     ):
         for first, last in ranges:
             yield from (f"{system}-{number:03d}" for number in range(first, last + 1))
