@@ -15,7 +15,7 @@ from metaq.errors import ConfigError
 from metaq.message import Durability
 
 ENVIRONMENT_PREFIX: Final = "METAQ_"
-ENVIRONMENT_OF_CLIENTS: Final = frozenset(("METAQ_BROKER",))
+ENVIRONMENT_OF_CLIENTS: Final = frozenset(("METAQ_BROKER", "METAQ_REGISTRY"))
 """Read by the command line's client commands, not settings of the broker."""
 
 REGISTRY_SETTINGS: Final = (

@@ -363,7 +363,7 @@ class Admin:
             deadline = self._core.deadline()
             first = self._ends.at_time(queue, _ms(begin, 0), deadline)
             behind = self._ends.end(queue, deadline) if end is None else self._ends.at_time(queue, _ms(end, 0), deadline)
-            yield from self._read(queue, first, behind)
+            yield from self.read(queue, first, behind)
 
     def dead_letters(self, group: str) -> Iterator[ReceivedMessage]:
         """What a group has failed to consume."""
@@ -376,7 +376,7 @@ class Admin:
             return  # the first dead letter creates the topic
         for queue in queues:
             deadline = self._core.deadline()
-            yield from self._read(queue, self._ends.begin(queue, deadline), self._ends.end(queue, deadline))
+            yield from self.read(queue, self._ends.begin(queue, deadline), self._ends.end(queue, deadline))
 
     def replay(self, group: str, dead_letter: ReceivedMessage) -> SendResult:
         """Have a dead letter delivered to its group once more, as for the first time. It stays among the dead letters, too."""
@@ -392,7 +392,8 @@ class Admin:
             self._core.transport, QueueChoice(self._core.routes, self._core.health), outgoing, self._core.deadline()
         )[0]
 
-    def _read(self, queue: MessageQueue, first: int, end: int) -> Iterator[ReceivedMessage]:
+    def read(self, queue: MessageQueue, first: int, end: int) -> Iterator[ReceivedMessage]:
+        """Messages of one partition, from an offset on and before another."""
         with PullConsumer(self._core, queue.topic, TOOLS_GROUP) as consumer:
             consumer.read_from(queue, first)
             while consumer.position(queue) < end:

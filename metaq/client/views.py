@@ -120,8 +120,13 @@ class TopicView(NamedTuple):
 
     @property
     def permission_text(self) -> str:
-        """``RW``, ``R-``, ``-W`` or ``--``."""
-        return ("R" if self.permission & READ else "-") + ("W" if self.permission & WRITE else "-")
+        """As ``permission_text``."""
+        return permission_text(self.permission)
+
+
+def permission_text(permission: int) -> str:
+    """``RW``, ``R-``, ``-W`` or ``--``."""
+    return ("R" if permission & READ else "-") + ("W" if permission & WRITE else "-")
 
 
 class OffsetChange(NamedTuple):
