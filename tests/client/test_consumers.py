@@ -165,7 +165,7 @@ def test_names_and_expressions_that_cannot_be(memory: InMemoryBroker, group: str
 
 
 def test_members_share_the_partitions(new_client: Connect) -> None:
-    """SG-123, SG-129, RD-104, MQ-008: each partition has one member; who leaves, leaves its partitions to the others."""
+    """SG-002, SG-123, SG-129, RD-104, MQ-008: one member a partition; who leaves, leaves its own to the others."""
     sender = new_client()
     send(sender, 4)
     consumers = [new_client().consumer("orders", "billing", consume_from=FIRST) for _ in range(2)]
