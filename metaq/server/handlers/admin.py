@@ -200,6 +200,9 @@ class AdminHandler:
         yield f"log_segments {store.segments}"
         yield f"syncs {store.syncs}"
         yield f"damaged_reads {store.damaged_reads}"
+        yield f"damaged_index_reads {store.index_damaged}"
+        yield f"index_behind {store.index_behind_bytes}"
+        yield f"indexing {'no: ' + store.index_paused if store.index_paused else 'yes'}"
         yield f"writable {'no: ' + refusal if (refusal := self._refusal()) else 'yes'}"
 
     def _refusal(self) -> str | None:
