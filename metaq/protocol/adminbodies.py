@@ -126,9 +126,9 @@ def encode_consume_stats(stats: ConsumeStats) -> bytes:
 
 
 def encode_all_consume_stats(address: str, groups: Mapping[str, list[ConsumeStats]]) -> bytes:
-    """Body of the answer to 317: of each group, one member a topic."""
+    """Body of the answer to 317: of each group, one member a topic. Offsets beyond the end make up for no lag elsewhere."""
     rows = [{group: [_stats_value(one) for one in stats]} for group, stats in groups.items()]
-    diff = sum(progress.lag for stats in groups.values() for one in stats for progress in one.queues.values())
+    diff = sum(max(0, progress.lag) for stats in groups.values() for one in stats for progress in one.queues.values())
     return fastjson.encode({"brokerAddr": address, "consumeStatsList": rows, "totalDiff": diff})
 
 
