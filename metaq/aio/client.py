@@ -15,6 +15,7 @@ from metaq.client.pull import DEFAULT_GROUP as PULL_GROUP
 from metaq.client.push import Listener
 
 P = ParamSpec("P")
+R = TypeVar("R")
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
@@ -70,6 +71,19 @@ def _awaited(
     async def call(self: _Face[S], /, *arguments: P.args, **named: P.kwargs) -> T:
         begun = await self._threads.start(functools.partial(method, self._blocking, *arguments, **named))
         return await asyncio.wrap_future(begun)
+
+    return call
+
+
+def _made(
+    method: Callable[Concatenate[S, P], R], face: Callable[[R, _Threads], T]
+) -> Callable[Concatenate[_Face[S], P], Coroutine[Any, Any, T]]:
+    """A blocking method that makes something, to be awaited; ``face`` is what it makes here."""
+
+    @functools.wraps(method)
+    async def call(self: _Face[S], /, *arguments: P.args, **named: P.kwargs) -> T:
+        begun = self._threads.start(functools.partial(method, self._blocking, *arguments, **named))
+        return face(await begun, self._threads)
 
     return call
 
@@ -255,10 +269,7 @@ class Client:
         """See ``metaq.Client.producer``."""
         return Producer(self._blocking.producer(group), self._threads)
 
-    async def consumer(self, topic: str, group: str, **options: Any) -> SimpleConsumer:
-        """See ``metaq.Client.consumer``, which has the same options."""
-        begin = functools.partial(self._blocking.consumer, topic, group, **options)
-        return SimpleConsumer(await self._threads.start(begin), self._threads)
+    consumer = _made(blocking.Client.consumer, SimpleConsumer)
 
     async def listen(self, topic: str, group: str, listener: AsyncListener, **options: Any) -> PushConsumer:
         """See ``metaq.Client.listen``, which has the same options; ``threads`` is how many messages are consumed at a time."""

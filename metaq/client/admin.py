@@ -171,6 +171,11 @@ class Admin:
         self._tell_registries(Request.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInRegistry(topic))
         self._core.routes.forget(topic)
 
+    def readable(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The partitions that consumers share. ``RouteNotFound``."""
+        self._core.routes.forget(topic)
+        return self._core.routes.readable(topic, self._core.deadline())
+
     def queues(self, topic: str) -> list[QueueView]:
         """What there is in each partition of a topic."""
         return self._on_topic(topic, Request.GET_TOPIC_STATS_INFO, headers.TopicOnly(topic), read_queues)

@@ -15,9 +15,10 @@ from metaq.client.routing import MASTER
 from metaq.client.transport import Outcome, Question, refusal
 from metaq.errors import ClientError, ConnectionFailed, MetaqError
 from metaq.message import MessageQueue, QueueOffset
-from metaq.protocol.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
+from metaq.protocol.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
 from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.subscription import Subscription
+from metaq.protocol.sql92 import compile_expression
+from metaq.protocol.subscription import ExpressionKind, Subscription, parse_subscription
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,14 @@ _LEAST_PAUSE_S: Final = 0.1
 _MOST_PAUSE_S: Final = 5.0
 _TOO_SOON_S: Final = 0.05
 """A broker that has nothing holds a pull; one that answers at once, again and again, is asked less often."""
+
+
+def subscription_to(topic: str, tags: str, sql: str | None, version: int = 0) -> Subscription:
+    """What a consumer asks for. ``SubscriptionInvalid`` says what of an expression cannot be read, before a broker does."""
+    if sql is None:
+        return parse_subscription(topic, tags, version)
+    compile_expression(sql)
+    return parse_subscription(topic, sql, version, ExpressionKind.SQL92)
 
 
 class Batch(NamedTuple):
@@ -92,8 +101,6 @@ class Source(NamedTuple):
     deliver: Deliver
     """Called with batches, those of one queue one after the other, by what reads a connection: not to be kept long."""
     budget: Budget
-    commits: Callable[[MessageQueue], QueueOffset | None] | None = None
-    """The position of a queue to be told with each pull, if there is one."""
 
 
 class Fetcher:
@@ -189,16 +196,14 @@ class Fetcher:
         return self._messages < QUEUE_MESSAGES and self._bytes < QUEUE_BYTES and self._source.budget.has_room(self)
 
     def _question(self, offset: int) -> Question:
-        commit = self._source.commits(self.queue) if self._source.commits is not None else None
-        flags = PULL_SUSPENDS | PULL_HAS_SUBSCRIPTION | (PULL_COMMITS_OFFSET if commit is not None else 0)
         fields = {
             "consumerGroup": self._source.group,
             "topic": self.queue.topic,
             "queueId": str(self.queue.partition),
             "queueOffset": str(offset),
             "maxMsgNums": str(_MOST_MESSAGES),
-            "sysFlag": str(flags),
-            "commitOffset": str(commit or 0),
+            "sysFlag": str(PULL_SUSPENDS | PULL_HAS_SUBSCRIPTION),
+            "commitOffset": "0",
             "suspendTimeoutMillis": str(HOLD_MS),
             "subscription": self._subscription.expression,
             "subVersion": str(self._subscription.version),

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import orjson
 
 from metaq.client.core import CONTROL_TIMEOUT_S, Core
-from metaq.client.fetching import Batch, Budget, Fetcher, Source
+from metaq.client.fetching import Batch, Budget, Fetcher, Source, subscription_to
 from metaq.client.locks import RENEW_S, QueueLocks
 from metaq.client.message import RETRY_PREFIX
 from metaq.client.offsets import OFFSETS_FOLDER, BrokerOffsets, LocalOffsets, Offsets, QueueEnds
@@ -27,7 +27,7 @@ from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import ConsumerGroupOnly
 from metaq.protocol.heartbeats import subscription_row
 from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
+from metaq.protocol.subscription import EVERYTHING, Subscription
 from metaq.registry.assign import Assign, average
 
 logger = logging.getLogger(__name__)
@@ -92,13 +92,13 @@ class GroupConsumer:
             self._offsets = LocalOffsets(offsets_folder / (core.instance or "default") / f"{group}.json")
         else:
             self._offsets = BrokerOffsets(core, group)
-        commits = self._offsets.known if model is Model.CLUSTERING else None
-        self._source = Source(core, group, self._deliver, Budget(), commits)
+        self._source = Source(core, group, self._deliver, Budget())
         self._started_ms = time.time_ns() // 1_000_000
         self._rebalancing = threading.Lock()
         self._rebalance_again = False
         self._rebalance_planned = False
         self._guard = threading.Lock()  # guards what follows
+        self._started = False
         self._closed = False
         self._subscriptions: dict[str, Subscription] = {}
         self._fetchers: dict[MessageQueue, Fetcher] = {}
@@ -135,17 +135,13 @@ class GroupConsumer:
         Raises:
             SubscriptionInvalid: the expression cannot be read.
         """
-        version = time.time_ns() // 1_000_000
-        if sql is None:
-            subscription = parse_subscription(topic, tags, version)
-        else:
-            subscription = parse_subscription(topic, sql, version, ExpressionKind.SQL92)
+        subscription = subscription_to(topic, tags, sql, time.time_ns() // 1_000_000)
         with self._guard:
             self._check_open()
-            before = self._subscriptions.get(topic)
             self._subscriptions[topic] = subscription
-        if before is not None:
-            self._drop([queue for queue in self.assignment() if queue.topic == topic])
+        self._drop([queue for queue in self.assignment() if queue.topic == topic])
+        if self._started:
+            self._core.scheduler.run(self._changed)
 
     def _start(self) -> None:
         """Become a member. ``RouteNotFound`` when no registry answers; a topic that is not there yet is waited for."""
@@ -162,6 +158,7 @@ class GroupConsumer:
                 if not topic.startswith(RETRY_PREFIX):
                     logger.warning("group=%s waits for a topic: %s", self.group, error)
         self._core.add_consumer(self)
+        self._started = True
         self._changed()
         self._core.scheduler.every(REBALANCE_S, self.rebalance, self._is_closed)
         self._core.scheduler.every(COMMIT_S, self._save_positions, self._is_closed)

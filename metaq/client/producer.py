@@ -1,6 +1,7 @@
 """Sending messages."""
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_GROUP: Final = "metaq_producer"
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """What brokers take, unless they are set up otherwise: of a message, and of a batch as a whole."""
+_TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -267,8 +269,8 @@ class _AsyncSend:
 
 
 def _check_topic(topic: str) -> None:
-    if not 0 < len(topic) <= 127 or not topic.isascii():
-        raise BadRequest(f"topic {topic[:140]!r}: write 1 to 127 ASCII characters")
+    if not _TOPIC.fullmatch(topic):
+        raise BadRequest(f"topic {topic[:140]!r}: write 1 to 127 letters, digits, and _ - % |")
 
 
 def _check_size(body: bytes, what: str) -> None:

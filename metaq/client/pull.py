@@ -8,12 +8,12 @@ from typing import Self
 
 from metaq.client.consumer import Inbox
 from metaq.client.core import Core
-from metaq.client.fetching import Batch, Budget, Fetcher, Source
+from metaq.client.fetching import Batch, Budget, Fetcher, Source, subscription_to
 from metaq.client.message import ReceivedMessage
 from metaq.client.offsets import BrokerOffsets, QueueEnds
 from metaq.errors import BadRequest, ClientClosed
 from metaq.message import MessageQueue, QueueOffset
-from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
+from metaq.protocol.subscription import EVERYTHING
 
 DEFAULT_GROUP = "metaq_pull"
 _MOST = 1000
@@ -39,11 +39,7 @@ class PullConsumer:
         self.topic = topic
         self.group = group
         self._core = core
-        self._subscription: Subscription
-        if sql is None:
-            self._subscription = parse_subscription(topic, tags)
-        else:
-            self._subscription = parse_subscription(topic, sql, 0, ExpressionKind.SQL92)
+        self._subscription = subscription_to(topic, tags, sql)
         self._ends = QueueEnds(core)
         self._offsets = BrokerOffsets(core, group)
         self._inbox = Inbox()

@@ -96,6 +96,9 @@ class Routes:
         for topic, known in before.items():
             try:
                 route = self.refresh(topic, time.monotonic() + timeout_s)
+            except RouteNotFound as error:
+                logger.warning("routes not refreshed reason=%s", error)
+                break  # what no registry answers for one topic, none answers for the next
             except (ClientError, ProtocolError) as error:
                 logger.warning("route not refreshed topic=%s reason=%s", topic, error)
                 continue

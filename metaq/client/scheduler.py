@@ -31,8 +31,13 @@ class Scheduler:
     def run(self, task: Task) -> None:
         """Run it soon; dropped when the scheduler is closed."""
         with self._changed:
-            if not self._closed:
+            if self._closed:
+                return
+            try:
                 self._workers.submit(self._guarded, task)
+            except RuntimeError as error:  # the interpreter ends, and nobody has closed the client
+                logger.debug("no more tasks client=%s reason=%s", self._name, error)
+                self._closed = True
 
     def after(self, seconds: float, task: Task) -> None:
         """Run it once, so many seconds from now."""

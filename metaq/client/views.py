@@ -73,6 +73,8 @@ class GroupMembers(NamedTuple):
     """Expressions by topic, of the member that was heard last."""
     model: str
     consume_type: str
+    kinds: Mapping[str, str]
+    """``TAG`` or ``SQL92`` by topic: what those expressions are."""
 
 
 class QueueWork(NamedTuple):
@@ -177,8 +179,9 @@ def read_members(content: Any) -> GroupMembers:
     )
     table = content.get("subscriptionTable") or {}
     subscriptions = {topic: str(row.get("subString", "")) for topic, row in table.items()}
+    kinds = {topic: str(row.get("expressionType") or ExpressionKind.TAG) for topic, row in table.items()}
     return GroupMembers(
-        tuple(members), subscriptions, str(content.get("messageModel", "")), str(content.get("consumeType", ""))
+        tuple(members), subscriptions, str(content.get("messageModel", "")), str(content.get("consumeType", "")), kinds
     )
 
 

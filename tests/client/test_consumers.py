@@ -155,10 +155,19 @@ def test_a_client_has_one_consumer_of_a_group(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("group", "tags"), [("", "*"), ("a b", "*"), ("g" * 121, "*"), ("billing", "||")])
-def test_names_and_expressions_that_cannot_be(memory: InMemoryBroker, group: str, tags: str) -> None:
+def test_names_and_tags_that_cannot_be(memory: InMemoryBroker, group: str, tags: str) -> None:
     """SG-121: told at once, with what is allowed."""
     with connect(memory.address) as client, pytest.raises((BadRequest, SubscriptionInvalid)):
         client.consumer("orders", group, tags=tags)
+
+
+def test_sql_that_cannot_be_read(memory: InMemoryBroker) -> None:
+    """RD-102: told before any broker is asked."""
+    with connect(memory.address) as client:
+        with pytest.raises(SubscriptionInvalid):
+            client.consumer("orders", "billing", sql="price >")
+        with pytest.raises(SubscriptionInvalid):
+            client.pull_consumer("orders", sql="(price = 1")
 
 
 # -- sharing ----------------------------------------------------------------------------------------------------------
