@@ -181,7 +181,7 @@ class Producer:
         """Send a message to whoever consumes the topic, and wait for its reply (``Producer.reply``). Errors as for ``send``."""
         deadline = self._core.deadline(timeout_s)
         with self._replies.expect() as expected:
-            self._core.routes.publishable(topic, deadline)
+            self._core.routes.writable(topic, deadline)
             self._replies.ensure_known(deadline)
             lifetime_ms = max(1, round((deadline - time.monotonic()) * 1000))
             own = {CORRELATION_ID: expected.correlation, REPLY_TO: self._core.id, TTL: str(lifetime_ms)}

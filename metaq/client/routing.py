@@ -26,21 +26,15 @@ _PROVISIONAL_S: Final = 1.0
 """A topic that is being created has its own route soon."""
 
 
-class Publishable(NamedTuple):
-    """Where messages for a topic can go."""
-
-    queues: tuple[MessageQueue, ...]
-    """In their order; never empty."""
-    is_template: bool
-    """Whether the topic does not exist yet, and these are the brokers that would create it."""
-
-
 class _Known(NamedTuple):
     """A route, and when it was asked."""
 
     route: TopicRoute
     asked: float
     is_template: bool
+    """Whether the topic does not exist yet, and these are the brokers that would create it."""
+    writable: tuple[MessageQueue, ...]
+    """In their order. Every send asks for them, and there may be thousands."""
 
 
 class Routes:
@@ -118,7 +112,7 @@ class Routes:
 
     def _keep(self, topic: str, route: TopicRoute, *, is_template: bool) -> None:
         with self._guard:
-            self._topics[topic] = _Known(route, time.monotonic(), is_template)
+            self._topics[topic] = _Known(route, time.monotonic(), is_template, tuple(sorted(writable_queues(topic, route))))
             for broker in route.brokers:
                 self._brokers[broker.name] = broker
 
@@ -140,19 +134,18 @@ class Routes:
             raise RouteNotFound(topic, problem, f"{', '.join(self.registries)} answered: {remark}")
         return self._take(topic, response)
 
-    def publishable(self, topic: str, deadline: float) -> Publishable:
-        """Where to send a message for the topic, which need not exist yet. ``RouteNotFound``."""
+    def writable(self, topic: str, deadline: float) -> tuple[MessageQueue, ...]:
+        """Where to send a message for the topic, which need not exist yet, in order. ``RouteNotFound``."""
         known = self._known(topic)
         if known is None or (known.is_template and time.monotonic() - known.asked > _PROVISIONAL_S):
             if self.refresh(topic, deadline) is None:
                 self._keep(topic, self._template(topic, deadline), is_template=True)
             known = self._known(topic)
             assert known is not None
-        queues = tuple(sorted(writable_queues(topic, known.route)))
-        if not queues:
+        if not known.writable:
             self.forget(topic)
             _unroutable(topic, known.route, WRITE, masters_only=True)
-        return Publishable(queues, known.is_template)
+        return known.writable
 
     def _template(self, topic: str, deadline: float) -> TopicRoute:
         response = self.ask_registry(Question.of(Request.GET_ROUTEINFO_BY_TOPIC, TopicOnly(DEFAULT_TOPIC)), deadline, topic)

@@ -140,22 +140,24 @@ class QueueChoice:
 
     def choose(self, outgoing: Outgoing, failed_broker: str, deadline: float) -> Attempt:
         """A queue, and what to ask its master. ``RouteNotFound``."""
-        queues = self.routes.publishable(outgoing.topic, deadline).queues
+        queues = self.routes.writable(outgoing.topic, deadline)
         queue = _of_key(outgoing.ordering_key, queues) if outgoing.ordering_key else self._in_turn(queues, failed_broker)
         address = self.routes.address(queue.broker_name)
         if address is None:
             raise ConnectionFailed(f"the master of {queue.broker_name} has just gone")
         fields = {**outgoing.fields, "e": str(queue.partition), "n": queue.broker_name}
-        alone = bool(outgoing.ordering_key) or all(other.broker_name == queue.broker_name for other in queues)
+        # queues are sorted by broker
+        alone = bool(outgoing.ordering_key) or queues[0].broker_name == queues[-1].broker_name
         return Attempt(queue, address, Question(outgoing.code, fields, outgoing.body), alone)
 
     def _in_turn(self, queues: Sequence[MessageQueue], failed_broker: str) -> MessageQueue:
         now = time.monotonic()
         start = next(self._turns)
-        ring = [queues[(start + step) % len(queues)] for step in range(len(queues))]
-        for queue in ring:
+        for step in range(len(queues)):
+            queue = queues[(start + step) % len(queues)]
             if queue.broker_name != failed_broker and self.health.is_available(queue.broker_name, now):
                 return queue
+        ring = [queues[(start + step) % len(queues)] for step in range(len(queues))]
         others = [queue for queue in ring if queue.broker_name != failed_broker]
         return min(others or ring, key=lambda queue: self.health.available_at(queue.broker_name))
 
