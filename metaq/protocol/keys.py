@@ -1,5 +1,6 @@
 """Keys by which messages are found: which ones a message has, and their hashes (specs: store format, sections 3 and 6)."""
 
+from operator import mul
 from typing import Final
 
 from metaq.message import INTERNAL_TOPICS
@@ -27,6 +28,8 @@ def keys_of(topic: str, sys_flag: int, properties: bytes) -> tuple[str, ...]:
 # -- hashes -----------------------------------------------------------------------------------------------------------
 
 _MASK: Final = 0xFFFFFFFF
+_POWERS: Final = tuple(pow(31, exponent, 1 << 32) for exponent in range(256))
+_FALLING: Final = tuple(_POWERS[:length][::-1] for length in range(len(_POWERS)))
 _TAIL: Final = 4
 _TOPICS_MOST: Final = 64
 _STEMS_MOST: Final = 1024
@@ -45,27 +48,41 @@ class KeyHasher:
 
     def hash(self, topic: str, key: str) -> int:
         """0 … 2³¹−1."""
+        stem = key[:-_TAIL]
+        if not stem:
+            return key_hash(topic, key)
         try:
-            known = self._topics[topic][key[:-_TAIL]]
             first, second, third, last = key[-_TAIL:].encode()
-        except (KeyError, ValueError):  # not known yet, or not four ASCII characters
-            self._remember(topic, key)
+            known = self._topics[topic][stem]
+        except KeyError:
+            known = self._remember(topic, stem)
+        except ValueError:  # not four ASCII characters
             return key_hash(topic, key)
         value = (known + first * 29791 + second * 961 + third * 31 + last) & _MASK
         return value if value < 0x80000000 else (0x100000000 - value) & 0x7FFFFFFF
 
-    def _remember(self, topic: str, key: str) -> None:
-        """What the characters before the last four add to the hash of every key that begins with them."""
-        if len(key) > _TAIL:
+    def _remember(self, topic: str, stem: str) -> int:
+        """What topic and stem add to the hash of every key that begins with the stem."""
+        stems = self._topics.get(topic)
+        if stems is None:
             if len(self._topics) >= _TOPICS_MOST:
                 self._topics.clear()
-            stems = self._topics.setdefault(topic, {})
-            if len(stems) >= _STEMS_MOST:
-                stems.clear()
-            stems[key[:-_TAIL]] = java_hash(f"{topic}#{key[:-_TAIL]}") * 31**_TAIL & _MASK
+            stems = self._topics[topic] = {}
+        elif len(stems) >= _STEMS_MOST:
+            stems.clear()
+        stems[stem] = known = _hash_code(f"{topic}#{stem}") * 31**_TAIL & _MASK
+        return known
 
 
 def key_hash(topic: str, key: str) -> int:
     """The hash under which a key is entered, without the look-ups of ``KeyHasher``."""
-    value = java_hash(f"{topic}#{key}")
-    return 0 if value == -(1 << 31) else abs(value)
+    value = _hash_code(f"{topic}#{key}")
+    return value if value < 0x80000000 else (0x100000000 - value) & 0x7FFFFFFF
+
+
+def _hash_code(text: str) -> int:
+    """Java's ``String.hashCode`` as an unsigned number."""
+    if text.isascii() and len(text) < len(_FALLING):
+        total: int = sum(map(mul, text.encode(), _FALLING[len(text)]))
+        return total & _MASK
+    return java_hash(text) & _MASK
