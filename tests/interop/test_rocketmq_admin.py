@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -148,7 +150,9 @@ def test_connections(tool: AdminTool, sent: list[Sent]) -> None:
     assert "ConsumeType: CONSUME_PASSIVELY" in consumers
     assert "MessageModel: CLUSTERING" in consumers
     assert "ConsumeFromWhere: CONSUME_FROM_FIRST_OFFSET" in consumers
-    assert re.search(r"\S+@\S+ +127\.0\.0\.1:\d+ +JAVA +V4_9_8", tool.run("producerConnection", "-g", PRODUCERS, "-t", TOPIC))
+    # A producer tells the broker who it is a second after its start.
+    producers = eventually(tool, lambda printed: "JAVA" in printed, "producerConnection", "-g", PRODUCERS, "-t", TOPIC)
+    assert re.search(r"\S+@\S+ +127\.0\.0\.1:\d+ +JAVA +V4_9_8", producers)
 
 
 def test_consumer_status(tool: AdminTool, sent: list[Sent]) -> None:
@@ -173,6 +177,15 @@ def test_messages_are_found(tool: AdminTool, sent: list[Sent]) -> None:
     assert re.search(r"Keys: +\[key5\]", by_unique_id)
     by_offset = tool.run("queryMsgByOffset", "-t", TOPIC, "-b", BROKER, "-i", "0", "-o", "6")
     assert re.search(r"Keys: +\[key6\]", by_offset)
+
+
+def test_message_is_consumed_again(tool: AdminTool, client: ClientProcess, sent: list[Sent]) -> None:
+    """SG-087, SG-132: the broker passes a stored message to one consumer, and its answer back."""
+    [client_id] = re.findall(r"^(\S+@\S+) ", tool.run("consumerConnection", "-g", GROUP), re.MULTILINE)
+    before = client.bodies("administered").count(b"body 2")
+    answer = tool.run("queryMsgById", "-g", GROUP, "-d", client_id, "-i", sent[2].offset_id)
+    assert "consumeResult=CR_SUCCESS" in answer
+    assert client.bodies("administered").count(b"body 2") == before + 1
 
 
 def test_messages_are_printed(tool: AdminTool, sent: list[Sent]) -> None:
@@ -222,7 +235,28 @@ def test_statistics(tool: AdminTool, address: str, sent: list[Sent]) -> None:
 
 def test_broker_settings(tool: AdminTool, address: str) -> None:
     """SG-088: settings are read and changed as lines of text."""
-    assert re.search(rf"^brokerName += +{BROKER}$", tool.run("getBrokerConfig", "-b", address), re.MULTILINE)
+
+    def value(name: str) -> str:
+        [found] = re.findall(rf"^{name} += +(.*)$", tool.run("getBrokerConfig", "-b", address), re.MULTILINE)
+        return str(found)
+
+    assert value("brokerName") == BROKER
+    assert "success" in tool.run("updateBrokerConfig", "-b", address, "-k", "fileReservedTime", "-v", "48")
+    assert value("fileReservedTime") == "48"
+    with pytest.raises(AdminFailed, match="brokerName cannot be changed"):
+        tool.run("updateBrokerConfig", "-b", address, "-k", "brokerName", "-v", "other")
+
+
+def test_upkeep(tool: AdminTool, address: str, sent: list[Sent], tmp_path: Path) -> None:
+    """SG-088, SG-106: what nobody needs is deleted, sending is tried out, and everything is written to files."""
+    for command in ("cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog"):
+        assert "success" in tool.run(command, "-b", address)
+    assert CLUSTER in tool.run("topicClusterList", "-t", TOPIC).split()
+    assert tool.run("sendMsgStatus", "-b", BROKER, "-s", "100", "-c", "2").count("SEND_OK") == 2
+    eventually(tool, lambda printed: PRODUCERS in printed, "producer", "-b", address)
+    for command, file in (("exportMetadata", "metadata"), ("exportConfigs", "configs"), ("exportMetrics", "metrics")):
+        tool.run(command, "-c", CLUSTER, "-f", str(tmp_path))
+        assert json.loads((tmp_path / f"{file}.json").read_text("utf-8"))
 
 
 def test_groups_are_made_and_deleted(tool: AdminTool, address: str) -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.interop.clients import ClientProcess
-from tests.interop.scenarios import Scenarios
+from tests.interop.clients import ClientProcess, Outgoing
+from tests.interop.conftest import Spawn
+from tests.interop.scenarios import Scenarios, bodies, create_topic, numbered
 from tests.support.broker import BrokerProcess
 
 pytestmark = [pytest.mark.partner("java", "mvn"), pytest.mark.timeout(900)]
@@ -31,3 +32,21 @@ class TestJava(Scenarios):
             answer = client.call("invoke", address=address, code=UNKNOWN_CODE)
             assert answer["code"] == NOT_SUPPORTED
             assert str(UNKNOWN_CODE) in answer["remark"]
+
+    def test_compact_headers(self, spawn: Spawn, program: tuple[str, ...], broker: BrokerProcess) -> None:
+        """RD-021: a client that was told to write ROCKETMQ headers sends, consumes, fails and pulls."""
+        java, *rest = program
+        client = spawn((java, "-Drocketmq.serialize.type=ROCKETMQ", *rest), broker.registry)
+        topic = create_topic(client, broker, "compact")
+        create_topic(client, broker, "%RETRY%compact-consumers", queues=1)
+        client.start_producer("compact", "compact-producers")
+        client.start_consumer("compact", "compact-consumers", topic, failing=True, max_reconsume_times=1)
+        messages = [Outgoing(topic, "数据".encode(), "标签", properties={"颜色": "红"}), *numbered(topic, 3)]
+        for message in messages:
+            client.send("compact", message)
+        client.wait(lambda: len(client.messages("compact")) >= 2 * len(messages), "each message twice")
+        assert sorted(client.bodies("compact")) == sorted([*bodies(messages), *bodies(messages)])
+        first = next(got for got in client.messages("compact") if got.body == messages[0].body)
+        assert (first.tag, first.properties["颜色"]) == ("标签", "红")
+        assert bodies(client.pull("compact-pullers", topic)) == bodies(messages)
+        client.kill()

@@ -19,6 +19,7 @@ import org.apache.rocketmq.common.message.Message;
 
 /** The producers of this process, by the names that requests give them. */
 final class Producers {
+    private static final int SEND_MS = 30_000;
     private static final long CALLBACK_SECONDS = 60;
     private static final long PAUSE_AFTER_FAILURE_MS = 100;
     private static final MessageQueueSelector BY_KEY =
@@ -44,6 +45,7 @@ final class Producers {
     Object start(JSONObject request) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer(request.getString("group"));
         producer.setNamesrvAddr(registry);
+        producer.setSendMsgTimeout(SEND_MS); // the usual 3 s are little for a first send on a busy machine
         producer.start();
         started.put(request.getString("producer"), producer);
         return null;
