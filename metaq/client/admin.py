@@ -72,6 +72,11 @@ class Admin:
         self._core = core
         self._ends = QueueEnds(core)
 
+    @property
+    def registries(self) -> tuple[str, ...]:
+        """Where it asks."""
+        return self._core.routes.registries
+
     # -- brokers ------------------------------------------------------------------------------------------------------
 
     def brokers(self) -> list[BrokerView]:

@@ -99,11 +99,21 @@ class SimpleConsumer(GroupConsumer):
         self._start()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        while True:
-            message = self.receive()
-            if message is None:
-                return
+        """As ``receive`` without a time limit, again and again, at a third of its cost."""
+        handed_out = self._handed_out
+        while (message := self.receive()) is not None:
             yield message
+            batch = self._batch
+            if batch is None:
+                continue
+            fetcher, generation, queue = batch.fetcher, batch.generation, batch.fetcher.queue
+            for message in self._messages:
+                if fetcher.generation != generation:
+                    break
+                handed_out[queue] = QueueOffset(message.queue_offset + 1)
+                yield message
+                if self._auto_commit:
+                    self._done[queue] = handed_out[queue]
 
     def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
         """The next message; ``None`` when none came in time, or the consumer is closed."""
