@@ -259,13 +259,16 @@ class Broker:
         self._duties.every(IDLE_SCAN_S, self._front.close_idle)
         self._schedule.start()
         self._duties.every(SAVE_S, self._schedule.save)
-        self._duties.every(SAMPLE_S, self.context.statistics.sample)
+        self._duties.every(SAMPLE_S, self._sample)
         self._duties.every(APPEND_S, self._offsets.append)
         self._duties.every(self._settings.offset_snapshot_interval_ms / 1000, self._offsets.save)
         self._duties.every(self._settings.client_scan_ms / 1000, self._look_for_silent_clients)
         if self._registry is not None:
             self._duties.every(self._settings.registry_scan_ms / 1000, self._registry.scan)
         self._registration.start()
+
+    def _sample(self) -> None:
+        self.context.statistics.sample(gevent.sleep)
 
     def _look_for_silent_clients(self) -> None:
         now_s = self.store.clock.monotonic()

@@ -14,7 +14,7 @@ BROKER_PUT_NUMS, BROKER_GET_NUMS                (any)            messages in all
 ==============================================  ===============  ====================================
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -28,6 +28,8 @@ from metaq.store.consumequeue import ConsumeQueue
 SAMPLE_S: Final = 10
 MOST_KEYS: Final = 20_000
 """Groups and topics that are counted one by one; beyond it their messages are only counted in all."""
+SLICE: Final = 256
+"""Totals that are sampled without a pause, about 2 ms."""
 DAY_MS: Final = 86_400_000
 
 _EVERY: Final = (1, 60, 360)
@@ -175,9 +177,10 @@ class Statistics:
 
     def _topics(self) -> dict[str, list[ConsumeQueue]]:
         """The queues by topic."""
-        for queue in islice(self._queues.values(), self._indexed, None):
-            self._by_topic.setdefault(queue.topic, []).append(queue)
-            self._indexed += 1
+        if self._indexed < len(self._queues):
+            for queue in islice(self._queues.values(), self._indexed, None):
+                self._by_topic.setdefault(queue.topic, []).append(queue)
+            self._indexed = len(self._queues)
         return self._by_topic
 
     def _put_to(self, topic: str) -> Totals:
@@ -186,25 +189,27 @@ class Statistics:
         before = self._put_before.get(topic, NOTHING)
         return Totals(messages - before.messages, size - before.size)
 
-    def _put(self) -> dict[str, Totals]:
-        """Since the start, by topic."""
-        return {topic: totals for topic in self._topics() if (totals := self._put_to(topic)) != NOTHING}
-
     def put_in_all(self) -> Totals:
         """What clients put since the start."""
-        return _sum(totals for topic, totals in self._put().items() if topic not in INTERNAL_TOPICS)
+        return _sum(self._put_to(topic) for topic in self._topics() if topic not in INTERNAL_TOPICS)
 
     def got_in_all(self) -> Totals:
         """What clients got since the start."""
         return _sum([self._beyond.totals(), *(counter.totals() for counter in self._got.values())])
 
     def _totals(self) -> Iterator[tuple[tuple[str, str], Totals]]:
-        """Everything that is sampled."""
-        put = self._put()
-        yield from (((PUT, topic), totals) for topic, totals in put.items())
-        yield from (((GOT, _written(key)), counter.totals()) for key, counter in self._got.items())
-        yield from (((SENT_BACK, _written(key)), counter.totals()) for key, counter in self._sent_back.items())
-        yield (BROKER, PUT), _sum(totals for topic, totals in put.items() if topic not in INTERNAL_TOPICS)
+        """Everything that is sampled, as it is when it is asked for."""
+        put: list[Totals] = []
+        for topic in list(self._topics()):
+            totals = self._put_to(topic)
+            if topic not in INTERNAL_TOPICS:
+                put.append(totals)
+            yield (PUT, topic), totals
+        for kind, counters in ((GOT, self._got), (SENT_BACK, self._sent_back)):
+            for key in list(counters):
+                if key in counters:  # else it was forgotten meanwhile
+                    yield (kind, _written(key)), counters[key].totals()
+        yield (BROKER, PUT), _sum(put)
         yield (BROKER, GOT), self.got_in_all()
         yield (BROKER, ASKED), Totals(self._counters.get.count)
         yield (BROKER, MISSED), Totals(self._counters.get_miss.count)
@@ -214,12 +219,15 @@ class Statistics:
 
     # -- sampling and asking ------------------------------------------------------------------------------------------
 
-    def sample(self) -> None:
-        """Remember the totals of now; called every ``SAMPLE_S``."""
+    def sample(self, rest: Callable[[], None]) -> None:
+        """Remember the totals of now; called every ``SAMPLE_S``. ``rest`` lets others go on after each ``SLICE`` of them."""
         self._sampling += 1
         at_s = self._clock.monotonic()
-        for key, totals in self._totals():
-            self._past(key).take(self._sampling, Sample(at_s, totals))
+        for number, (key, totals) in enumerate(self._totals(), 1):
+            if totals != NOTHING:
+                self._past(key).take(self._sampling, Sample(at_s, totals))
+            if number % SLICE == 0:
+                rest()
         self._sampled_s = at_s
         day = self._clock.now_ms() // DAY_MS
         if day != self._day:
