@@ -16,8 +16,9 @@ written behind it, never preallocated, synced only for a checkpoint. New units w
 
 import struct
 from bisect import bisect_right
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from metaq.store.commitlog import is_segment_name, segment_name
 from metaq.store.disk import File
@@ -27,11 +28,21 @@ UNIT: Final = struct.Struct(">qii")
 UNIT_SIZE: Final = 16
 FILLER_SIZE: Final = 0x7FFFFFFF
 FILLER: Final = UNIT.pack(0, FILLER_SIZE, 0)
+LEVELS_ABOVE: Final = 3
+"""Folders above that of a queue whose names it may have brought: topic, ``consumequeue``, data."""
 WRITE_AT: Final = 64 * 1024
 """Pending bytes that are worth a write before the next sweep."""
 
 assert UNIT.size == UNIT_SIZE
 assert 20 * 1024 * 1024 % UNIT_SIZE == 0
+
+
+class Unsynced(NamedTuple):
+    """What a checkpoint has to sync of a queue."""
+
+    files: set[int]
+    """By their bases."""
+    new_folder: bool
 
 
 class ConsumeQueue:
@@ -44,6 +55,8 @@ class ConsumeQueue:
     __slots__ = (
         "_bases",
         "_files",
+        "_last",
+        "_new_folder",
         "_units_per_file",
         "base",
         "cursors",
@@ -82,6 +95,8 @@ class ConsumeQueue:
         self.text_end = self.readable_text_end = 0
         self.pending = bytearray()  # the units written … next
         self.unsynced: set[int] = set()  # bases of files written since the last sync
+        self._new_folder = False  # its name, and those of the folders above, are not durable
+        self._last = b""  # the last written unit, as far as it is known
         self.first = self.first_position = 0
         self.first_for = -1  # the log's begin that ``first`` was found for
         self.cursors: dict[int, int] = {}  # text position → ordinal, where sequential readers go on
@@ -105,17 +120,23 @@ class ConsumeQueue:
             if base != end:
                 self._drop_files(index)
                 break
-            end = base + self._open(base).size() // UNIT_SIZE
+            file = self._open(base)
+            count = file.size() // UNIT_SIZE
+            end = base + count
+            if index + 1 == len(self._bases) and count:  # it is asked for soon, and files are opened one after the other
+                self._last = file.read(UNIT_SIZE, (count - 1) * UNIT_SIZE)
         self.next = self.written = self.live_from = end
 
     def trust(self, synced: int, text_end: int) -> None:
         """Keep all units; those from ordinal ``synced`` on are still to be synced. The next message gets ``text_end``."""
         ends = (*self._bases[1:], self.written)
         self.unsynced.update(base for base, end in zip(self._bases, ends, strict=False) if end > synced)
+        self._new_folder = synced == 0  # no checkpoint ever saw it
         self.text_end = text_end
 
     def reset(self, count: int, text_end: int) -> None:
         """Trust only the units before ordinal ``count``; the next message gets ``text_end``."""
+        self._last = b""
         if count < self.base or (count > self.written and not self._bases):
             self._drop_files(0)
             self.base = self.written = self.next = count
@@ -185,9 +206,11 @@ class ConsumeQueue:
 
     def write(self) -> None:
         """Write the pending units; on an error they stay pending."""
+        self._last = b""
         while self.pending:
             if not self._bases:
-                self._files.disk.make_directories(self.directory)
+                self._files.disk.make_directories(self.directory, durable=False)
+                self._new_folder = True
                 self._bases.append(self.written)
             base = self._bases[-1]
             room = base + self._units_per_file - self.written
@@ -201,17 +224,29 @@ class ConsumeQueue:
             del self.pending[: len(data)]
 
     def sync(self, run: Run) -> None:
-        """Make the written units and their files' names durable."""
-        unsynced, self.unsynced = self.unsynced, set()
+        """Make the written units durable, and the names of their files and folders."""
+        unsynced = self.take_unsynced()
         try:
             # opened before the first wait: a file that is dropped meanwhile must not be made again by opening it
-            for file in [self._open(base) for base in sorted(unsynced)]:
+            for file in [self._open(base) for base in sorted(unsynced.files)]:
                 run(file.datasync)
-            if unsynced:
-                run(lambda: self._files.disk.sync_directory(self.directory))
+            folders = [self.directory, *self.directory.parents[:LEVELS_ABOVE]] if unsynced.new_folder else [self.directory]
+            for folder in folders if unsynced.files else ():
+                run(lambda folder=folder: self._files.disk.sync_directory(folder))  # type: ignore[misc]
         except BaseException:
-            self.unsynced |= unsynced.intersection(self._bases)
+            self.give_back(unsynced)
             raise
+
+    def take_unsynced(self) -> Unsynced:
+        """What is to be synced; the caller does that, or gives it back."""
+        unsynced = Unsynced(self.unsynced, self._new_folder)
+        self.unsynced, self._new_folder = set(), False
+        return unsynced
+
+    def give_back(self, unsynced: Unsynced) -> None:
+        """That was not synced."""
+        self.unsynced |= unsynced.files.intersection(self._bases)
+        self._new_folder |= unsynced.new_folder
 
     def drop_before(self, ordinal: int, run: Run) -> None:
         """Delete the files whose units all lie before ``ordinal``, never the last file."""
@@ -229,6 +264,8 @@ class ConsumeQueue:
 
     def units(self, ordinal: int, count: int, read: Read) -> bytes:
         """The units from ``ordinal`` on: at most ``count``, at least one; ``base`` ≤ ``ordinal`` < ``next``."""
+        if ordinal == self.written - 1 and self._last:
+            return self._last
         if ordinal >= self.written:
             start = (ordinal - self.written) * UNIT_SIZE
             return bytes(self.pending[start : start + count * UNIT_SIZE])
@@ -243,3 +280,15 @@ class ConsumeQueue:
     def unit(self, ordinal: int, read: Read) -> tuple[int, int, int]:
         """Log offset, record size and tag hash of one message."""
         return UNIT.unpack(self.units(ordinal, 1, read)[:UNIT_SIZE])
+
+
+def sync_together(queues: Iterable[ConsumeQueue], file: File, run: Run) -> bool:
+    """Make what the queues have written durable by syncing the file system of ``file``; false when that cannot be done."""
+    taken = [(queue, queue.take_unsynced()) for queue in queues]
+    done = False
+    try:
+        done = run(file.sync_file_system)
+    finally:
+        for queue, unsynced in () if done else taken:
+            queue.give_back(unsynced)
+    return done

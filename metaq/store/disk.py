@@ -4,11 +4,12 @@ A crash test replaces ``RealDisk`` by one that loses, keeps or reorders what was
 these calls alone: ``File.datasync`` makes a file's bytes and size durable, ``Disk.sync_directory`` its name.
 
 Every ``OSError`` becomes ``DiskFull`` or ``DiskFailed`` here. The methods that a caller may run in a thread pool
-(``datasync``, ``read``, ``allocate``, ``unlink``, ``replace``, ``sync_directory``) are bare system calls: no lock, no log, no
-shared state.
+(``datasync``, ``sync_file_system``, ``read``, ``allocate``, ``unlink``, ``replace``, ``sync_directory``) are bare system
+calls: no lock, no log, no shared state.
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -20,6 +21,8 @@ from typing import NamedTuple, Protocol
 from metaq.errors import DirectoryLocked, DiskFailed, DiskFull, StoreError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+"""Linux only."""
 
 
 class Usage(NamedTuple):
@@ -74,6 +77,13 @@ class File(Protocol):
         """Make everything written so far, and the size, survive a power cut; ``DiskFailed`` when that may not be so."""
         ...
 
+    def sync_file_system(self) -> bool:
+        """Make everything on the file system of this file survive a power cut: bytes, sizes and names of all files.
+
+        False when that cannot be done with one call here. ``DiskFailed`` also when something failed since the file was opened.
+        """
+        ...
+
     def close(self) -> None: ...
 
 
@@ -92,8 +102,8 @@ class Disk(Protocol):
         """Names in a folder, sorted; none when it does not exist."""
         ...
 
-    def make_directories(self, path: Path) -> None:
-        """Create a folder and its parents, and make their names durable."""
+    def make_directories(self, path: Path, *, durable: bool = True) -> None:
+        """Create a folder and its parents; unless told otherwise, make their names durable."""
         ...
 
     def replace(self, source: Path, target: Path) -> None:
@@ -222,6 +232,13 @@ class RealFile:
         except OSError as error:  # a full disk too: what was written before is gone and cannot be synced again
             raise DiskFailed(f"cannot sync {self._path}: {error.strerror}") from error
 
+    def sync_file_system(self) -> bool:
+        if _syncfs is None:
+            return False
+        if _syncfs(self._fd):
+            raise DiskFailed(f"cannot sync the file system of {self._path}: {os.strerror(ctypes.get_errno())}")
+        return True
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -248,9 +265,9 @@ class RealDisk:
         except FileNotFoundError:
             return []
 
-    def make_directories(self, path: Path) -> None:
+    def make_directories(self, path: Path, *, durable: bool = True) -> None:
         with _translated("create", path):
-            missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+            missing = [folder for folder in (path, *path.parents) if not folder.exists()] if durable else []
             path.mkdir(parents=True, exist_ok=True)
         for folder in missing:
             self.sync_directory(folder.parent)

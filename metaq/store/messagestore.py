@@ -31,7 +31,7 @@ from metaq.protocol.record import (
 from metaq.protocol.textmessage import Stored, plain_overhead
 from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress, write_checkpoint, write_live
 from metaq.store.commitlog import CommitLog
-from metaq.store.consumequeue import WRITE_AT, ConsumeQueue
+from metaq.store.consumequeue import WRITE_AT, ConsumeQueue, sync_together
 from metaq.store.disk import Disk, File, RealDisk
 from metaq.store.files import FileCache, Read, Run, read_through, run_here
 from metaq.store.indexing import Indexing
@@ -59,6 +59,8 @@ class StoreSettings:
     index_entries: int = 20_000_000
     hot_bytes: int = 256 * 1024**2
     open_files: int = 512
+    sync_together: int = 32
+    """Queues that are worth syncing the whole file system: each costs at least two calls, which take a millisecond or more."""
     durability: Durability = Durability.DISK
     broker_name: str = "metaq"
     broker_number: int = 0
@@ -340,8 +342,10 @@ class MessageStore:
             for queue in changed:
                 queue.write()
             self.log.sync(min(self.durable_end, mark), run)
-            for queue in changed:
-                queue.sync(run)
+            many = len(changed) >= self.settings.sync_together
+            if not (many and self.lock is not None and sync_together(changed, self.lock, run)):
+                for queue in changed:
+                    queue.sync(run)
             flushed = index is not None and self.indexing.flush(index, run)
             index_mark = index.mark if index is not None and flushed else self._index_mark
             checkpointed = {**self._checkpointed, **progress}

@@ -65,6 +65,7 @@ def random_settings(rng: random.Random) -> StoreSettings:
         index_entries=rng.choice((8, 40)),
         hot_bytes=rng.choice((0, 2000, 1 << 20)),
         open_files=rng.choice((2, 4, 64)),
+        sync_together=rng.choice((1, 2, 32)),
         durability=rng.choice((Durability.DISK, Durability.DISK, Durability.MEMORY)),
         retention=RetentionRules(keep_ms=1000, ample_free_bytes=1 << 30, least_free_bytes=1),
     )

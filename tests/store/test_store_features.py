@@ -4,6 +4,7 @@ import gc
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -260,6 +261,11 @@ class WatchedFile(RealFile):
         super().datasync()
         self._tell(f"data {self._watched.parent.name}/{self._watched.name}")
 
+    def sync_file_system(self) -> bool:
+        done = super().sync_file_system()
+        self._tell(f"everything {done}")
+        return done
+
 
 class WatchedDisk(RealDisk):
     """The real disk, and what was synced on it."""
@@ -317,6 +323,40 @@ def test_queues_are_synced_for_a_checkpoint_only(folder: Path, clock: ManualCloc
     put(store, "b", b"y")
     store.checkpoint()
     assert disk.synced.count("data 0/00000000000000000000") == 1
+    store.close()
+
+
+def test_many_queues_are_synced_with_one_call(folder: Path, clock: ManualClock) -> None:
+    """SG-043: thousands of partitions cost a checkpoint no more than a few; where there is no such call, each by itself."""
+    disk = WatchedDisk()
+    settings = replace(SETTINGS, sync_together=3)
+    store, _ = open_store(folder, settings, clock, disk)
+    for topic in ("a", "b", "c"):
+        put(store, topic, b"x")
+    store.sweep()
+    disk.synced.clear()
+    store.checkpoint()
+    assert "everything True" in disk.synced
+    assert "data 0/00000000000000000000" not in disk.synced
+    disk.synced.clear()
+    put(store, "a", b"y")
+    store.checkpoint()
+    assert "everything True" not in disk.synced
+    assert disk.synced.count("data 0/00000000000000000000") == 1
+    store.close()
+
+
+def test_many_queues_without_the_one_call(folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-043: as on other systems than Linux."""
+    monkeypatch.setattr("metaq.store.disk._syncfs", None)
+    disk = WatchedDisk()
+    store, _ = open_store(folder, replace(SETTINGS, sync_together=2), clock, disk)
+    for topic in ("a", "b"):
+        put(store, topic, b"x")
+    store.checkpoint()
+    assert "everything False" in disk.synced
+    assert disk.synced.count("data 0/00000000000000000000") == 2
+    assert disk.synced.count("names consumequeue") == 2, "the topics' folders"
     store.close()
 
 

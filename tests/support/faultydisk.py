@@ -213,6 +213,9 @@ class FaultyFile:
             raise DiskFailed(f"cannot sync {self._path}: input/output error")
         self._inode.sync()
 
+    def sync_file_system(self) -> bool:
+        return self._disk.sync_everything()
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -370,7 +373,7 @@ class FaultyDisk:
         folder = self._folders.get(str(path))
         return [] if folder is None else sorted(folder.entries)
 
-    def make_directories(self, path: Path) -> None:
+    def make_directories(self, path: Path, *, durable: bool = True) -> None:
         missing = [folder for folder in (path, *path.parents) if str(folder) not in self._folders and folder != Path("/")]
         for folder in reversed(missing):
             if self.stops():
@@ -379,7 +382,7 @@ class FaultyDisk:
                 raise DiskFull(f"cannot create {folder}: the disk is full")
             self._folders[str(folder)] = made = Folder()
             self._folders[str(folder.parent)].step(None, folder.name, made)
-        for folder in missing:
+        for folder in missing if durable else ():
             self.sync_directory(folder.parent)
 
     def replace(self, source: Path, target: Path) -> None:
@@ -401,6 +404,23 @@ class FaultyDisk:
         if self.stops():
             raise Stopped
         self._folders[str(path)].sync()
+
+    def sync_everything(self) -> bool:
+        """All files and names; a call that ends in between, or fails, leaves some of them unsynced."""
+        stops = self.stops()
+        self.syncs += 1
+        fails = self.syncs == self.failing_sync
+        for folder in self._folders.values():
+            for node in folder.entries.values():
+                if isinstance(node, Inode) and not (stops and self.rng.random() < 0.5):
+                    node.fail_sync() if fails else node.sync()
+            if not stops or self.rng.random() < 0.5:
+                folder.sync()
+        if stops:
+            raise Stopped
+        if fails:
+            raise DiskFailed("cannot sync the file system: input/output error")
+        return True
 
     def usage(self, path: Path) -> Usage:
         self.reading(path)
