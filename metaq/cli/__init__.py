@@ -10,42 +10,74 @@ import click
 from metaq import __version__
 from metaq.cli.common import FAILED, INTERRUPTED, NOT_CONNECTED, OUTPUT_CLOSED, REFUSED, USAGE
 from metaq.client import PutManyFailed
-from metaq.errors import ConfigError, ConnectionFailed, MetaqError, ProtocolError, Refused, RequestTimeout
+from metaq.errors import (
+    ConfigError,
+    ConnectionFailed,
+    MetaqError,
+    ProtocolError,
+    Refused,
+    RequestTimeout,
+    RouteNotFound,
+    RouteProblem,
+    SendFailed,
+)
+from metaq.protocol.codes import Response
 from metaq.protocol.replies import NOT_FOUND
 
 EXIT_CODES: Final = f"""\
 \b
 Exit codes:
   0    done
-  {FAILED}    get, tail, offset: nothing there; verify: damage found; serve, registry: not started
+  {FAILED}    nothing there: no such topic, group or message; verify: damage found; serve, registry: not started
   {USAGE}    a wrong argument or setting
-  {NOT_CONNECTED}    no connection to the broker, or no answer in time
+  {NOT_CONNECTED}    no connection to the registry or the broker, or no answer in time
   {REFUSED}    the broker refused
   {INTERRUPTED}  interrupted by Ctrl-C
   {OUTPUT_CLOSED}  nobody reads the output any more
+
+\b
+doctor and why-not-consuming: 0 all is well, 1 a warning, 2 a problem
 """
+
+_ABSENT: Final = frozenset((NOT_FOUND, Response.TOPIC_NOT_EXIST, Response.QUERY_NOT_FOUND))
+_ROUTE_CODES: Final = {
+    RouteProblem.REGISTRY_UNREACHABLE: NOT_CONNECTED,
+    RouteProblem.TOPIC_ABSENT: FAILED,
+    RouteProblem.NO_LIVE_MASTER: NOT_CONNECTED,
+    RouteProblem.NO_PERMISSION: REFUSED,
+}
 
 
 def exit_code(error: MetaqError) -> int:
     """The process's exit code for an error that ended a command."""
     if isinstance(error, PutManyFailed):
         return exit_code(error.reason)
+    if isinstance(error, SendFailed):
+        return exit_code(error.attempts[-1][1])
+    if isinstance(error, RouteNotFound):
+        return _ROUTE_CODES[error.reason]
     if isinstance(error, ConnectionFailed | RequestTimeout):
         return NOT_CONNECTED
     if isinstance(error, Refused):
-        return FAILED if error.code == NOT_FOUND else REFUSED
+        return FAILED if error.code in _ABSENT else REFUSED
     return USAGE if isinstance(error, ConfigError | ProtocolError) else FAILED
 
 
 MODULES: Final = {
     "serve": "serve",
     "registry": "registry",
-    "put": "messages",
-    "get": "messages",
-    "tail": "messages",
+    "put": "lines",
+    "get": "lines",
+    "tail": "lines",
     "offset": "admin",
     "stats": "admin",
-    "topic": "admin",
+    "topic": "topics",
+    "message": "messages",
+    "group": "groups",
+    "why-not-consuming": "groups",
+    "dlq": "deadletters",
+    "cluster": "cluster",
+    "doctor": "doctor",
     "verify": "verify",
     "bench": "bench",
 }
@@ -61,7 +93,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in MODULES:
             return None
-        command = getattr(importlib.import_module(f"metaq.cli.{MODULES[cmd_name]}"), cmd_name)
+        command = getattr(importlib.import_module(f"metaq.cli.{MODULES[cmd_name]}"), cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
 

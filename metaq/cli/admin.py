@@ -1,4 +1,4 @@
-"""``metaq offset``, ``stats`` and ``topic``: looking at a broker."""
+"""``metaq offset`` and ``stats``: looking at a broker over the text protocol."""
 
 import configparser
 from typing import Any, Final
@@ -57,27 +57,6 @@ def parse_config(text: str) -> dict[str, Any]:
     return {name: {key: _scalar(value) for key, value in parser.items(name)} for name in parser.sections()}
 
 
-def describe_topics(text: str, config: str) -> list[dict[str, Any]]:
-    """All topics from ``stats topics``, which knows what is in them, and ``stats config``, which knows those without data."""
-    contents = structured(TOPICS, text)
-    rows = []
-    for section, settings in parse_config(config).items():
-        kind, _, name = section.partition("=")
-        if kind == "topic":
-            content = contents.get(name, {})
-            rows.append(
-                {
-                    "topic": name,
-                    "partitions": settings["numPartitions"],
-                    "messages": content.get("message_count", 0),
-                    "bytes": content.get("message_bytes", 0),
-                    "accept_publish": settings["acceptPublish"],
-                    "accept_subscribe": settings["acceptSubscribe"],
-                }
-            )
-    return rows
-
-
 def _scalar(text: str) -> int | bool | str:
     if text in ("true", "false"):
         return text == "true"
@@ -99,40 +78,3 @@ def stats(item: str, broker: tuple[str, int], as_json: bool) -> None:
         print_json(structured(item, text))
     else:
         click.echo("\n".join(line for line in text.splitlines() if line not in ("STATS", "END")))
-
-
-@click.group()
-def topic() -> None:
-    """List topics, or create one."""
-
-
-@topic.command("list")
-@broker_option
-@json_option
-def list_topics(broker: tuple[str, int], as_json: bool) -> None:
-    """Print the topics and what is in them."""
-    with connect(broker) as client:
-        rows = describe_topics(client.stats(TOPICS), client.stats(CONFIG))
-    if as_json:
-        print_json(rows)
-    else:
-        for row in rows:
-            click.echo("{topic}: partitions {partitions}, messages {messages}, bytes {bytes}".format(**row))
-
-
-@topic.command()
-@click.argument("topic")
-@click.argument("partitions", type=click.IntRange(1), default=1)
-@broker_option
-@json_option
-def create(topic: str, partitions: int, broker: tuple[str, int], as_json: bool) -> None:
-    """Create TOPIC, or give it more partitions.
-
-    PARTITIONS is how many it shall have, 1 if left out; a topic that has more keeps them.
-    """
-    with connect(broker) as client:
-        now = client.create(topic, partitions)
-    if as_json:
-        print_json({"topic": topic, "partitions": now})
-    else:
-        click.echo(f"{topic} has {now} partition{'s' if now > 1 else ''}")

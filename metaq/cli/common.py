@@ -10,6 +10,7 @@ from metaq.client import TextClient
 from metaq.client.textclient import DEFAULT_PORT
 
 DEFAULT_BROKER: Final = f"127.0.0.1:{DEFAULT_PORT}"
+DEFAULT_REGISTRY: Final = "127.0.0.1:9876"
 
 # Exit codes beside 0; described in the help of `metaq`.
 FAILED: Final = 1
@@ -18,6 +19,8 @@ NOT_CONNECTED: Final = 3
 REFUSED: Final = 4
 INTERRUPTED: Final = 130
 OUTPUT_CLOSED: Final = 141
+
+NOTHING_CHANGED: Final = "nothing is changed; add --yes to do it"
 
 Decorated = Callable[..., Any]
 
@@ -47,6 +50,29 @@ def broker_option(command: Decorated) -> Decorated:
         show_envvar=True,
         help="The broker to talk to.",
     )(command)
+
+
+def registry_option(command: Decorated) -> Decorated:
+    """Adds ``--registry``, whose value is for ``metaq.connect``."""
+    return click.option(
+        "--registry",
+        default=DEFAULT_REGISTRY,
+        envvar="METAQ_REGISTRY",
+        metavar="HOST:PORT",
+        show_default=True,
+        show_envvar=True,
+        help="The registry that knows the brokers; several with ; between them.",
+    )(command)
+
+
+def yes_option(command: Decorated) -> Decorated:
+    """Adds ``--yes``."""
+    return click.option("--yes", is_flag=True, help="Do it. Without this, only show what would be done.")(command)
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help: what a person may type."""
+    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
 
 
 def json_option(command: Decorated) -> Decorated:

@@ -1,262 +1,343 @@
-"""``metaq put``, ``get`` and ``tail``: messages in and out, as lines.
-
-A line becomes the body of one message, byte for byte and without the newline (byte 0A) that ends it; ``get`` writes each
-body and a newline. So lines come back as they were, and when the last one had no newline, with ``--no-final-newline``.
-"""
+"""``metaq message``: single messages of all brokers, found by way of the registry."""
 
 import base64
-import os
+import heapq
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice, repeat
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from operator import attrgetter
 from typing import Any, BinaryIO, Final
 
 import click
 
-from metaq.cli.common import FAILED, broker_option, connect, json_line, json_option, partition_option, print_json
-from metaq.client import PutManyFailed, TextClient
-from metaq.client.textclient import DEFAULT_MAX_BYTES
-from metaq.errors import Refused
-from metaq.message import Message, PutResult, TextPosition
-from metaq.protocol.commands import BROKER_CHOOSES, END_OF_LOG
-from metaq.protocol.replies import NOT_FOUND
+from metaq.cli.common import FAILED, examples, json_line, json_option, print_json, registry_option
+from metaq.cli.tables import Row, local_time, one_line, print_record, print_rows
+from metaq.cli.times import TIMES, When
+from metaq.cli.tracks import tracks
+from metaq.client import Admin, Client, ReceivedMessage, connect
+from metaq.client.link import split_address
+from metaq.errors import BadRequest
+from metaq.protocol.ids import decode_offset_id
+from metaq.protocol.sql92 import compile_expression
+from metaq.protocol.subscription import EVERYTHING, parse_subscription
 
-_LINES_AT_ONCE: Final = 10_000
-"""Nothing is in flight between two calls of put_many; so many lines make that pause, and their results, small."""
+Matches = Callable[[ReceivedMessage], bool]
 
-_REACH_BYTES: Final = 64 * 1024
-_REACH_GROWTH: Final = 8
-
-
-class Lines:
-    """The lines of a binary stream without their newlines, counted."""
-
-    def __init__(self, stream: Iterable[bytes]) -> None:
-        self._stream = stream
-        self.count = 0
-        self.bytes = 0
-        self.ends_with_newline = True
-
-    def __iter__(self) -> Iterator[bytes]:
-        for line in self._stream:
-            body = line.removesuffix(b"\n")
-            self.count += 1
-            self.bytes += len(body)
-            self.ends_with_newline = len(body) < len(line)
-            yield body
+DEFAULT_COUNT: Final = 32
+FURTHEST_BACK: Final = 10_000
+"""Messages of a partition that are looked at, from its end back, for those with a tag."""
+_GROWTH: Final = 8
+_BODY_SHOWN: Final = 60
+_WAIT_S: Final = 1.0
 
 
-def put_lines(
-    client: TextClient, topic: str, bodies: Iterator[bytes], partition: int, attribute: str | None
-) -> PutResult | None:
-    """Store the bodies in order, all in one partition; returns where the first one is, ``None`` when there are none."""
-    first: PutResult | None = None
-    stored = 0
-    # The first goes alone: where the broker puts it is where the others follow.
-    for count in chain([1], repeat(_LINES_AT_ONCE)):
-        try:
-            results = client.put_many(topic, islice(bodies, count), partition=partition, attribute=attribute)
-        except PutManyFailed as error:
-            click.echo(f"metaq: lines 1 to {stored + error.first_failed} are stored, later ones may be", err=True)
-            raise
-        if not results:
-            break
-        stored += len(results)
-        first = first or results[0]
-        partition = first.partition
-    return first
+@click.group()
+def message() -> None:
+    """Send messages, and find them by key, id, time or tag."""
 
 
-@click.command()
+# -- how messages are shown -------------------------------------------------------------------------------------------
+
+
+def describe(found: ReceivedMessage) -> dict[str, Any]:
+    """A message as JSON: the body as text, or in base64 when it is not UTF-8."""
+    row: dict[str, Any] = {
+        "id": found.id,
+        "topic": found.queue.topic,
+        "broker": found.queue.broker_name,
+        "partition": found.partition,
+        "offset": found.queue_offset,
+        "stored_ms": found.store_ms,
+        "tag": found.tag,
+        "keys": list(found.keys),
+        "born_ms": found.born_ms,
+        "reconsume_times": found.reconsume_times,
+        "offset_id": found.offset_id,
+        "properties": dict(found.properties),
+    }
+    try:
+        row["body"] = found.body.decode()
+    except UnicodeDecodeError:
+        row["body_base64"] = base64.b64encode(found.body).decode()
+    return row
+
+
+def print_messages(found: list[ReceivedMessage], *, as_json: bool) -> None:
+    """Messages, a line for each."""
+    if as_json:
+        for one in found:
+            print_json(describe(one))
+        return
+    rows: list[Row] = [
+        {
+            "id": one.id,
+            "broker": one.queue.broker_name,
+            "partition": one.partition,
+            "offset": one.queue_offset,
+            "stored_ms": one.store_ms,
+            "tag": one.tag,
+            "keys": list(one.keys),
+            "body": beginning(one.body),
+        }
+        for one in found
+    ]
+    print_rows(rows, as_json=False)
+
+
+def beginning(body: bytes) -> str:
+    """As much of a body as fits into a line."""
+    text = body[: 4 * _BODY_SHOWN].decode(errors="replace")
+    return one_line(text if len(text) <= _BODY_SHOWN else f"{text[:_BODY_SHOWN]}…")
+
+
+def wanted(topic: str, tag: str | None, sql: str | None) -> Matches:
+    """What ``--tag`` or ``--sql`` asks for. ``SubscriptionInvalid``."""
+    if tag is not None and sql is not None:
+        raise click.UsageError("give either --tag or --sql")
+    if sql is not None:
+        matches = compile_expression(sql)
+        return lambda found: matches(found.properties)
+    subscription = parse_subscription(topic, tag or EVERYTHING)
+    return lambda found: subscription.matches_tag(found.tag)
+
+
+# -- send -------------------------------------------------------------------------------------------------------------
+
+
+@message.command(
+    epilog=examples(
+        "metaq message send orders 'paid 2003' --tag paid --key order-2003",
+        "metaq message send orders --file body.json --property region=eu",
+        "metaq message send reminders 'call back' --delay-level 5",
+    )
+)
 @click.argument("topic")
 @click.argument("body", required=False)
-@click.option(
-    "lines_file", "--lines", type=click.File("rb"), metavar="FILE", help="Store each line of FILE; - is standard input."
-)
-@partition_option(BROKER_CHOOSES, "Partition; with -1 the broker chooses one, the same for all lines.")
-@click.option("--attribute", metavar="TEXT", help="Attribute of the message, or of each line's.")
-@broker_option
+@click.option("--file", type=click.File("rb"), metavar="FILE", help="Take the body from FILE; - is standard input.")
+@click.option("--tag", metavar="TAG", help="What consumers can choose it by.")
+@click.option("--key", "keys", multiple=True, metavar="KEY", help="What it can be found by; may be repeated.")
+@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property; may be repeated.")
+@click.option("--ordering-key", metavar="KEY", help="Messages with the same one go to the same partition.")
+@click.option("--delay-level", type=click.IntRange(0, 18), default=0, metavar="N", help="1 to 18: after 1 s to 2 h.")
+@registry_option
 @json_option
-def put(
+def send(
     topic: str,
     body: str | None,
-    lines_file: BinaryIO | None,
-    partition: int,
-    attribute: str | None,
-    broker: tuple[str, int],
+    file: BinaryIO | None,
+    tag: str | None,
+    keys: tuple[str, ...],
+    properties: tuple[str, ...],
+    ordering_key: str | None,
+    delay_level: int,
+    registry: str,
     as_json: bool,
-) -> int:
-    """Store BODY in TOPIC, or each line of a file.
-
-    Says where it is once it is stored. A line becomes one message, without the newline that ends it; all go to one
-    partition.
-    """
-    if (body is None) == (lines_file is None):
-        raise click.UsageError("give either BODY or --lines FILE")
-    with connect(broker) as client:
-        if lines_file is None:
-            assert body is not None
-            sent = client.put(topic, os.fsencode(body), partition=partition, attribute=attribute)
-            if as_json:
-                print_json({"topic": topic, **sent._asdict()})
-            else:
-                click.echo(f"stored in {topic}-{sent.partition} at {sent.position}, id {sent.id}")
-            return 0
-        lines = Lines(lines_file)
-        first = put_lines(client, topic, iter(lines), partition, attribute)
-    if not lines.ends_with_newline:
-        click.echo("metaq: the last line has no newline: get --no-final-newline writes it as it was", err=True)
+) -> None:
+    """Send BODY, or what is in a file, to TOPIC as one message."""
+    if (body is None) == (file is None):
+        raise click.UsageError("give either BODY or --file FILE")
+    content = file.read() if file is not None else (body or "").encode(errors="surrogateescape")
+    pairs = dict(pair.partition("=")[::2] for pair in properties)
+    if "" in pairs.values() or "" in pairs:
+        raise click.UsageError(f"--property {properties[0]!r} is not NAME=VALUE")
+    with connect(registry) as client:
+        sent = client.producer().send(
+            topic, content, tag=tag, keys=keys, properties=pairs, ordering_key=ordering_key, delay_level=delay_level
+        )
+    queue = sent.queue
     if as_json:
-        place = {} if first is None else {"partition": first.partition, "position": first.position}
-        print_json({"topic": topic, "messages": lines.count, "bytes": lines.bytes, **place})
-    elif first is None:
-        click.echo("stored nothing: there are no lines")
+        place = {"topic": topic, "broker": queue.broker_name, "partition": queue.partition, "offset": sent.queue_offset}
+        print_json({"id": sent.id, "offset_id": sent.offset_id, **place, "status": sent.status.name})
     else:
-        click.echo(f"stored {lines.count} messages in {topic}-{first.partition} from {first.position} on")
-    return 0
+        warning = "" if sent.status.value == 0 else f", {sent.status.name}"
+        click.echo(f"sent {sent.id} to {topic}-{queue.partition} of {queue.broker_name} at {sent.queue_offset}{warning}")
 
 
-class Writer:
-    """Writes messages to standard output: bodies as lines, or JSON."""
-
-    def __init__(self, *, as_json: bool, final_newline: bool = True) -> None:
-        self._out = sys.stdout.buffer
-        self._as_json = as_json
-        self._final_newline = final_newline
-        self._line_is_open = False
-
-    def write(self, messages: Iterable[Message]) -> None:
-        """Write whole lines, and hand them on to whoever reads them."""
-        if self._as_json:
-            parts = [json_line(describe(message)) for message in messages]
-        else:
-            parts = [b"\n"] if self._line_is_open else []
-            parts.append(b"\n".join(message.body for message in messages))
-            if self._final_newline:
-                parts.append(b"\n")
-            self._line_is_open = not self._final_newline
-        self._out.write(b"".join(parts))
-        self._out.flush()
+# -- query ------------------------------------------------------------------------------------------------------------
 
 
-def describe(message: Message) -> dict[str, Any]:
-    """A message as JSON: the body as text, or in base64 when it is not UTF-8."""
-    fields: dict[str, Any] = message._asdict()
-    try:
-        fields["body"] = message.body.decode()
-    except UnicodeDecodeError:
-        del fields["body"]
-        fields["body_base64"] = base64.b64encode(message.body).decode()
-    return fields
-
-
-@click.command()
+@message.command(
+    epilog=examples(
+        "metaq message query orders --key order-2003",
+        "metaq message query orders --id 7F0000010B2C18B4AAC20000D8A50000",
+        "metaq message query orders --from 2026-01-31T12:00 --to 2026-01-31T12:05 --count 100",
+        "metaq message query orders --from 10m --tag 'paid || refunded' --json",
+    )
+)
 @click.argument("topic")
-@partition_option(0, "Partition to read.")
-@click.option(
-    "--position",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Where to begin; 0 is the oldest message.",
-)
-@click.option("--count", type=click.IntRange(1), metavar="N", help="Messages to get at most.  [default: all]")
-@click.option(
-    "--max-bytes",
-    type=click.IntRange(1),
-    default=DEFAULT_MAX_BYTES,
-    show_default=True,
-    metavar="N",
-    help="Bytes to ask the broker for at a time.",
-)
-@click.option("-n", "--no-final-newline", is_flag=True, help="Write no newline behind the last body.")
-@broker_option
+@click.option("--key", metavar="KEY", help="With this key.")
+@click.option("--id", "message_id", metavar="ID", help="With this id, the sender's or the broker's.")
+@click.option("--from", "begin", type=When(), help="Stored then or later.")
+@click.option("--to", "end", type=When(), help="Stored before.  [default: now]")
+@click.option("--tag", metavar="TAGS", help="With one of these tags: paid || refunded.")
+@click.option("--count", type=click.IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="So many at most.")
+@registry_option
 @json_option
-def get(
+def query(
     topic: str,
-    partition: int,
-    position: int,
-    count: int | None,
-    max_bytes: int,
-    no_final_newline: bool,
-    broker: tuple[str, int],
+    key: str | None,
+    message_id: str | None,
+    begin: datetime | None,
+    end: datetime | None,
+    tag: str | None,
+    count: int,
+    registry: str,
     as_json: bool,
 ) -> int:
-    """Write TOPIC's messages from a position to the end.
+    """Find messages of TOPIC by key, by id, or by the time when they were stored.
 
-    Bodies as they are, each with a newline behind it.
+    Says on standard error what was searched. With --key the times narrow the search; brokers look at no more than 64 messages
+    with a key, the newest.
+
     """
-    writer = Writer(as_json=as_json, final_newline=not no_final_newline)
-    left = count
-    found = False
-    with connect(broker) as client:
-        for batch in client.batches(topic, partition=partition, position=position, max_bytes=max_bytes):
-            messages = batch.messages[:left]
-            writer.write(messages)
-            found = True
-            if left is not None:
-                left -= len(messages)
-                if left == 0:
-                    break
-    if not found:
-        click.echo(f"metaq: nothing in {topic}-{partition} from {position} on", err=True)
-        return FAILED
-    return 0
+    if (key is not None) + (message_id is not None) + (key is None and begin is not None) != 1:
+        raise click.UsageError("give one of --key, --id and --from")
+    matches = wanted(topic, tag, None)
+    with connect(registry) as client:
+        admin = client.admin()
+        route = admin.route(topic)
+        if message_id is not None:
+            found = by_id(admin, [topic], message_id)
+        elif key is not None:
+            found = admin.query_by_key(topic, key, most=count, begin=begin, end=end)
+        else:
+            assert begin is not None
+            found = list(islice(filter(matches, by_time(client, topic, begin, end or datetime.now(UTC))), count))
+        oldest_ms = min((one.store_ms for one in oldest(admin, topic)), default=0)
+    print_messages(list(filter(matches, found)), as_json=as_json)
+    brokers = ", ".join(sorted(data.broker_name for data in route.queues))
+    what = f"key {key!r}" if key is not None else f"id {message_id}" if message_id is not None else "time"
+    span = "".join(
+        f", {word} {local_time(round(when.timestamp() * 1000))}"
+        for word, when in (("stored from", begin), ("before", end))
+        if when is not None
+    )
+    kept = f"its oldest message was stored {local_time(oldest_ms)}" if oldest_ms else "it has no messages"
+    click.echo(f"{len(found)} found; searched {topic} on {brokers} by {what}{span}; {kept}", err=True)
+    return 0 if found else FAILED
 
 
-def last_messages(client: TextClient, topic: str, partition: int, count: int) -> tuple[list[Message], TextPosition]:
-    """The newest ``count`` messages, or all when there are fewer, and the position behind them."""
+query.help = f"{(query.help or '').rstrip()}\n\n{TIMES}"
+
+
+def oldest(admin: Admin, topic: str) -> Iterator[ReceivedMessage]:
+    """The oldest message of each partition that has any."""
+    for view in admin.queues(topic):
+        if view.begin < view.end:
+            yield from admin.read(view.queue, view.begin, view.begin + 1)
+
+
+def by_time(client: Client, topic: str, begin: datetime, end: datetime) -> Iterator[ReceivedMessage]:
+    """Messages of all partitions, the oldest first."""
+    admin = client.admin()
+    with client.pull_consumer(topic) as consumer:
+        spans = [(queue, consumer.offset_at(queue, begin), consumer.offset_at(queue, end)) for queue in consumer.partitions()]
+    return heapq.merge(*(admin.read(*span) for span in spans if span[1] < span[2]), key=attrgetter("store_ms"))
+
+
+def by_id(admin: Admin, topics: list[str], message_id: str) -> list[ReceivedMessage]:
+    """Messages with an id of either kind: a broker's names its address, and any other one was made by the sender."""
     try:
-        end = client.offset(topic, END_OF_LOG, partition=partition)
-    except Refused as error:
-        if error.code != NOT_FOUND:
-            raise
-        return [], TextPosition(0)
-    oldest = client.offset(topic, 0, partition=partition)
-    reach = _REACH_BYTES
-    # How many bytes so many messages take is not known before they are read: look back further until there are enough.
-    while count:
-        start = client.offset(topic, max(oldest, end - reach), partition=partition)
-        newest = deque(client.iterate(topic, partition=partition, position=start), maxlen=count)
-        if newest and (len(newest) == count or start <= oldest):
-            return list(newest), newest[-1].next_position
-        if start <= oldest:
-            break
-        reach *= _REACH_GROWTH
-    return [], end
+        place = decode_offset_id(message_id)
+    except BadRequest:
+        place = None
+    if place is not None and any(split_address(broker.address) == place[:2] for broker in admin.brokers()):
+        found = admin.query_by_offset_id(message_id)
+        return [] if found is None else [found]
+    return [one for topic in topics for one in admin.query_by_id(topic, message_id)]
 
 
-@click.command()
+# -- show -------------------------------------------------------------------------------------------------------------
+
+
+@message.command(epilog=examples("metaq message show 7F0000010B2C18B4AAC20000D8A50000 --topic orders"))
+@click.argument("message_id", metavar="ID")
+@click.option("--topic", metavar="TOPIC", help="Where to look for it.  [default: in all topics]")
+@registry_option
+@json_option
+def show(message_id: str, topic: str | None, registry: str, as_json: bool) -> int:
+    """Show the message with an id, the sender's or the broker's, and which groups have consumed it."""
+    with connect(registry) as client:
+        admin = client.admin()
+        system = set() if topic else set(admin.system_topics())
+        topics = [topic] if topic else [name for name in admin.topics() if name not in system]
+        found = by_id(admin, topics, message_id)
+        seen = [(one, tracks(admin, one)) for one in found]
+    for number, (one, groups) in enumerate(seen):
+        if as_json:
+            print_json({**describe(one), "groups": groups})
+            continue
+        if number:
+            click.echo()
+        print_record({**describe(one), "size": len(one.body)}, as_json=False)
+        if groups:
+            click.echo()
+            print_rows(groups, as_json=False)
+    if not found:
+        where = f"topic {topic}" if topic else f"{len(topics)} topics"
+        click.echo(f"metaq: no message with the id {message_id}; searched {where} by sender's and broker's id", err=True)
+    return 0 if found else FAILED
+
+
+# -- tail -------------------------------------------------------------------------------------------------------------
+
+
+def newest(admin: Admin, topic: str, count: int, matches: Matches) -> list[ReceivedMessage]:
+    """The newest messages of all partitions that match, the oldest of them first."""
+    found: list[ReceivedMessage] = []
+    for view in admin.queues(topic):
+        reach = count
+        # How far back so many lie is not known: look back further until there are enough.
+        while True:
+            first = max(view.begin, view.end - reach)
+            matching = [one for one in admin.read(view.queue, first, view.end) if matches(one)]
+            if len(matching) >= count or first == view.begin or reach >= FURTHEST_BACK:
+                break
+            reach = min(reach * _GROWTH, FURTHEST_BACK)
+        found += matching
+    return sorted(found, key=attrgetter("store_ms"))[-count:] if count else []
+
+
+@message.command(
+    epilog=examples(
+        "metaq message tail orders --tag 'paid || refunded' -f", 'metaq message tail orders --sql "amount > 100" -n 3 --json'
+    )
+)
 @click.argument("topic")
 @click.option("-f", "--follow", is_flag=True, help="Go on with new messages as they come, until interrupted.")
 @click.option(
-    "-n",
-    "--count",
-    type=click.IntRange(0),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="How many of the newest messages to begin with.",
+    "-n", "--count", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="How many to begin with."
 )
-@partition_option(0, "Partition to read.")
-@broker_option
+@click.option("--tag", metavar="TAGS", help="Only with one of these tags: paid || refunded.")
+@click.option("--sql", metavar="CONDITION", help="Only with properties that meet this SQL92 condition.")
+@registry_option
 @json_option
-def tail(topic: str, follow: bool, count: int, partition: int, broker: tuple[str, int], as_json: bool) -> int:
-    """Write TOPIC's newest messages, or follow it.
+def tail(topic: str, follow: bool, count: int, tag: str | None, sql: str | None, registry: str, as_json: bool) -> int:
+    """Write the newest messages of TOPIC from all partitions, or follow it.
 
-    Bodies as they are, each with a newline behind it.
+    Bodies as they are, each with a newline behind it. With a tag or a condition, up to 10,000 messages of each partition are
+    searched for the newest ones.
     """
-    writer = Writer(as_json=as_json)
-    with connect(broker) as client:
-        messages, position = last_messages(client, topic, partition, count)
-        if messages:
-            writer.write(messages)
-        elif not follow:
-            click.echo(f"metaq: nothing in {topic}-{partition}", err=True)
-            return FAILED
+    matches = wanted(topic, tag, sql)
+    with connect(registry) as client, client.pull_consumer(topic, tags=tag or EVERYTHING, sql=sql) as consumer:
+        admin = client.admin()
         if follow:
-            for batch in client.batches(topic, partition=partition, position=position, follow=True):
-                writer.write(batch.messages)
-    return 0
+            for queue in consumer.partitions():
+                consumer.read_from(queue, consumer.end_offset(queue))
+        found = newest(admin, topic, count, matches)
+        # What came between the two questions is in both answers.
+        behind = {queue: consumer.position(queue) for queue in consumer.assignment()}
+        write([one for one in found if one.queue_offset < behind.get(one.queue, one.queue_offset + 1)], as_json=as_json)
+        while follow:
+            write([one for one in consumer.poll(_WAIT_S) if matches(one)], as_json=as_json)
+    if not found and count:
+        click.echo(f"metaq: nothing in {topic}{' that matches' if tag or sql else ''}", err=True)
+    return 0 if found or not count else FAILED
+
+
+def write(found: list[ReceivedMessage], *, as_json: bool) -> None:
+    """Messages to standard output, handed on to whoever reads them."""
+    out = sys.stdout.buffer
+    out.writelines(json_line(describe(one)) if as_json else one.body + b"\n" for one in found)
+    out.flush()

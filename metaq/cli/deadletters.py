@@ -1,0 +1,154 @@
+"""``metaq dlq``: messages that groups have failed to consume, looked at and sent again."""
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, Final
+
+import click
+
+from metaq.cli.common import (
+    FAILED,
+    NOTHING_CHANGED,
+    examples,
+    json_option,
+    print_json,
+    registry_option,
+    yes_option,
+)
+from metaq.cli.messages import DEFAULT_COUNT, describe, print_messages
+from metaq.cli.tables import Row, print_rows
+from metaq.client import Producer, ReceivedMessage, connect
+from metaq.client.message import DEAD_LETTER_PREFIX, RESERVED, SHARDING_KEY
+from metaq.errors import BadRequest
+from metaq.protocol.properties import ORIGIN_ID
+
+ORIGIN: Final = "DLQ_ORIGIN_MESSAGE_ID"
+"""Property of a replayed message: the id of the one that was given up. RocketMQ 5 gives dead letters the same name."""
+PLACE: Final = "METAQ_DEAD_LETTER"
+"""Property of a replayed message: the dead letter's group and broker's id."""
+_NOT_AGAIN: Final = RESERVED | {ORIGIN_ID, ORIGIN, PLACE}
+
+TOPIC: Final = "topic"
+GROUP: Final = "group"
+
+
+@click.group()
+def dlq() -> None:
+    """Look at dead letters, and send them again."""
+
+
+@dlq.command("list", epilog=examples("metaq dlq list"))
+@registry_option
+@json_option
+def list_groups(registry: str, as_json: bool) -> None:
+    """List the groups that have dead letters, and how many."""
+    with connect(registry) as client:
+        admin = client.admin()
+        topics = [topic for topic in admin.topics() if topic.startswith(DEAD_LETTER_PREFIX)]
+        rows: list[Row] = []
+        for topic in topics:
+            queues = admin.queues(topic)
+            messages = sum(view.end - view.begin for view in queues)
+            newest_ms = max((view.updated_ms for view in queues), default=0)
+            if messages:
+                rows.append({"group": topic.removeprefix(DEAD_LETTER_PREFIX), "messages": messages, "newest_ms": newest_ms})
+    print_rows(rows, as_json=as_json)
+    if not rows and not as_json:
+        click.echo("no group has dead letters", err=True)
+
+
+@dlq.command(epilog=examples("metaq dlq show billing", "metaq dlq show billing --count 1000 --json"))
+@click.argument("group")
+@click.option("--count", type=click.IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="So many at most.")
+@registry_option
+@json_option
+def show(group: str, count: int, registry: str, as_json: bool) -> int:
+    """Show GROUP's dead letters, partition after partition, the oldest first."""
+    with connect(registry) as client:
+        found = list(islice(client.admin().dead_letters(group), count))
+    if as_json:
+        for one in found:
+            print_json({**describe(one), "topic": one.topic, "group": group})
+    else:
+        print_messages(found, as_json=False)
+    if not found:
+        click.echo(f"metaq: the group {group} has no dead letters", err=True)
+    return 0 if found else FAILED
+
+
+# -- replay -----------------------------------------------------------------------------------------------------------
+
+
+@dlq.command(
+    epilog=examples(
+        "metaq dlq replay billing                      # what would be sent",
+        "metaq dlq replay billing --yes",
+        "metaq dlq replay billing --id 7F0000010B2C18B4AAC20000D8A50000 --to group --yes",
+    )
+)
+@click.argument("group")
+@click.option("--id", "ids", multiple=True, metavar="ID", help="Only the one with this id; may be repeated.")
+@click.option("--to", "target", type=click.Choice([TOPIC, GROUP]), default=TOPIC, show_default=True, help="Where they go.")
+@click.option("--again", is_flag=True, help="Also those that were sent to their topic again before.")
+@yes_option
+@registry_option
+@json_option
+def replay(group: str, ids: tuple[str, ...], target: str, again: bool, yes: bool, registry: str, as_json: bool) -> int:
+    """Send GROUP's dead letters once more; they stay dead letters, too.
+
+    To the topic that they came from, as new messages, which all groups of the topic get: with the old id among their keys, so
+    that `metaq message query TOPIC --key ID` finds them, and as their property DLQ_ORIGIN_MESSAGE_ID. With --to group as what
+    they are, under their old id, to this group alone.
+    """
+    sent = 0
+    with connect(registry) as client, client.producer() as producer:
+        admin = client.admin()
+        letters = [one for one in admin.dead_letters(group) if not ids or one.id in ids]
+        for letter in letters:
+            before = len(admin.query_by_key(letter.topic, letter.id))
+            left_out = before > 0 and not again and target == TOPIC
+            new_id = None
+            if yes and not left_out:
+                new_id = admin.replay(group, letter).id if target == GROUP else send_again(producer, group, letter)
+            sent += not left_out
+            report(letter, before, new_id, yes=yes, left_out=left_out, as_json=as_json)
+    if missing := sorted(set(ids) - {letter.id for letter in letters}):
+        click.echo(f"metaq: no dead letter of the group {group} has the id {', '.join(missing)}", err=True)
+    if not as_json:
+        verb = "sent" if yes else "would send"
+        click.echo(f"{verb} {sent} of {len(letters)} dead letters again", err=not letters)
+        if letters and not yes:
+            click.echo(NOTHING_CHANGED, err=True)
+    return FAILED if missing or not letters else 0
+
+
+def send_again(producer: Producer, group: str, letter: ReceivedMessage) -> str:
+    """Send one dead letter to the topic that it came from; the id under which it goes."""
+    if letter.topic == letter.queue.topic:
+        raise BadRequest(f"{letter!r} does not say which topic it came from; use --to group")
+    properties: Mapping[str, str] = {name: value for name, value in letter.properties.items() if name not in _NOT_AGAIN}
+    marks = {ORIGIN: letter.id, PLACE: f"{group}@{letter.offset_id}"}
+    result = producer.send(
+        letter.topic,
+        letter.body,
+        tag=letter.tag,
+        keys=[*letter.keys, letter.id],
+        properties={**properties, **marks},
+        ordering_key=letter.properties.get(SHARDING_KEY),
+    )
+    return result.id
+
+
+def report(letter: ReceivedMessage, before: int, new_id: str | None, *, yes: bool, left_out: bool, as_json: bool) -> None:
+    """One line about one dead letter."""
+    if as_json:
+        row: dict[str, Any] = {"id": letter.id, "topic": letter.topic, "sent_before": before, "sent": yes and not left_out}
+        print_json({**row, "new_id": new_id})
+        return
+    what = f"{letter.id} to {letter.topic}"
+    if left_out:
+        click.echo(f"left out {what}: it was sent again {before} time{'s' if before > 1 else ''} before; --again sends it")
+    elif yes:
+        click.echo(f"sent {what} as {new_id}")
+    else:
+        click.echo(f"would send {what}")

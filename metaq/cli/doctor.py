@@ -1,0 +1,289 @@
+"""``metaq doctor``: is everything as a client needs it, seen from where it runs. Checks are functions of facts."""
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import click
+
+from metaq.cli.common import examples, json_option, registry_option
+from metaq.cli.doctorfacts import BrokerState, DoctorFacts, gather
+from metaq.cli.findings import Finding, Level, ok, problem, report, some, warning
+from metaq.cli.groupchecks import diagnose
+from metaq.cli.groups import DEFAULT_WATCH_S
+from metaq.client.link import split_address
+from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from metaq.client.routing import MASTER
+from metaq.client.views import permission_text
+from metaq.protocol.codes import READ, WRITE
+
+CLOCK_WARNING_MS: Final = 1_000
+CLOCK_PROBLEM_MS: Final = 60_000
+"""Questions by time, delays and retention then mean something else here than there."""
+DISK_WARNING: Final = 0.75
+DISK_PROBLEM: Final = 0.90
+"""Where the broker does not say its own limits: as RocketMQ's."""
+GIB: Final = 1024**3
+_FREE: Final = re.compile(r"Free : ([\d.]+) GiB")
+
+ANYWHERE: Final = "anywhere"
+HERE: Final = "this machine"
+
+
+def examine(facts: DoctorFacts) -> list[Finding]:
+    """All checks, from the outside in."""
+    return [finding for check in CHECKS for finding in check(facts)]
+
+
+# -- registries -------------------------------------------------------------------------------------------------------
+
+
+def check_registries(facts: DoctorFacts) -> Iterator[Finding]:
+    """Each registry answers, and they know the same brokers."""
+    for state in facts.registries:
+        if state.error is None:
+            yield ok("registry", f"{state.address} answers")
+        else:
+            advice = "is it started there, is the address right, does a firewall let it through?"
+            yield problem("registry", f"{state.address} does not answer: {state.error}", advice)
+    answering = [state for state in facts.registries if state.error is None]
+    if len({state.brokers for state in answering}) > 1:
+        told = "; ".join(f"{state.address}: {some(broker.name for broker in state.brokers) or 'none'}" for state in answering)
+        yield warning(
+            "registry", f"registries know different brokers: {told}", "name all registries to all brokers (registries)"
+        )
+
+
+def check_registered(facts: DoctorFacts) -> Iterator[Finding]:
+    """There are brokers, and every name has a master."""
+    if facts.brokers:
+        names = {state.broker.name for state in facts.brokers}
+        yield ok("brokers", f"{len(facts.brokers)} registered: {some(names)}")
+        for name in sorted(names - {state.broker.name for state in facts.brokers if state.broker.broker_id == MASTER}):
+            yield problem("brokers", f"{name} has replicas and no master: it takes no messages", "start its master")
+    elif any(state.error is None for state in facts.registries):
+        advice = "start one that names this registry (registries), or name another registry with --registry"
+        yield problem("brokers", "no broker is registered", advice)
+
+
+# -- brokers ----------------------------------------------------------------------------------------------------------
+
+
+def reach_of(host: str) -> str | None:
+    """For whom an address that clients are told means something: ``None`` for everybody."""
+    if host == "localhost":
+        return HERE
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    if address.is_unspecified:
+        return ANYWHERE
+    return HERE if address.is_loopback else None
+
+
+def check_advertised(facts: DoctorFacts) -> Iterator[Finding]:
+    """The addresses that clients are told mean something to clients elsewhere, too."""
+    remote = [state.address for state in facts.registries if reach_of(split_address(state.address)[0]) is None]
+    for state in facts.brokers:
+        reach = reach_of(split_address(state.broker.address)[0])
+        what = f"{state.broker.name} tells clients to connect to {state.broker.address}"
+        advice = "set advertise to HOST:PORT under which clients reach the broker"
+        if reach == ANYWHERE:
+            yield problem("advertised", f"{what}, which is no address to connect to", advice)
+        elif reach == HERE and remote:
+            yield problem("advertised", f"{what}, while the registry {remote[0]} is on another machine", advice)
+
+
+def check_reached(facts: DoctorFacts) -> Iterator[Finding]:
+    """Each broker answers under its address, and is the one that it should be."""
+    processes = Counter(state.identity.identity for state in facts.brokers if state.identity is not None)
+    for state in facts.brokers:
+        name, address = state.broker.name, state.broker.address
+        if state.error is not None:
+            advice = "set advertise to an address that is reached from here, or open the way to it"
+            yield problem("reached", f"{name} is not reached at {address}: {state.error}", advice)
+        elif state.identity is None:
+            yield ok("reached", f"{name} answers at {address}; it cannot tell who it is")
+        elif state.identity.name != name:
+            found = f"{state.identity.name or 'a registry'} answers at {address}, where clients look for {name}"
+            yield problem("reached", found, f"set advertise of {name} to its own address")
+        elif processes[state.identity.identity] > 1:
+            found = f"the process at {address} is registered under several addresses"
+            yield warning("reached", found, "the older registration goes after two minutes; else correct advertise")
+        else:
+            yield ok("reached", f"{name} answers at {address}")
+
+
+def check_writable(facts: DoctorFacts) -> Iterator[Finding]:
+    """Masters take messages and give them."""
+    for state in masters(facts):
+        name = state.broker.name
+        refusal = state.info.get("metaqWritable", "yes")
+        permission = int(state.config.get("brokerPermission", READ | WRITE))
+        if refusal != "yes":
+            yield problem(
+                "writable", f"{name} stores nothing: {refusal}", "free the disk, or look at the broker's log and restart it"
+            )
+        elif permission & (READ | WRITE) != READ | WRITE:
+            found = f"{name} as a whole is restricted to {permission_text(permission)}"
+            yield problem("writable", found, "set its brokerPermission to 6 again")
+        else:
+            yield ok("writable", f"{name} takes and gives messages")
+
+
+def masters(facts: DoctorFacts) -> list[BrokerState]:
+    """Those that answered."""
+    return [state for state in facts.brokers if state.error is None and state.broker.broker_id == MASTER]
+
+
+def check_clocks(facts: DoctorFacts) -> Iterator[Finding]:
+    """The clocks here and there agree."""
+    for state in facts.brokers:
+        if state.ahead_ms is None:
+            continue
+        off_ms = abs(state.ahead_ms)
+        way = "ahead of" if state.ahead_ms > 0 else "behind"
+        found = f"the clock of {state.broker.name} is {off_ms / 1000:.1f} s {way} this one"
+        advice = "set both by NTP: searches by time and delays are off by as much"
+        if off_ms >= CLOCK_WARNING_MS:
+            yield (problem if off_ms >= CLOCK_PROBLEM_MS else warning)("clock", found, advice)
+        else:
+            yield ok("clock", f"the clock of {state.broker.name} agrees with this one")
+
+
+def check_disks(facts: DoctorFacts) -> Iterator[Finding]:
+    """There is room."""
+    for state in facts.brokers:
+        if "commitLogDiskRatio" not in state.info:
+            continue
+        ratio = float(state.info["commitLogDiskRatio"])
+        limits = state.config
+        clean, refuse = float(limits.get("clean_ratio", DISK_WARNING)), float(limits.get("refuse_ratio", DISK_PROBLEM))
+        free = _FREE.search(state.info.get("commitLogDirCapacity", ""))
+        # a broker that has so much left takes no notice of ratios
+        ample = free is not None and float(free[1]) * GIB >= int(limits.get("ample_free_bytes", 1 << 62))
+        used = f"the disk of {state.broker.name} is {ratio:.0%} full"
+        if ratio >= refuse and not ample:
+            yield problem(
+                "disk", f"{used}: it refuses messages from {refuse:.0%} on", "make room, or keep messages for less long"
+            )
+        elif ratio >= clean and not ample:
+            yield warning(
+                "disk", f"{used}: it deletes old messages from {clean:.0%} on", "make room, or keep messages for less long"
+            )
+        else:
+            yield ok("disk", used)
+
+
+# -- topics and groups ------------------------------------------------------------------------------------------------
+
+
+def check_gathering(facts: DoctorFacts) -> Iterator[Finding]:
+    """Topics and groups could be asked about."""
+    if facts.gathering is not None:
+        yield warning("topics", f"topics and groups are not looked at: {facts.gathering}", "see above")
+
+
+def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
+    """Topics are where the registry says, and can be used."""
+    own = [view for view in facts.topics if not view.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))]
+    shut = sorted(
+        {f"{view.topic} ({view.permission_text})" for view in own if view.permission & (READ | WRITE) != READ | WRITE}
+    )
+    if shut:
+        yield warning(
+            "topics",
+            f"not everybody may send and consume: {some(shut)}",
+            "if not meant: metaq topic create TOPIC --permission rw",
+        )
+    if facts.topics:
+        yield ok("topics", f"{len({view.topic for view in own})} topics")
+
+
+def check_routes(facts: DoctorFacts) -> Iterator[Finding]:
+    """The topics that were asked about lead somewhere."""
+    live = {state.broker.name for state in masters(facts)}
+    for look in facts.looks:
+        if look.error is not None:
+            yield problem("route", look.error, "metaq topic list shows what there is")
+            continue
+        dead = sorted({view.broker_name for view in look.views} - live)
+        if dead:
+            yield problem(
+                "route", f"{look.topic} leads to {some(dead)}, which does not answer", "start it, or wait until it is expired"
+            )
+        where = ", ".join(f"{view.broker_name} ({view.permission_text}, {view.write_partitions})" for view in look.views)
+        closed = [view.broker_name for view in look.views if not view.permission & WRITE]
+        if closed:
+            advice = f"metaq topic create {look.topic} --permission rw"
+            yield warning("route", f"{look.topic} takes no messages on {some(closed)}", advice)
+        elif not dead:
+            yield ok("route", f"{look.topic} is on {where}")
+
+
+def check_groups(facts: DoctorFacts) -> Iterator[Finding]:
+    """What keeps groups from consuming; a line for each that has nothing of it."""
+    for group in facts.groups:
+        findings = diagnose(group)
+        bad = [finding for finding in findings if finding.level is not Level.OK]
+        if bad:
+            yield from (
+                finding._replace(check=f"group {group.group}", found=f"{finding.check}: {finding.found}") for finding in bad
+            )
+        else:
+            yield ok(f"group {group.group}", f"{len(findings)} checks passed")
+    if facts.brokers and not facts.groups and facts.gathering is None:
+        yield ok("groups", "no group consumes now")
+
+
+Check = Callable[[DoctorFacts], Iterator[Finding]]
+
+CHECKS: Final[tuple[Check, ...]] = (
+    check_registries,
+    check_registered,
+    check_advertised,
+    check_reached,
+    check_writable,
+    check_clocks,
+    check_disks,
+    check_gathering,
+    check_topics,
+    check_routes,
+    check_groups,
+)
+
+
+@click.command(
+    epilog=examples(
+        "metaq doctor", "metaq doctor --registry 10.0.0.1:9876 --topic orders --group billing", "metaq doctor --json"
+    )
+)
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Also look at this topic's route; may be repeated.")
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="GROUP",
+    help="Look at this group; may be repeated.  [default: all that consume now]",
+)
+@click.option(
+    "--watch",
+    "watch_s",
+    type=click.FloatRange(0, 600),
+    default=DEFAULT_WATCH_S,
+    show_default=True,
+    metavar="S",
+    help="Seconds to see whether offsets move, for all groups together; it ends early when they do.",
+)
+@registry_option
+@json_option
+def doctor(topics: tuple[str, ...], groups: tuple[str, ...], watch_s: float, registry: str, as_json: bool) -> int:
+    """Check from here whether clients can work: registries, brokers, addresses, topics, groups.
+
+    Each check is one line: ok, warning or problem, what was found, and what to do. Run it where the clients run. Nothing is
+    changed. Exit code 0 when all is well, 1 with a warning, 2 with a problem.
+    """
+    return report(examine(gather(registry, topics, groups, watch_s)), as_json=as_json)

@@ -1,0 +1,141 @@
+"""What a client sees of registries and brokers, from where it runs."""
+
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from metaq.cli.groupfacts import GroupFacts, collect
+from metaq.client import Admin, connect
+from metaq.client.routing import MASTER
+from metaq.client.views import BrokerIdentity, BrokerView, TopicView
+from metaq.errors import ClientError, Refused
+from metaq.message import MessageQueue
+from metaq.protocol.codes import Response
+
+
+class RegistryState(NamedTuple):
+    """One registry."""
+
+    address: str
+    error: str | None = None
+    """Why it cannot be asked, in the words of the operating system."""
+    brokers: tuple[BrokerView, ...] = ()
+
+
+class BrokerState(NamedTuple):
+    """One broker process, asked under the address that clients are told."""
+
+    broker: BrokerView
+    error: str | None = None
+    identity: BrokerIdentity | None = None
+    """``None`` when it does not know the question: it is no metaq."""
+    info: Mapping[str, str] = {}
+    config: Mapping[str, str] = {}
+    ahead_ms: int | None = None
+    """How far its clock is ahead of the one here; ``None`` when it does not tell the time."""
+
+
+class TopicLook(NamedTuple):
+    """One topic that was asked about."""
+
+    topic: str
+    error: str | None = None
+    views: tuple[TopicView, ...] = ()
+    queues: tuple[MessageQueue, ...] = ()
+    """Those that can be read."""
+
+
+class DoctorFacts(NamedTuple):
+    """Everything together."""
+
+    registries: tuple[RegistryState, ...]
+    brokers: tuple[BrokerState, ...] = ()
+    topics: tuple[TopicView, ...] = ()
+    """How masters have the topics of users."""
+    registered: tuple[str, ...] = ()
+    """All topics that the registry knows."""
+    looks: tuple[TopicLook, ...] = ()
+    groups: tuple[GroupFacts, ...] = ()
+    gathering: str | None = None
+    """Why topics and groups could not be asked about."""
+
+
+def gather(registry: str, topics: tuple[str, ...], groups: tuple[str, ...], watch_s: float) -> DoctorFacts:
+    """Ask for all of it. Without ``groups``, about each group that has members or is behind."""
+    with connect(registry) as client:
+        admin = client.admin()
+        states = tuple(registry_state(address) for address in admin.registries)
+        brokers = tuple(sorted({broker for state in states for broker in state.brokers}))
+        facts = DoctorFacts(states)
+        if not brokers:
+            return facts
+        facts = facts._replace(brokers=tuple(broker_state(admin, broker) for broker in brokers))
+        if any(state.error for state in facts.brokers if state.broker.broker_id == MASTER):
+            return facts._replace(gathering="not every master can be asked")
+        try:
+            return look_further(admin, facts, topics, groups, watch_s)
+        except ClientError as error:
+            return facts._replace(gathering=str(error))
+
+
+def registry_state(address: str) -> RegistryState:
+    """Ask one registry, and no other one instead."""
+    with connect(address) as client:
+        admin = client.admin()
+        try:
+            identity_of(admin, address)
+            return RegistryState(address, None, tuple(admin.brokers()))
+        except ClientError as error:
+            return RegistryState(address, str(error))
+
+
+def broker_state(admin: Admin, broker: BrokerView) -> BrokerState:
+    """Ask one broker process."""
+    try:
+        identity = identity_of(admin, broker.address)
+        before = time.time_ns()
+        info = admin.broker_info(broker.address)
+        middle_ms = (before + time.time_ns()) // 2_000_000
+        config = admin.broker_config(broker.address)
+    except ClientError as error:
+        return BrokerState(broker, str(error))
+    ahead_ms = int(info["metaqNow"]) - middle_ms if "metaqNow" in info else None
+    return BrokerState(broker, None, identity, info, config, ahead_ms)
+
+
+def identity_of(admin: Admin, address: str) -> BrokerIdentity | None:
+    """Who answers; ``None`` when that is no metaq."""
+    try:
+        return admin.identity(address)
+    except Refused as error:
+        if error.code != Response.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+        return None
+
+
+def look_further(
+    admin: Admin, facts: DoctorFacts, topics: tuple[str, ...], groups: tuple[str, ...], watch_s: float
+) -> DoctorFacts:
+    """Topics and groups."""
+    system = set(admin.system_topics())
+    names = groups or tuple(view.name for view in admin.groups() if concerns(admin, view.name))
+    deadline = time.monotonic() + watch_s
+    return facts._replace(
+        topics=tuple(view for view in admin.all_topic_configs() if view.topic not in system),
+        registered=tuple(admin.topics()),
+        looks=tuple(topic_look(admin, topic) for topic in topics),
+        groups=tuple(collect(admin, name, None, max(0.0, deadline - time.monotonic())) for name in names),
+    )
+
+
+def concerns(admin: Admin, group: str) -> bool:
+    """Whether somebody consumes in a group now."""
+    return admin.members(group) is not None
+
+
+def topic_look(admin: Admin, topic: str) -> TopicLook:
+    """One topic, by its route."""
+    try:
+        return TopicLook(topic, None, tuple(admin.topic_config(topic)), admin.readable(topic))
+    except ClientError as error:
+        return TopicLook(topic, str(error))

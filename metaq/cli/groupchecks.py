@@ -1,0 +1,274 @@
+"""Why a group does not consume: each possible cause as a function of the facts, which asks nobody anything."""
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from metaq.cli.findings import Finding, ok, problem, some, warning
+from metaq.cli.groupfacts import GroupFacts, TopicState
+from metaq.client import Model
+from metaq.client.message import RETRY_PREFIX
+from metaq.client.views import LagView
+from metaq.errors import RouteProblem
+from metaq.message import MessageQueue
+from metaq.protocol.record import TAGS
+from metaq.protocol.sql92 import compile_expression
+from metaq.protocol.subscription import ExpressionKind, Subscription, parse_subscription
+
+_TOPIC_ADVICE: Final = {
+    RouteProblem.REGISTRY_UNREACHABLE: "start a registry, or name another one with --registry",
+    RouteProblem.TOPIC_ABSENT: "create it: metaq topic create {topic}; is the name right?",
+    RouteProblem.NO_LIVE_MASTER: "start the broker that has it; metaq cluster brokers lists those that live",
+    RouteProblem.NO_PERMISSION: "metaq topic create {topic} --permission rw, or make the broker readable again",
+}
+
+
+def diagnose(facts: GroupFacts) -> list[Finding]:
+    """All checks, in the order in which a person would ask."""
+    return [finding for check in CHECKS for finding in check(facts)]
+
+
+def check_brokers(facts: GroupFacts) -> Iterator[Finding]:
+    """Brokers that this machine does not reach: consumers may not, either."""
+    for side in facts.brokers:
+        if side.error is not None:
+            found = f"{side.broker.name} at {side.broker.address} cannot be asked: {side.error}"
+            yield problem("broker", found, "metaq doctor checks the addresses that brokers are registered under")
+    if not facts.brokers:
+        yield problem("broker", "no broker is registered", "start one, or name another registry with --registry")
+
+
+def check_known(facts: GroupFacts) -> Iterator[Finding]:
+    """The group exists."""
+    if facts.settings is not None:
+        yield ok("group", f"{facts.group} is known")
+    elif facts.brokers:
+        names = {name for side in facts.brokers for name in side.names}
+        alike = difflib.get_close_matches(facts.group, sorted(names))
+        found = f"no broker knows the group {facts.group}" + (f"; alike: {', '.join(alike)}" if alike else "")
+        yield problem("group", found, "check the name; its first consumer makes a group")
+
+
+def check_members(facts: GroupFacts) -> Iterator[Finding]:
+    """Somebody consumes."""
+    members = facts.members
+    if not members:
+        advice = "start one; one that runs has another group name, or uses another registry or cluster"
+        yield problem("consumers", "no consumer is connected", advice)
+        return
+    yield ok("consumers", f"{len(members)} connected: {some(members)}")
+    silent = [client_id for client_id, work in facts.works.items() if work is None]
+    if silent:
+        yield warning("consumers", f"no answer from {some(silent)}", "it hangs, or is a client that cannot tell what it does")
+
+
+def check_settings(facts: GroupFacts) -> Iterator[Finding]:
+    """Brokers let the group consume."""
+    for side in facts.brokers:
+        settings, name = side.settings, side.broker.name
+        if settings is None:
+            continue
+        if not settings.consume_enable:
+            advice = f"metaq group update {facts.group} --consume"
+            yield problem("enabled", f"consuming is disabled for the group on {name}", advice)
+        elif facts.model == Model.BROADCASTING.value and not settings.consume_broadcast_enable:
+            advice = f"metaq group update {facts.group} --broadcast"
+            yield problem("enabled", f"broadcast consuming is disabled for the group on {name}", advice)
+        else:
+            yield ok("enabled", f"{name} lets the group consume")
+
+
+def check_topics(facts: GroupFacts) -> Iterator[Finding]:
+    """What it subscribes to is there and can be read."""
+    if facts.members and not facts.topics:
+        yield problem("topic", "the group subscribes to no topic", "call subscribe() in the consumers")
+    for topic in facts.topics:
+        if topic.problem is not None:
+            yield problem("topic", topic.details, _TOPIC_ADVICE[topic.problem].format(topic=topic.name))
+        elif facts.members and topic.name == facts.asked_topic and not _is_subscribed(facts, topic.name):
+            yield problem("topic", f"no member subscribes to {topic.name}", "subscribe to it, or ask about another group")
+        else:
+            yield ok("topic", f"{topic.name} can be read, {len(topic.queues)} partitions")
+
+
+def _is_subscribed(facts: GroupFacts, topic: str) -> bool:
+    known = [work.subscriptions for work in facts.works.values() if work is not None]
+    return any(topic in subscriptions for subscriptions in known) or len(known) < len(facts.works)
+
+
+def check_reach(facts: GroupFacts) -> Iterator[Finding]:
+    """Consumers are connected to every broker that has what they want (else they consume from the others alone)."""
+    holding = {queue.broker_name for topic in facts.topics for queue in topic.queues}
+    for side in facts.brokers:
+        if side.broker.name not in holding or side.error is not None or not facts.members:
+            continue
+        here = set() if side.members is None else {member.client_id for member in side.members.members}
+        missing = facts.members.keys() - here
+        if missing:
+            found = f"{some(missing)} not connected to {side.broker.name} at {side.broker.address}"
+            yield problem("reach", found, "can that address be reached from where they run? metaq doctor, run there, tells")
+        else:
+            yield ok("reach", f"all consumers are connected to {side.broker.name}")
+
+
+def check_subscriptions(facts: GroupFacts) -> Iterator[Finding]:
+    """All members want the same: what the owner of a partition does not want, nobody of the group gets."""
+    works = {client_id: work for client_id, work in facts.works.items() if work is not None}
+    if len(works) < 2:
+        return
+    differing = False
+    for topic in facts.topics:
+        wanted: dict[str, list[str]] = {}
+        for client_id, work in works.items():
+            subscription = work.subscriptions.get(topic.name)
+            text = "not subscribed" if subscription is None else f"{subscription.kind} {subscription.expression}"
+            wanted.setdefault(text, []).append(client_id)
+        if len(wanted) > 1:
+            differing = True
+            found = "; ".join(f"{text} by {some(clients)}" for text, clients in sorted(wanted.items()))
+            advice = "subscribe all members alike, or give them different groups: messages are missed"
+            yield problem("subscriptions", f"members want different things of {topic.name}: {found}", advice)
+    if not differing:
+        yield ok("subscriptions", f"all {len(works)} members subscribe alike")
+
+
+def check_owners(facts: GroupFacts) -> Iterator[Finding]:
+    """Every partition belongs to exactly one member."""
+    works = {client_id: work for client_id, work in facts.works.items() if work is not None}
+    if not works or len(works) < len(facts.works) or facts.model == Model.BROADCASTING.value:
+        return
+    owners: dict[MessageQueue, list[str]] = {}
+    for client_id, work in works.items():
+        for queue in work.queues:
+            owners.setdefault(queue, []).append(client_id)
+    for topic in facts.topics:
+        if topic.problem is not None or not _is_subscribed(facts, topic.name):
+            continue
+        orphans = [queue for queue in topic.queues if queue not in owners]
+        shared = [queue for queue in topic.queues if len(owners.get(queue, ())) > 1]
+        if orphans:
+            advice = "do all members subscribe alike, and use the same allocation strategy? restart one to share anew"
+            yield problem("owners", f"nobody consumes {places(orphans)}", advice)
+        if shared:
+            advice = "members that see each other share anew within 20 s; do all use the same allocation strategy?"
+            yield warning("owners", f"several members consume {places(shared)}", advice)
+        if not orphans and not shared:
+            yield ok("owners", f"every partition of {topic.name} has one owner")
+
+
+def check_progress(facts: GroupFacts) -> Iterator[Finding]:
+    """Where something is left to consume, offsets move."""
+    if not facts.members or facts.model == Model.BROADCASTING.value:
+        return
+    lagging = [lag for lag in facts.lags if lag.lag and not lag.queue.topic.startswith(RETRY_PREFIX)]
+    if not lagging:
+        yield ok("progress", "everything is consumed: there is nothing left to deliver")
+        return
+    stuck = [lag for lag in lagging if facts.later.get(lag.queue, lag.committed) == lag.committed]
+    behind = sum(lag.lag for lag in lagging)
+    if not facts.watched_s:
+        yield ok("progress", f"{behind} messages behind; whether offsets move was not watched (--watch)")
+    elif stuck:
+        found = f"offsets did not move in {facts.watched_s:.0f} s: {', '.join(map(_told, stuck[:3]))}{_in_hand(facts, stuck)}"
+        yield problem("progress", found, "look at what the listener does: stack traces and logs of the consumer")
+    else:
+        yield ok("progress", f"{behind} messages behind, and offsets move")
+
+
+def _told(lag: LagView) -> str:
+    return f"{place(lag.queue)} at {lag.committed} of {lag.end}"
+
+
+def _in_hand(facts: GroupFacts, stuck: list[LagView]) -> str:
+    """What members say that they hold of partitions that do not move."""
+    works = [work for work in facts.works.values() if work is not None]
+    buffered = sum(work.queues[lag.queue].buffered for work in works for lag in stuck if lag.queue in work.queues)
+    return f"; the consumer holds {buffered} of these messages and has not finished them" if buffered else ""
+
+
+def check_offsets(facts: GroupFacts) -> Iterator[Finding]:
+    """No offset lies behind the end, where nothing comes before the partition has grown so far."""
+    ahead = [lag for lag in facts.lags if lag.committed > lag.end]
+    if ahead:
+        found = f"committed offsets lie beyond the end: {', '.join(map(_told, ahead[:3]))}"
+        topic = ahead[0].queue.topic
+        advice = f"the topic was made anew, or data was lost; metaq group reset-offset {facts.group} {topic} --to-begin --yes"
+        yield problem("offsets", found, advice)
+    elif facts.lags:
+        yield ok("offsets", "no offset lies beyond the end of its partition")
+
+
+def check_filter(facts: GroupFacts) -> Iterator[Finding]:
+    """What the members want lets some of the newest messages pass."""
+    for topic in facts.topics:
+        for subscription in _wanted(facts, topic):
+            if not topic.newest:
+                continue
+            if any(_passes(subscription, properties) for properties in topic.newest):
+                yield ok("filter", f"{subscription.expression} lets messages of {topic.name} pass")
+            else:
+                tags = sorted({properties.get(TAGS, "none") for properties in topic.newest})
+                found = f"{subscription.expression} lets none of the newest {len(topic.newest)} messages of {topic.name} pass"
+                yield warning("filter", f"{found}; their tags: {some(tags)}", "is the expression meant? capitals count")
+
+
+def _wanted(facts: GroupFacts, topic: TopicState) -> set[Subscription]:
+    """The different expressions of all members."""
+    found: dict[tuple[str, str], Subscription] = {}
+    for work in facts.works.values():
+        if work is not None and topic.name in work.subscriptions:
+            one = work.subscriptions[topic.name]
+            found[one.kind, one.expression] = one
+    if not found:
+        for side in facts.brokers:
+            if side.members is not None and topic.name in side.members.subscriptions:
+                kind, expression = side.members.kinds[topic.name], side.members.subscriptions[topic.name]
+                found[kind, expression] = parse_subscription(topic.name, expression, 0, kind)
+    return set(found.values())
+
+
+def _passes(subscription: Subscription, properties: Mapping[str, str]) -> bool:
+    if subscription.kind is ExpressionKind.SQL92:
+        return compile_expression(subscription.expression)(properties)
+    return subscription.matches_tag(properties.get(TAGS))
+
+
+def check_retries(facts: GroupFacts) -> Iterator[Finding]:
+    """Failures do not pile up."""
+    waiting = sum(lag.lag for lag in facts.lags if lag.queue.topic.startswith(RETRY_PREFIX))
+    if waiting:
+        found = f"{waiting} messages that failed wait to be delivered again"
+        yield warning("retries", found, "the listener fails: look at the consumer's log")
+    if facts.dead_letters:
+        found = f"{facts.dead_letters} messages were given up"
+        yield warning("dead letters", found, f"metaq dlq show {facts.group}; then metaq dlq replay {facts.group}")
+    if not waiting and not facts.dead_letters:
+        yield ok("retries", "no message waits to be delivered again, and there are no dead letters")
+
+
+def place(queue: MessageQueue) -> str:
+    """A partition, for a person."""
+    return f"{queue.topic}-{queue.partition} of {queue.broker_name}"
+
+
+def places(queues: list[MessageQueue]) -> str:
+    """Several of them, shortly."""
+    return some(map(place, queues))
+
+
+Check = Callable[[GroupFacts], Iterator[Finding]]
+
+CHECKS: Final[tuple[Check, ...]] = (
+    check_brokers,
+    check_known,
+    check_settings,
+    check_topics,
+    check_members,
+    check_reach,
+    check_subscriptions,
+    check_owners,
+    check_offsets,
+    check_filter,
+    check_retries,
+    check_progress,
+)

@@ -1,0 +1,314 @@
+"""``metaq group``: consumer groups, how far they are, and why one does not consume."""
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final
+
+import click
+
+from metaq.cli.common import (
+    FAILED,
+    NOTHING_CHANGED,
+    Decorated,
+    examples,
+    json_option,
+    print_json,
+    registry_option,
+    yes_option,
+)
+from metaq.cli.findings import report
+from metaq.cli.groupchecks import diagnose
+from metaq.cli.groupfacts import collect, messages_in, work_of
+from metaq.cli.tables import Row, print_record, print_rows
+from metaq.cli.times import TIMES, When
+from metaq.client import Admin, ConsumeFrom, connect
+from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from metaq.client.views import GroupView, LagView, MemberView
+
+SYSTEM_GROUP: Final = re.compile(r"CID_RMQ_SYS_.*|CID_ONS.*|TOOLS_CONSUMER|FILTERSRV_CONSUMER|SELF_TEST_.*")
+"""Groups of brokers and of their tools."""
+DEFAULT_WATCH_S: Final = 12.0
+"""Clients commit every 5 s, Java's too: two chances."""
+
+
+@click.group()
+def group() -> None:
+    """Look at consumer groups, move their offsets, find out why one does not consume."""
+
+
+def one_group(command: Callable[..., Any]) -> Decorated:
+    """Adds what all commands about one group take."""
+    return click.argument("group")(registry_option(json_option(command)))
+
+
+def view_of(admin: Admin, name: str) -> GroupView | None:
+    """A group as brokers treat it; ``None`` when none knows it."""
+    return next((view for view in admin.groups() if view.name == name), None)
+
+
+def not_there(name: str) -> int:
+    click.echo(f"metaq: no broker knows the group {name}; metaq group list shows those that there are", err=True)
+    return FAILED
+
+
+# -- looking ----------------------------------------------------------------------------------------------------------
+
+
+@group.command("list", epilog=examples("metaq group list", "metaq group list --json"))
+@click.option("--all", "show_all", is_flag=True, help="Also groups of brokers themselves and of tools.")
+@registry_option
+@json_option
+def list_groups(show_all: bool, registry: str, as_json: bool) -> None:
+    """List consumer groups: how many members consume now, what, and how many messages they are behind."""
+    with connect(registry) as client:
+        admin = client.admin()
+        views = [view for view in admin.groups() if show_all or not SYSTEM_GROUP.fullmatch(view.name)]
+        rows = [summary(admin, view) for view in views]
+    print_rows(rows, as_json=as_json)
+    if not rows and not as_json:
+        click.echo("no groups", err=True)
+
+
+def summary(admin: Admin, view: GroupView) -> Row:
+    """A group in one line."""
+    online = admin.members(view.name)
+    lags = admin.group_lag(view.name)
+    topics = {lag.queue.topic for lag in lags} | set(() if online is None else online.subscriptions)
+    return {
+        "group": view.name,
+        "members": 0 if online is None else len(online.members),
+        "model": "" if online is None else online.model.lower(),
+        "topics": sorted(topic for topic in topics if not topic.startswith(RETRY_PREFIX)),
+        "lag": sum(lag.lag for lag in lags),
+        "enabled": view.consume_enable,
+    }
+
+
+@group.command(epilog=examples("metaq group show billing", "metaq group show billing --json"))
+@one_group
+def show(group: str, registry: str, as_json: bool) -> int:
+    """Show GROUP: how brokers treat it, who is in it, what each member wants and consumes."""
+    with connect(registry) as client:
+        admin = client.admin()
+        view = view_of(admin, group)
+        if view is None:
+            return not_there(group)
+        dead = messages_in(admin, f"{DEAD_LETTER_PREFIX}{group}")
+        row = {**summary(admin, view), "retry_max_times": view.retry_max_times, "dead_letters": dead}
+        online = admin.members(group)
+        members = [described(admin, group, member) for member in (() if online is None else online.members)]
+    if as_json:
+        print_json({**row, "clients": members})
+        return 0
+    print_record(row, as_json=False)
+    if members:
+        click.echo()
+        print_rows(members, as_json=False, hidden=("registries",))
+    return 0
+
+
+def described(admin: Admin, group: str, member: MemberView) -> Row:
+    """A member, and what it says about itself."""
+    work = work_of(admin, group, member.client_id)
+    row = {"client_id": member.client_id, "address": member.address, "language": member.language, "version": member.version}
+    if work is None:
+        return {**row, "partitions": None, "subscriptions": None, "registries": None}
+    topics = {queue.topic for queue in work.queues if not queue.topic.startswith(RETRY_PREFIX)}
+    partitions = {topic: sum(queue.topic == topic for queue in work.queues) for topic in sorted(topics)}
+    wanted = {name: one.expression for name, one in work.subscriptions.items() if not name.startswith(RETRY_PREFIX)}
+    return {**row, "partitions": partitions, "subscriptions": wanted, "registries": work.registries}
+
+
+@group.command(epilog=examples("metaq group lag billing", "metaq group lag billing --topic orders --json"))
+@click.option("--topic", metavar="TOPIC", help="Only in this topic.")
+@one_group
+def lag(group: str, topic: str | None, registry: str, as_json: bool) -> int:
+    """Show how far GROUP is in each partition."""
+    with connect(registry) as client:
+        admin = client.admin()
+        if view_of(admin, group) is None:
+            return not_there(group)
+        lags = admin.group_lag(group, topic)
+    print_rows(map(lag_row, lags), as_json=as_json)
+    if not as_json:
+        click.echo(f"{sum(view.lag for view in lags)} messages behind")
+    return 0
+
+
+def lag_row(view: LagView) -> Row:
+    """A partition, for the table."""
+    return {
+        "topic": view.queue.topic,
+        "broker": view.queue.broker_name,
+        "partition": view.queue.partition,
+        "committed": view.committed,
+        "end": view.end,
+        "lag": view.lag,
+        "consumed_ms": view.consumed_ms,
+    }
+
+
+# -- changing ---------------------------------------------------------------------------------------------------------
+
+
+@group.command(
+    "reset-offset",
+    epilog=examples(
+        "metaq group reset-offset billing orders --to-time 2h         # what would change",
+        "metaq group reset-offset billing orders --to-time 2026-01-31T12:00 --yes",
+        "metaq group reset-offset billing --to-end --yes              # all its topics",
+        "metaq group reset-offset billing orders --to-offset 100 --partition 3 --yes",
+    ),
+    help=f"""Have GROUP go on elsewhere in TOPICs, or in all its topics.
+
+    Members that are connected go on there at once, and what they have in hand they may still finish.
+
+    {TIMES}""",
+)
+@click.argument("group")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--to-time", type=When(), help="To the first message stored then or later.")
+@click.option("--to-offset", type=click.IntRange(0), metavar="N", help="To this offset, as far as a partition has it.")
+@click.option("--to-begin", is_flag=True, help="To the oldest message.")
+@click.option("--to-end", is_flag=True, help="To what comes from now on.")
+@click.option(
+    "--partition",
+    "partitions",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="N",
+    help="Only in this partition; may be repeated.",
+)
+@yes_option
+@registry_option
+@json_option
+def reset_offset(
+    group: str,
+    topics: tuple[str, ...],
+    to_time: datetime | None,
+    to_offset: int | None,
+    to_begin: bool,
+    to_end: bool,
+    partitions: tuple[int, ...],
+    yes: bool,
+    registry: str,
+    as_json: bool,
+) -> int:
+    given = (to_time, to_offset, ConsumeFrom.FIRST if to_begin else None, ConsumeFrom.LAST if to_end else None)
+    chosen = [to for to in given if to is not None]
+    if len(chosen) != 1:
+        raise click.UsageError("give one of --to-time, --to-offset, --to-begin and --to-end")
+    with connect(registry) as client:
+        admin = client.admin()
+        if view_of(admin, group) is None:
+            return not_there(group)
+        names = topics or [topic for topic in admin.topics_of_group(group) if not topic.startswith(RETRY_PREFIX)]
+        changes = [
+            change
+            for topic in names
+            for change in admin.reset_offset(group, topic, chosen[0], partitions=partitions or None, apply=yes)
+        ]
+    rows = [
+        {
+            "topic": change.queue.topic,
+            "broker": change.queue.broker_name,
+            "partition": change.queue.partition,
+            "before": change.before,
+            "after": change.after,
+            "change": change.after - (change.before or 0),
+        }
+        for change in changes
+    ]
+    print_rows([{**row, "applied": yes} for row in rows] if as_json else rows, as_json=as_json)
+    if not changes:
+        click.echo(f"metaq: the group {group} has no offsets in {', '.join(names) or 'any topic'}", err=True)
+        return FAILED
+    if not as_json:
+        click.echo(f"{len(changes)} offsets are set" if yes else NOTHING_CHANGED, err=not yes)
+    return 0
+
+
+@group.command(
+    epilog=examples("metaq group update billing --retry-max-times 3", "metaq group update billing --no-consume      # pause it")
+)
+@click.argument("group")
+@click.option("--consume/--no-consume", default=None, help="Whether it may consume.")
+@click.option("--broadcast/--no-broadcast", default=None, help="Whether its members may consume as broadcasts.")
+@click.option(
+    "--retry-max-times", type=click.IntRange(0), metavar="N", help="How often a message fails before it is a dead letter."
+)
+@registry_option
+@json_option
+def update(
+    group: str, consume: bool | None, broadcast: bool | None, retry_max_times: int | None, registry: str, as_json: bool
+) -> None:
+    """Change how all brokers treat GROUP, or create it. What is not given stays."""
+    with connect(registry) as client:
+        admin = client.admin()
+        view = view_of(admin, group) or GroupView(group)
+        view = view._replace(
+            consume_enable=view.consume_enable if consume is None else consume,
+            consume_broadcast_enable=view.consume_broadcast_enable if broadcast is None else broadcast,
+            retry_max_times=view.retry_max_times if retry_max_times is None else retry_max_times,
+        )
+        admin.update_group(view)
+    print_record({"group": group, **{name: value for name, value in view._asdict().items() if name != "name"}}, as_json=as_json)
+
+
+@group.command(epilog=examples("metaq group delete billing", "metaq group delete billing --yes"))
+@click.argument("group")
+@yes_option
+@registry_option
+@json_option
+def delete(group: str, yes: bool, registry: str, as_json: bool) -> int:
+    """Delete GROUP with its offsets, its retries and its dead letters."""
+    with connect(registry) as client:
+        admin = client.admin()
+        if view_of(admin, group) is None:
+            return not_there(group)
+        online = admin.members(group)
+        members = 0 if online is None else len(online.members)
+        dead = messages_in(admin, f"{DEAD_LETTER_PREFIX}{group}")
+        if yes:
+            admin.delete_group(group)
+    if as_json:
+        print_json({"group": group, "members": members, "dead_letters": dead, "deleted": yes})
+        return 0
+    also = f" and {dead} dead letters" if dead else ""
+    click.echo(f"{'deleted' if yes else 'would delete'} {group} with its offsets{also}; consumers connected: {members}")
+    if members:
+        click.echo("metaq: consumers that are connected make the group again; stop them first", err=True)
+    if not yes:
+        click.echo(NOTHING_CHANGED, err=True)
+    return 0
+
+
+# -- why --------------------------------------------------------------------------------------------------------------
+
+
+@click.command(
+    "why-not-consuming",
+    epilog=examples("metaq why-not-consuming billing", "metaq why-not-consuming billing --topic orders --json"),
+)
+@click.option("--topic", metavar="TOPIC", help="Only in this topic.  [default: all that it subscribes to, or has offsets of]")
+@click.option(
+    "--watch",
+    "watch_s",
+    type=click.FloatRange(0, 600),
+    default=DEFAULT_WATCH_S,
+    show_default=True,
+    metavar="S",
+    help="Seconds to see whether offsets move; it ends early when they do.",
+)
+@one_group
+def why_not_consuming(group: str, topic: str | None, watch_s: float, registry: str, as_json: bool) -> int:
+    """Check each thing that keeps GROUP from consuming, and say what to do.
+
+    Exit code 0 when all is well, 1 with a warning, 2 with a problem.
+    """
+    with connect(registry) as client:
+        return report(diagnose(collect(client.admin(), group, topic, watch_s)), as_json=as_json)
+
+
+group.add_command(why_not_consuming)

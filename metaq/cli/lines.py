@@ -1,0 +1,262 @@
+"""``metaq put``, ``get`` and ``tail``: messages in and out, as lines.
+
+A line becomes the body of one message, byte for byte and without the newline (byte 0A) that ends it; ``get`` writes each
+body and a newline. So lines come back as they were, and when the last one had no newline, with ``--no-final-newline``.
+"""
+
+import base64
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, repeat
+from typing import Any, BinaryIO, Final
+
+import click
+
+from metaq.cli.common import FAILED, broker_option, connect, json_line, json_option, partition_option, print_json
+from metaq.client import PutManyFailed, TextClient
+from metaq.client.textclient import DEFAULT_MAX_BYTES
+from metaq.errors import Refused
+from metaq.message import Message, PutResult, TextPosition
+from metaq.protocol.commands import BROKER_CHOOSES, END_OF_LOG
+from metaq.protocol.replies import NOT_FOUND
+
+_LINES_AT_ONCE: Final = 10_000
+"""Nothing is in flight between two calls of put_many; so many lines make that pause, and their results, small."""
+
+_REACH_BYTES: Final = 64 * 1024
+_REACH_GROWTH: Final = 8
+
+
+class Lines:
+    """The lines of a binary stream without their newlines, counted."""
+
+    def __init__(self, stream: Iterable[bytes]) -> None:
+        self._stream = stream
+        self.count = 0
+        self.bytes = 0
+        self.ends_with_newline = True
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self._stream:
+            body = line.removesuffix(b"\n")
+            self.count += 1
+            self.bytes += len(body)
+            self.ends_with_newline = len(body) < len(line)
+            yield body
+
+
+def put_lines(
+    client: TextClient, topic: str, bodies: Iterator[bytes], partition: int, attribute: str | None
+) -> PutResult | None:
+    """Store the bodies in order, all in one partition; returns where the first one is, ``None`` when there are none."""
+    first: PutResult | None = None
+    stored = 0
+    # The first goes alone: where the broker puts it is where the others follow.
+    for count in chain([1], repeat(_LINES_AT_ONCE)):
+        try:
+            results = client.put_many(topic, islice(bodies, count), partition=partition, attribute=attribute)
+        except PutManyFailed as error:
+            click.echo(f"metaq: lines 1 to {stored + error.first_failed} are stored, later ones may be", err=True)
+            raise
+        if not results:
+            break
+        stored += len(results)
+        first = first or results[0]
+        partition = first.partition
+    return first
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("body", required=False)
+@click.option(
+    "lines_file", "--lines", type=click.File("rb"), metavar="FILE", help="Store each line of FILE; - is standard input."
+)
+@partition_option(BROKER_CHOOSES, "Partition; with -1 the broker chooses one, the same for all lines.")
+@click.option("--attribute", metavar="TEXT", help="Attribute of the message, or of each line's.")
+@broker_option
+@json_option
+def put(
+    topic: str,
+    body: str | None,
+    lines_file: BinaryIO | None,
+    partition: int,
+    attribute: str | None,
+    broker: tuple[str, int],
+    as_json: bool,
+) -> int:
+    """Store BODY in TOPIC, or each line of a file.
+
+    Says where it is once it is stored. A line becomes one message, without the newline that ends it; all go to one
+    partition.
+    """
+    if (body is None) == (lines_file is None):
+        raise click.UsageError("give either BODY or --lines FILE")
+    with connect(broker) as client:
+        if lines_file is None:
+            assert body is not None
+            sent = client.put(topic, os.fsencode(body), partition=partition, attribute=attribute)
+            if as_json:
+                print_json({"topic": topic, **sent._asdict()})
+            else:
+                click.echo(f"stored in {topic}-{sent.partition} at {sent.position}, id {sent.id}")
+            return 0
+        lines = Lines(lines_file)
+        first = put_lines(client, topic, iter(lines), partition, attribute)
+    if not lines.ends_with_newline:
+        click.echo("metaq: the last line has no newline: get --no-final-newline writes it as it was", err=True)
+    if as_json:
+        place = {} if first is None else {"partition": first.partition, "position": first.position}
+        print_json({"topic": topic, "messages": lines.count, "bytes": lines.bytes, **place})
+    elif first is None:
+        click.echo("stored nothing: there are no lines")
+    else:
+        click.echo(f"stored {lines.count} messages in {topic}-{first.partition} from {first.position} on")
+    return 0
+
+
+class Writer:
+    """Writes messages to standard output: bodies as lines, or JSON."""
+
+    def __init__(self, *, as_json: bool, final_newline: bool = True) -> None:
+        self._out = sys.stdout.buffer
+        self._as_json = as_json
+        self._final_newline = final_newline
+        self._line_is_open = False
+
+    def write(self, messages: Iterable[Message]) -> None:
+        """Write whole lines, and hand them on to whoever reads them."""
+        if self._as_json:
+            parts = [json_line(describe(message)) for message in messages]
+        else:
+            parts = [b"\n"] if self._line_is_open else []
+            parts.append(b"\n".join(message.body for message in messages))
+            if self._final_newline:
+                parts.append(b"\n")
+            self._line_is_open = not self._final_newline
+        self._out.write(b"".join(parts))
+        self._out.flush()
+
+
+def describe(message: Message) -> dict[str, Any]:
+    """A message as JSON: the body as text, or in base64 when it is not UTF-8."""
+    fields: dict[str, Any] = message._asdict()
+    try:
+        fields["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        del fields["body"]
+        fields["body_base64"] = base64.b64encode(message.body).decode()
+    return fields
+
+
+@click.command()
+@click.argument("topic")
+@partition_option(0, "Partition to read.")
+@click.option(
+    "--position",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Where to begin; 0 is the oldest message.",
+)
+@click.option("--count", type=click.IntRange(1), metavar="N", help="Messages to get at most.  [default: all]")
+@click.option(
+    "--max-bytes",
+    type=click.IntRange(1),
+    default=DEFAULT_MAX_BYTES,
+    show_default=True,
+    metavar="N",
+    help="Bytes to ask the broker for at a time.",
+)
+@click.option("-n", "--no-final-newline", is_flag=True, help="Write no newline behind the last body.")
+@broker_option
+@json_option
+def get(
+    topic: str,
+    partition: int,
+    position: int,
+    count: int | None,
+    max_bytes: int,
+    no_final_newline: bool,
+    broker: tuple[str, int],
+    as_json: bool,
+) -> int:
+    """Write TOPIC's messages from a position to the end.
+
+    Bodies as they are, each with a newline behind it.
+    """
+    writer = Writer(as_json=as_json, final_newline=not no_final_newline)
+    left = count
+    found = False
+    with connect(broker) as client:
+        for batch in client.batches(topic, partition=partition, position=position, max_bytes=max_bytes):
+            messages = batch.messages[:left]
+            writer.write(messages)
+            found = True
+            if left is not None:
+                left -= len(messages)
+                if left == 0:
+                    break
+    if not found:
+        click.echo(f"metaq: nothing in {topic}-{partition} from {position} on", err=True)
+        return FAILED
+    return 0
+
+
+def last_messages(client: TextClient, topic: str, partition: int, count: int) -> tuple[list[Message], TextPosition]:
+    """The newest ``count`` messages, or all when there are fewer, and the position behind them."""
+    try:
+        end = client.offset(topic, END_OF_LOG, partition=partition)
+    except Refused as error:
+        if error.code != NOT_FOUND:
+            raise
+        return [], TextPosition(0)
+    oldest = client.offset(topic, 0, partition=partition)
+    reach = _REACH_BYTES
+    # How many bytes so many messages take is not known before they are read: look back further until there are enough.
+    while count:
+        start = client.offset(topic, max(oldest, end - reach), partition=partition)
+        newest = deque(client.iterate(topic, partition=partition, position=start), maxlen=count)
+        if newest and (len(newest) == count or start <= oldest):
+            return list(newest), newest[-1].next_position
+        if start <= oldest:
+            break
+        reach *= _REACH_GROWTH
+    return [], end
+
+
+@click.command()
+@click.argument("topic")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new messages as they come, until interrupted.")
+@click.option(
+    "-n",
+    "--count",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="How many of the newest messages to begin with.",
+)
+@partition_option(0, "Partition to read.")
+@broker_option
+@json_option
+def tail(topic: str, follow: bool, count: int, partition: int, broker: tuple[str, int], as_json: bool) -> int:
+    """Write TOPIC's newest messages, or follow it.
+
+    Bodies as they are, each with a newline behind it.
+    """
+    writer = Writer(as_json=as_json)
+    with connect(broker) as client:
+        messages, position = last_messages(client, topic, partition, count)
+        if messages:
+            writer.write(messages)
+        elif not follow:
+            click.echo(f"metaq: nothing in {topic}-{partition}", err=True)
+            return FAILED
+        if follow:
+            for batch in client.batches(topic, partition=partition, position=position, follow=True):
+                writer.write(batch.messages)
+    return 0

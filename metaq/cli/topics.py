@@ -1,0 +1,295 @@
+"""``metaq topic``: topics of all brokers, by way of the registry, or of one broker over the text protocol."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import click
+from click.core import ParameterSource
+
+from metaq.cli.admin import CONFIG, TOPICS, parse_config, structured
+from metaq.cli.common import (
+    NOTHING_CHANGED,
+    Decorated,
+    broker_option,
+    examples,
+    json_option,
+    print_json,
+    registry_option,
+    yes_option,
+)
+from metaq.cli.common import connect as connect_text
+from metaq.cli.tables import Row, print_record, print_rows
+from metaq.client import Admin, connect
+from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from metaq.client.routing import MASTER
+from metaq.client.views import TopicView, permission_text
+from metaq.errors import RouteNotFound, RouteProblem
+from metaq.protocol.codes import READ, WRITE
+
+PERMISSIONS: Final = {"rw": READ | WRITE, "r": READ, "w": WRITE, "none": 0}
+_ROUTE_ONLY: Final = "needs a registry: leave --broker out"
+
+
+@click.group()
+def topic() -> None:
+    """Create, look at and delete topics."""
+
+
+def either_option(command: Decorated) -> Decorated:
+    """Adds ``--registry`` and ``--broker``; ``means_one_broker`` tells which was meant."""
+    return registry_option(broker_option(command))
+
+
+def means_one_broker() -> bool:
+    """Whether ``--broker`` counts: given on the command line, or in the environment while nothing names a registry."""
+    source = click.get_current_context().get_parameter_source
+    broker, registry = source("broker"), source("registry")
+    if ParameterSource.COMMANDLINE in (broker, registry):
+        return broker is ParameterSource.COMMANDLINE
+    return broker is ParameterSource.ENVIRONMENT and registry is not ParameterSource.ENVIRONMENT
+
+
+# -- list and create --------------------------------------------------------------------------------------------------
+
+
+@topic.command(
+    "list", epilog=examples("metaq topic list", "metaq topic list --all --json", "metaq topic list --broker 127.0.0.1:8123")
+)
+@click.option("--all", "show_all", is_flag=True, help="Also topics of brokers themselves, of retries and of dead letters.")
+@either_option
+@json_option
+def list_topics(show_all: bool, registry: str, broker: tuple[str, int], as_json: bool) -> None:
+    """List topics.
+
+    Those of all brokers that the registry knows; with --broker those of one broker, and what is in them.
+    """
+    if means_one_broker():
+        with connect_text(broker) as client:
+            rows = describe_topics(client.stats(TOPICS), client.stats(CONFIG))
+        for row in rows:
+            if as_json:
+                print_json(row)
+            else:
+                click.echo("{topic}: partitions {partitions}, messages {messages}, bytes {bytes}".format(**row))
+        return
+    with connect(registry) as client:
+        admin = client.admin()
+        hidden = set() if show_all else set(admin.system_topics())
+        views = [view for view in admin.all_topic_configs() if show_all or is_of_users(view.topic, hidden)]
+    print_rows(merged(views), as_json=as_json)
+
+
+def is_of_users(name: str, system: set[str]) -> bool:
+    """Whether users made a topic for its own sake."""
+    return name not in system and not name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+
+
+def merged(views: Iterable[TopicView]) -> list[Row]:
+    """One row for each topic, whichever brokers have it."""
+    topics: dict[str, list[TopicView]] = {}
+    for view in views:
+        topics.setdefault(view.topic, []).append(view)
+    return [
+        {
+            "topic": name,
+            "partitions": sum(view.write_partitions for view in of_one),
+            "permission": ", ".join(sorted({view.permission_text for view in of_one})),
+            "ordered": any(view.ordered for view in of_one),
+            "brokers": [view.broker_name for view in of_one],
+        }
+        for name, of_one in topics.items()
+    ]
+
+
+def describe_topics(text: str, config: str) -> list[dict[str, Any]]:
+    """All topics from ``stats topics``, which knows what is in them, and ``stats config``, which knows those without data."""
+    contents = structured(TOPICS, text)
+    rows = []
+    for section, settings in parse_config(config).items():
+        kind, _, name = section.partition("=")
+        if kind == "topic":
+            content = contents.get(name, {})
+            rows.append(
+                {
+                    "topic": name,
+                    "partitions": settings["numPartitions"],
+                    "messages": content.get("message_count", 0),
+                    "bytes": content.get("message_bytes", 0),
+                    "accept_publish": settings["acceptPublish"],
+                    "accept_subscribe": settings["acceptSubscribe"],
+                }
+            )
+    return rows
+
+
+@topic.command(
+    epilog=examples(
+        "metaq topic create orders 8",
+        "metaq topic create orders --permission r      # from now on nobody sends",
+        "metaq topic create trades 4 --ordered --on broker-a --on broker-b",
+    )
+)
+@click.argument("topic")
+@click.argument("partitions", type=click.IntRange(1), default=1)
+@click.option("--permission", type=click.Choice(list(PERMISSIONS)), help="What clients may do.  [default: as it is, or rw]")
+@click.option("--ordered", is_flag=True, help="Mark it as ordered, in the registries too.")
+@click.option(
+    "--on", "names", multiple=True, metavar="NAME", help="Only on this broker; may be repeated.  [default: all masters]"
+)
+@either_option
+@json_option
+def create(
+    topic: str,
+    partitions: int,
+    permission: str | None,
+    ordered: bool,
+    names: tuple[str, ...],
+    registry: str,
+    broker: tuple[str, int],
+    as_json: bool,
+) -> None:
+    """Create TOPIC, give it more partitions, or change who may use it.
+
+    PARTITIONS is how many it shall have on each broker, 1 if left out; a topic that has more keeps them.
+    """
+    if means_one_broker():
+        if permission or ordered or names:
+            raise click.UsageError(f"{'--permission' if permission else '--ordered' if ordered else '--on'} {_ROUTE_ONLY}")
+        with connect_text(broker) as client:
+            row: dict[str, Any] = {"topic": topic, "partitions": client.create(topic, partitions)}
+    else:
+        with connect(registry) as remote:
+            row = create_on_brokers(remote.admin(), topic, partitions, permission, ordered, names)
+    if as_json:
+        print_json(row)
+    else:
+        now, on = row["partitions"], row.get("brokers", [])
+        where = f" on each of {', '.join(on)}" if len(on) > 1 else ""
+        click.echo(f"{topic} has {now} partition{'s' if now > 1 else ''}{where}")
+
+
+def create_on_brokers(
+    admin: Admin, topic: str, partitions: int, permission: str | None, ordered: bool, names: tuple[str, ...]
+) -> dict[str, Any]:
+    """Create or change, and say what is there now."""
+    existing = known_views(admin, topic)
+    now = max([partitions, *(view.write_partitions for view in existing if not names or view.broker_name in names)])
+    kept = existing[0].permission if existing else READ | WRITE
+    bits = kept if permission is None else PERMISSIONS[permission]
+    admin.create_topic(topic, now, permission=bits, ordered=ordered, broker_names=names)
+    brokers = list(names) or [broker.name for broker in admin.masters()]
+    return {"topic": topic, "partitions": now, "permission": permission_text(bits), "brokers": brokers}
+
+
+def known_views(admin: Admin, topic: str) -> list[TopicView]:
+    """How brokers have a topic; nothing when there is none."""
+    try:
+        return admin.topic_config(topic)
+    except RouteNotFound as error:
+        if error.reason is not RouteProblem.TOPIC_ABSENT:
+            raise
+        return []
+
+
+# -- one topic --------------------------------------------------------------------------------------------------------
+
+
+def one_topic(command: Callable[..., Any]) -> Decorated:
+    """Adds what all commands about one topic take."""
+    return click.argument("topic")(registry_option(json_option(command)))
+
+
+@topic.command(epilog=examples("metaq topic show orders", "metaq topic show orders --json"))
+@one_topic
+def show(topic: str, registry: str, as_json: bool) -> None:
+    """Show what is in TOPIC, and which groups consume it.
+
+    A group with members is one that consumes now; its messages behind are those that it has not committed.
+    """
+    with connect(registry) as client:
+        admin = client.admin()
+        (row,) = merged(admin.topic_config(topic))
+        queues = admin.queues(topic)
+        partitions = [
+            {
+                "broker": view.queue.broker_name,
+                "partition": view.queue.partition,
+                "begin": view.begin,
+                "end": view.end,
+                "messages": view.end - view.begin,
+                "updated_ms": view.updated_ms,
+            }
+            for view in sorted(queues)
+        ]
+        groups = [consuming(admin, group, topic) for group in admin.groups_of_topic(topic)]
+    messages = sum(view.end - view.begin for view in queues)
+    if as_json:
+        print_json({**row, "messages": messages, "queues": partitions, "groups": groups})
+        return
+    print_record({**row, "messages": messages}, as_json=False)
+    click.echo()
+    print_rows(partitions, as_json=False)
+    if groups:
+        click.echo()
+        print_rows(groups, as_json=False)
+
+
+def consuming(admin: Admin, group: str, topic: str) -> Row:
+    """A group as one that consumes a topic."""
+    online = admin.members(group)
+    wanted = "" if online is None else online.subscriptions.get(topic, "")
+    lag = sum(view.lag for view in admin.group_lag(group, topic))
+    return {"group": group, "members": 0 if online is None else len(online.members), "expression": wanted, "lag": lag}
+
+
+@topic.command(epilog=examples("metaq topic route orders"))
+@one_topic
+def route(topic: str, registry: str, as_json: bool) -> None:
+    """Show where TOPIC is, as the registry tells clients.
+
+    Without a route it says which of the causes it is: no registry answers, no such topic, no live broker, no permission.
+    """
+    with connect(registry) as client:
+        found = client.admin().route(topic)
+    addresses = {broker.name: broker for broker in found.brokers}
+    print_rows(
+        [
+            {
+                "broker": data.broker_name,
+                "cluster": addresses[data.broker_name].cluster,
+                "role": "master" if number == MASTER else f"replica {number}",
+                "address": address,
+                "write_partitions": data.write_queues,
+                "read_partitions": data.read_queues,
+                "permission": permission_text(data.permission),
+            }
+            for data in found.queues
+            if data.broker_name in addresses
+            for number, address in sorted(addresses[data.broker_name].addresses.items())
+        ],
+        as_json=as_json,
+    )
+
+
+@topic.command(epilog=examples("metaq topic delete orders", "metaq topic delete orders --yes"))
+@click.argument("topic")
+@yes_option
+@registry_option
+@json_option
+def delete(topic: str, yes: bool, registry: str, as_json: bool) -> None:
+    """Delete TOPIC with its messages, on all brokers and in all registries."""
+    with connect(registry) as client:
+        admin = client.admin()
+        views = admin.topic_config(topic)
+        messages = sum(view.end - view.begin for view in admin.queues(topic))
+        groups = admin.groups_of_topic(topic)
+        if yes:
+            admin.delete_topic(topic)
+    brokers = [view.broker_name for view in views]
+    if as_json:
+        print_json({"topic": topic, "messages": messages, "brokers": brokers, "groups": groups, "deleted": yes})
+        return
+    consumed = f", consumed by {', '.join(groups)}" if groups else ""
+    click.echo(f"{'deleted' if yes else 'would delete'} {topic} with {messages} messages on {', '.join(brokers)}{consumed}")
+    if not yes:
+        click.echo(NOTHING_CHANGED, err=True)
