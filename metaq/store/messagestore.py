@@ -107,6 +107,7 @@ class MessageStore:
         self.files = FileCache(self.disk, self.settings.open_files)
         self.log = CommitLog(directory / LOG, self.files, self.settings.segment_bytes, self.settings.hot_bytes)
         self.queues: dict[TopicPartition, ConsumeQueue] = {}
+        self._queue_root = str(directory / QUEUES)  # thousands of paths are made at the start
         index = KeyIndex(directory / INDEX, self.files, self.settings.index_slots, self.settings.index_entries)
         self.indexing = Indexing(
             index, self.log, self.disk, self.clock, self.settings.retention, spare=self.settings.segment_bytes
@@ -145,7 +146,7 @@ class MessageStore:
         key = TopicPartition(topic, partition)
         queue = self.queues.get(key)
         if queue is None:
-            directory = self.directory / QUEUES / topic / str(partition)
+            directory = Path(f"{self._queue_root}/{topic}/{partition}")
             tail = record_tail(topic, b"")
             file_bytes = self.settings.queue_file_bytes
             queue = ConsumeQueue(topic, partition, directory, self.files, file_bytes, tail, plain_overhead(topic))
