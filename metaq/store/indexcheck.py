@@ -16,7 +16,8 @@ from metaq.protocol.record import decode_record
 from metaq.protocol.textmessage import Stored
 from metaq.store.disk import Disk
 from metaq.store.files import FileCache
-from metaq.store.keyindex import HEADER, HEADER_SIZE, SLOT_SIZE, IndexFile, IndexMark, Item, created_ms
+from metaq.store.indexfile import HEADER, HEADER_SIZE, SLOT_SIZE, IndexFile, Item, created_ms
+from metaq.store.keyindex import IndexMark
 
 OPEN_FILES: Final = 4
 REPORTED_A_FILE: Final = 100

@@ -22,7 +22,8 @@ from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, HEADER_SIZE, M
 from metaq.store.commitlog import SMALLEST_RECORD, CommitLog
 from metaq.store.disk import Disk, Usage
 from metaq.store.files import ColdRead, Read, Run, read_cached, read_through, run_here
-from metaq.store.keyindex import Captured, Entry, IndexMark, KeyIndex
+from metaq.store.indexfile import Captured, Entry
+from metaq.store.keyindex import IndexMark, KeyIndex
 from metaq.store.retention import RetentionRules, room_refusal
 
 logger = logging.getLogger(__name__)
@@ -121,6 +122,8 @@ class Indexing:
     def work(self, run: Run) -> None:
         """One round: catch up a little, then enter what is pending. What finds no room waits for a later round."""
         read = read_through(run)
+        if self.behind or self._pending:
+            self.index.warm(read)
         for _ in range(WINDOWS_A_ROUND):
             if not self.behind or not self._walk(read, run):
                 break
@@ -192,6 +195,8 @@ class Indexing:
         """
         if self.behind and read is read_cached:
             raise ColdRead
+        if self.behind:
+            self.index.warm(read)
         for _ in range(WINDOWS_A_QUERY):
             if not self.behind or not self._walk(read, run_here):
                 return

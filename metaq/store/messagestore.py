@@ -34,10 +34,12 @@ from metaq.store.commitlog import CommitLog
 from metaq.store.consumequeue import WRITE_AT, ConsumeQueue, sync_together
 from metaq.store.disk import Disk, File, RealDisk
 from metaq.store.files import FileCache, Read, Run, read_through, run_here
+from metaq.store.indexfile import Entry
 from metaq.store.indexing import Indexing
-from metaq.store.keyindex import NO_INDEX, Entry, IndexMark, KeyIndex
+from metaq.store.keyindex import NO_INDEX, IndexMark, KeyIndex
 from metaq.store.reading import Reader
 from metaq.store.retention import Plan, RetentionRules, SegmentAge, plan
+from metaq.store.statistics import StoreStatistics
 
 LOG: Final = "commitlog"
 QUEUES: Final = "consumequeue"
@@ -65,29 +67,6 @@ class StoreSettings:
     broker_name: str = "metaq"
     broker_number: int = 0
     retention: RetentionRules = field(default_factory=RetentionRules)
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStatistics:
-    """A snapshot; counters run from the start of the process."""
-
-    begin: int
-    end: int
-    durable_end: int
-    segments: int
-    partitions: int
-    open_files: int
-    messages_put: int
-    damaged_reads: int
-    syncs: int
-    index_files: int
-    index_behind_bytes: int
-    """Bytes of the log whose keys are still to be read and entered."""
-    index_paused: str | None
-    """Why no keys are entered for now."""
-    index_damaged: int
-    """Times that a query found an index file damaged."""
-    failure: str | None
 
 
 class MessageStore:

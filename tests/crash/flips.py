@@ -16,7 +16,7 @@ from metaq.store.checkpoint import read_checkpoint
 from metaq.store.consumequeue import UNIT_SIZE
 from metaq.store.documents import BACKUP
 from metaq.store.files import read_here
-from metaq.store.keyindex import HEADER, HEADER_SIZE, ITEM, ITEM_SIZE, SLOT_SIZE
+from metaq.store.indexfile import HEADER, HEADER_SIZE, ITEM, ITEM_SIZE, SLOT_SIZE
 from metaq.store.messagestore import INDEX, LOG, QUEUES, MessageStore
 from metaq.store.verify import verify
 from tests.crash.command import Result, main, run_until

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from metaq.store.consumequeue import UNIT_SIZE
-from metaq.store.keyindex import HEADER, ITEM_SIZE
+from metaq.store.indexfile import HEADER, ITEM_SIZE
 from metaq.store.messagestore import INDEX, LOG, QUEUES
 from metaq.store.verify import verify
 from tests.crash.command import Result, main, run_until

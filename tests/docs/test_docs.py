@@ -16,10 +16,10 @@ from metaq.protocol.record import HEADER_SIZE
 from metaq.protocol.replies import BAD_REQUEST, ERROR, FORBIDDEN, MOVED, NOT_FOUND, OK, UNAVAILABLE
 from metaq.protocol.text import _READERS
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
-from metaq.store import keyindex
+from metaq.store import indexfile
 from metaq.store.checkpoint import LIVE_SIZE
 from metaq.store.consumequeue import UNIT_SIZE
-from metaq.store.keyindex import ITEM_SIZE
+from metaq.store.indexfile import ITEM_SIZE
 from tests.docs.examples import ROOT, Fence, fences, play
 from tests.support.broker import BrokerProcess
 
@@ -115,7 +115,7 @@ def test_settings_that_a_document_names_exist(document: str) -> None:
 @pytest.mark.parametrize(
     ("document", "sizes"),
     [
-        ("docs/storage-format.md", [HEADER_SIZE, UNIT_SIZE, keyindex.HEADER_SIZE, ITEM_SIZE, LIVE_SIZE]),
+        ("docs/storage-format.md", [HEADER_SIZE, UNIT_SIZE, indexfile.HEADER_SIZE, ITEM_SIZE, LIVE_SIZE]),
         (PROTOCOL, [HEADER_SIZE_TEXT]),
     ],
 )

@@ -22,7 +22,8 @@ from metaq.protocol.textmessage import HEADER_SIZE_TEXT
 from metaq.store import indexing
 from metaq.store.disk import RealDisk, Usage
 from metaq.store.files import ColdRead, FileCache, read_cached, read_here, run_here
-from metaq.store.keyindex import HEADER, ITEM, NO_INDEX, SLOT, Entry, KeyIndex, file_size
+from metaq.store.indexfile import HEADER, ITEM, SLOT, Entry, file_size
+from metaq.store.keyindex import NO_INDEX, KeyIndex
 from metaq.store.messagestore import MessageStore, StoreSettings
 from metaq.store.recovery import open_store
 from metaq.store.retention import RetentionRules

@@ -1,0 +1,310 @@
+"""One file of the key index: a hash table on the disk from ``topic#key`` to the log offsets of the records with that key.
+
+``index/<yyyyMMddHHmmssSSS>``, named by the moment (UTC) at which it was made, 420,000,040 bytes with the default settings
+(specs: store format, section 6)::
+
+    at              size  part
+    0                 40  header
+    40             4 × S  slots: the newest item whose hash is the slot's number modulo S, 0 without one
+    40 + 4 × S    20 × N  items, in the order of the log; number 0 is never used
+
+    header  at  size  field                    item  at  size  field
+             0     8  first item's store time         0     4  hash of topic#key
+             8     8  last item's store time          4     8  log offset of the record
+            16     8  first item's log offset        12     4  seconds since the header's first store time
+            24     8  last item's log offset         16     4  the item before in the same slot, 0 without one
+            32     4  slots in use
+            36     4  items and one: the next item's number
+
+An item is in the file before anything leads to it. Which item a slot leads to is kept in memory (``_heads``) until ``flush``
+has made the items durable; only then the slots are written. So whatever a power cut leaves of the slots, the items that the
+checkpoint did not count can be taken back one by one, newest first, and entered again (``load``).
+
+The files are written by ``pwrite`` into room that was allocated before, and read by ``pread``; only the slots of the newest one
+are read through a map.
+"""
+
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from metaq.errors import CorruptRecord
+from metaq.protocol.keys import KeyHasher
+from metaq.store.disk import File
+from metaq.store.files import FileCache, Read, Run, read_here
+
+HEADER: Final = struct.Struct(">qqqqii")
+HEADER_SIZE: Final = 40
+SLOT: Final = struct.Struct(">i")
+SLOT_SIZE: Final = 4
+ITEM: Final = struct.Struct(">iqii")
+ITEM_SIZE: Final = 20
+NAME_DIGITS: Final = 17
+MOST_SECONDS: Final = 0x7FFFFFFF
+
+SPAN_SLOTS: Final = 16 * 1024
+"""Slots in 64 KiB: what changed among so many is one write of a flush."""
+ITEMS_A_READ: Final = 4096
+WARMED_AT_ONCE: Final = 4 * 1024 * 1024
+
+assert HEADER.size == HEADER_SIZE
+assert ITEM.size == ITEM_SIZE
+
+Entry = tuple[int, str, tuple[str, ...], int]
+"""Log offset, topic, keys and store time of a record: a plain tuple, so that garbage collection need not look at it."""
+
+
+class Item(NamedTuple):
+    """One item of a file."""
+
+    hash: int
+    log_offset: int
+    seconds: int
+    previous: int
+
+
+def file_name(created_ms: int) -> str:
+    """``yyyyMMddHHmmssSSS`` in UTC."""
+    return f"{datetime.fromtimestamp(created_ms // 1000, UTC):%Y%m%d%H%M%S}{created_ms % 1000:03d}"
+
+
+def created_ms(name: str) -> int | None:
+    """The moment in a file's name; ``None`` when that is no name of an index file."""
+    if len(name) != NAME_DIGITS or not (name.isascii() and name.isdecimal()):
+        return None
+    try:
+        seconds = datetime.strptime(name[:-3], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return int(seconds.timestamp()) * 1000 + int(name[-3:])
+
+
+def file_size(slots: int, entries: int) -> int:
+    return HEADER_SIZE + slots * SLOT_SIZE + entries * ITEM_SIZE
+
+
+class Captured(NamedTuple):
+    """One file as it was at some moment."""
+
+    file: "IndexFile"
+    items: int
+    header: bytes
+
+
+class IndexFile:
+    """One hash file. Counters run ahead of the file: items from ``written`` on wait in memory, slots in two tables."""
+
+    def __init__(self, path: Path, files: FileCache, slots: int, entries: int) -> None:
+        self.path = path
+        self.slots = slots
+        self.entries = entries
+        self._files = files
+        self.begin_ms = self.end_ms = self.begin_offset = self.end_offset = 0
+        self.used = 0
+        self.count = self.written = 1
+        self._tail = bytearray()  # the items written … count
+        self._heads: dict[int, int] = {}  # slots that have changed since the last capture
+        self._flushing: dict[int, int] = {}  # slots captured and perhaps not yet in the file
+        self._durable = 0  # the count as of the last flush; 0: not even the file is durable
+        self._table: memoryview | None = None
+        self.gone = False
+        """The file is deleted."""
+
+    # -- places -------------------------------------------------------------------------------------------------------
+
+    def slot_at(self, slot: int) -> int:
+        return HEADER_SIZE + slot * SLOT_SIZE
+
+    def item_at(self, number: int) -> int:
+        return HEADER_SIZE + self.slots * SLOT_SIZE + number * ITEM_SIZE
+
+    def seconds(self, store_ms: int) -> int:
+        """What the item of a record stored then says of its time."""
+        return min(max(0, (store_ms - self.begin_ms) // 1000), MOST_SECONDS)
+
+    def opened(self) -> File:
+        return self._files.open(self.path)
+
+    @property
+    def size(self) -> int:
+        return file_size(self.slots, self.entries)
+
+    @property
+    def waiting(self) -> int:
+        """Slots that wait for a flush."""
+        return len(self._heads) + len(self._flushing)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a power cut would take something away."""
+        return self._durable != self.count
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the file's name may not survive a power cut."""
+        return self._durable == 0
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    def read_header(self) -> None:
+        """Take over the header. Raises ``CorruptRecord`` when it cannot be right."""
+        file = self.opened()
+        if file.size() != self.size:
+            raise CorruptRecord(f"{self.path} has {file.size()} bytes where {self.size} are due")
+        header = HEADER.unpack(file.read(HEADER_SIZE, 0))
+        begin_ms, end_ms, begin_offset, end_offset, used, count = header
+        if not (1 <= count <= self.entries and 0 <= used < count and 0 <= begin_offset <= end_offset):
+            raise CorruptRecord(f"{self.path} has the header {header}, which cannot be right")
+        self.begin_ms, self.end_ms, self.begin_offset, self.end_offset = begin_ms, end_ms, begin_offset, end_offset
+        self.used, self.count, self.written, self._durable = used, count, count, count
+
+    def take_back(self, count: int, store_ms: Callable[[int], int | None]) -> None:
+        """Count only the items before ``count``, durably: no slot leads to a later one then.
+
+        ``store_ms`` gives the store time of the record at a log offset, if that can still be told. Raises ``CorruptRecord``
+        when there are fewer items.
+        """
+        if not 1 <= count <= self.count:
+            raise CorruptRecord(f"{self.path} counts {self.count - 1} items, the checkpoint {count - 1}")
+        file = self.opened()
+        changed = count < self.count
+        for number, item in reversed(list(enumerate(self.items(count), count))):
+            if item.previous == 0 and number < self.count:
+                self.used -= 1
+            place = self.slot_at(item.hash % self.slots)
+            if SLOT.unpack(file.read(SLOT_SIZE, place))[0] == number:
+                file.write(SLOT.pack(item.previous), place)
+                changed = True
+        if count < self.count:
+            self._count_back(count, store_ms)
+        if changed:
+            file.write(self._header(), 0)
+            file.datasync()
+
+    def items(self, number: int, end: int = 0) -> Iterator[Item]:
+        """The items from a number on up to the one before ``end``, or to where nothing was ever written."""
+        limit = end or self.entries
+        while number < limit:
+            size = min(ITEMS_A_READ, limit - number) * ITEM_SIZE
+            for item in ITEM.iter_unpack(self.opened().read(size, self.item_at(number))):
+                if not end and not any(item):
+                    return
+                yield Item(*item)
+            number += ITEMS_A_READ
+
+    def _count_back(self, count: int, store_ms: Callable[[int], int | None]) -> None:
+        self.count = self.written = self._durable = count
+        if count == 1:
+            self.begin_ms = self.end_ms = self.begin_offset = self.end_offset = 0
+            return
+        _, self.end_offset, seconds, _ = self.item(count - 1, read_here, self.opened())
+        known = store_ms(self.end_offset)
+        self.end_ms = self.begin_ms + seconds * 1000 if known is None else known
+
+    # -- entering -----------------------------------------------------------------------------------------------------
+
+    def enter(self, entries: Sequence[Entry], hasher: KeyHasher) -> int:
+        """Add the keys of records, in the order of the log; return how many records found room."""
+        if self._table is None:
+            self._table = self._slots()
+        table, heads, flushing, tail, slots = self._table, self._heads, self._flushing, self._tail, self.slots
+        hash_of, pack, slot_in = hasher.hash, ITEM.pack, SLOT.unpack_from
+        count, done, most, seconds_of, seconds = self.count, 0, self.entries - 1, -1, 0
+        for log_offset, topic, words, store_ms in entries:
+            keys = words if len(words) == 1 else tuple(dict.fromkeys(words))
+            if count == 1:
+                self.begin_ms, self.begin_offset = store_ms, log_offset
+            elif count + len(keys) > self.entries:
+                break
+            if store_ms != seconds_of:
+                seconds_of, seconds = store_ms, self.seconds(store_ms)
+            for key in keys if len(keys) <= most else keys[:most]:
+                value = hash_of(topic, key)
+                slot = value % slots
+                previous = heads.get(slot) or (flushing and flushing.get(slot)) or slot_in(table, slot * SLOT_SIZE)[0]
+                if not previous:
+                    self.used += 1
+                tail += pack(value, log_offset, seconds, previous)
+                heads[slot] = count
+                count += 1
+            self.end_ms, self.end_offset = store_ms, log_offset
+            done += 1
+        self.count = count
+        return done
+
+    def _slots(self) -> memoryview:
+        return self.opened().view()[HEADER_SIZE : self.item_at(0)]
+
+    def warm(self, read: Read) -> None:
+        """Have the slots in the page cache: a page fault on the map would stop everybody for as long as the disk takes."""
+        if self._table is None and self.count > 1:
+            file = self.opened()
+            for at in range(HEADER_SIZE, self.item_at(0), WARMED_AT_ONCE):
+                read(file, min(WARMED_AT_ONCE, self.item_at(0) - at), at)
+            self._table = self._slots()
+
+    def write(self, run: Run) -> None:
+        """Write the items that wait. On ``DiskFull`` they stay."""
+        data, first = bytes(self._tail), self.written
+        if not data:
+            return
+        file = self.opened()
+        run(lambda: file.write(data, self.item_at(first)))
+        if self.written == first:  # others may have done the same meanwhile
+            del self._tail[: len(data)]
+            self.written += len(data) // ITEM_SIZE
+
+    def _header(self) -> bytes:
+        return HEADER.pack(self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.used, self.count)
+
+    def seal(self) -> None:
+        """Nothing more is entered."""
+        self._table = None
+
+    # -- making it durable --------------------------------------------------------------------------------------------
+
+    def capture(self) -> "Captured":
+        """All that is entered so far, for ``flush`` to make durable."""
+        self._flushing |= self._heads
+        self._heads = {}
+        return Captured(self, self.count, self._header())
+
+    def flush(self, captured: "Captured", run: Run) -> None:
+        """Make what was captured durable; see the module for the order. One call at a time."""
+        self.write(run)
+        file = self.opened()
+        run(file.datasync)
+        slots = sorted(self._flushing)
+        start = 0
+        while start < len(slots):
+            first = slots[start]
+            end = bisect_left(slots, first - first % SPAN_SLOTS + SPAN_SLOTS, start)
+            data = bytearray(file.read((slots[end - 1] + 1 - first) * SLOT_SIZE, self.slot_at(first)))
+            for slot in slots[start:end]:
+                SLOT.pack_into(data, (slot - first) * SLOT_SIZE, self._flushing[slot])
+            run(partial(file.write, data, self.slot_at(first)))
+            start = end
+        run(lambda: file.write(captured.header, 0))
+        run(file.datasync)
+        self._flushing = {}
+        self._durable = captured.items
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def head(self, slot: int, read: Read, file: File) -> int:
+        """Number of the newest item in a slot; ``file`` is the open file."""
+        known = self._heads.get(slot) or self._flushing.get(slot)
+        if known is not None:
+            return known
+        number: int = SLOT.unpack(read(file, SLOT_SIZE, self.slot_at(slot)))[0]
+        return number
+
+    def item(self, number: int, read: Read, file: File) -> Item:
+        """The item of a number below ``count``."""
+        if number >= self.written:
+            return Item(*ITEM.unpack_from(self._tail, (number - self.written) * ITEM_SIZE))
+        return Item(*ITEM.unpack(read(file, ITEM_SIZE, self.item_at(number))))
