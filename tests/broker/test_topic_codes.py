@@ -1,5 +1,6 @@
 """Topics by command: what each request does, and when it is refused."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from metaq.client.textclient import TextClient
 from metaq.protocol.codes import COMPACT, Request, Response
 from metaq.protocol.fastjson import decode
-from tests.support.admin import Refused, ask, ask_body, connect, create_topic, pull, queue, records, send
+from tests.support.admin import Refused, ask, ask_body, connect, create_topic, fields_of, pull, queue, records, send
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.remoting import RemotingClient
 
@@ -81,6 +82,28 @@ def test_creation_refused(client: RemotingClient, fields: dict[str, str], word: 
     assert answer.code == Response.SYSTEM_ERROR
     assert word in (answer.remark or "")
     assert route(client, "refused") is None
+
+
+def test_created_by_sending(client: RemotingClient) -> None:
+    """SG-065, SG-061: as many partitions as asked for, at most the template's; the registry knows when the send is answered."""
+    for asked, made in ((3, 3), (99, 16)):
+        topic = f"sent-{asked}"
+        fields = fields_of(a="pg", b=topic, c="TBW102", d=asked, e=0, f=0, g=1700000000000, h=0, j=0, k=False)
+        ask(client, Request.SEND_MESSAGE_V2, b"x", **fields)
+        assert route(client, topic) == (made, made, 6)
+
+
+def test_table_on_disk(tmp_path: Path) -> None:
+    """SG-062, SG-063, SG-064: ``config/topics.json`` in RocketMQ's form has what a request changed when it is answered."""
+    with BrokerProcess(tmp_path / "data", "--checkpoint-interval-ms", "3600000") as broker, connect(broker) as client:
+        create_topic(client, "on-disk", write=2, read=3)
+        table = json.loads((tmp_path / "data" / "config" / "topics.json").read_bytes())
+        row = table["topicConfigTable"]["on-disk"]
+        expected = {"topicName": "on-disk", "readQueueNums": 3, "writeQueueNums": 2, "perm": 6, "topicFilterType": "SINGLE_TAG"}
+        assert row.items() >= {**expected, "topicSysFlag": 0, "order": False}.items()
+        assert table["dataVersion"].keys() == {"timestamp", "counter"}
+        ask(client, Request.DELETE_TOPIC_IN_BROKER, topic="on-disk")
+        assert "on-disk" not in json.loads((tmp_path / "data" / "config" / "topics.json").read_bytes())["topicConfigTable"]
 
 
 def test_template_by_command(client: RemotingClient) -> None:
