@@ -171,17 +171,23 @@ class IndexFile:
         if not 1 <= count <= self.count:
             raise CorruptRecord(f"{self.path} counts {self.count - 1} items, the checkpoint {count - 1}")
         file = self.opened()
-        changed = count < self.count
+        spans: dict[int, bytearray] = {}
+        changed: set[int] = set()
         for number, item in reversed(list(enumerate(self.items(count), count))):
             if item.previous == 0 and number < self.count:
                 self.used -= 1
-            place = self.slot_at(item.hash % self.slots)
-            if SLOT.unpack(file.read(SLOT_SIZE, place))[0] == number:
-                file.write(SLOT.pack(item.previous), place)
-                changed = True
-        if count < self.count:
-            self._count_back(count, store_ms)
-        if changed:
+            span, slot = divmod(item.hash % self.slots, SPAN_SLOTS)
+            if span not in spans:
+                size = min(SPAN_SLOTS, self.slots - span * SPAN_SLOTS) * SLOT_SIZE
+                spans[span] = bytearray(file.read(size, self.slot_at(span * SPAN_SLOTS)))
+            if SLOT.unpack_from(spans[span], slot * SLOT_SIZE)[0] == number:
+                SLOT.pack_into(spans[span], slot * SLOT_SIZE, item.previous)
+                changed.add(span)
+        for span in sorted(changed):
+            file.write(spans[span], self.slot_at(span * SPAN_SLOTS))
+        if changed or count < self.count:
+            if count < self.count:
+                self._count_back(count, store_ms)
             file.write(self._header(), 0)
             file.datasync()
 
@@ -193,7 +199,7 @@ class IndexFile:
             for item in ITEM.iter_unpack(self.opened().read(size, self.item_at(number))):
                 if not end and not any(item):
                     return
-                yield Item(*item)
+                yield Item._make(item)
             number += ITEMS_A_READ
 
     def _count_back(self, count: int, store_ms: Callable[[int], int | None]) -> None:
