@@ -240,7 +240,7 @@ def test_a_listener_gets_each_message_once(client: Client) -> None:
 
 
 def test_ordered_consumption(client: Client) -> None:
-    """SG-124: the messages of a partition one after the other, also when one fails; other partitions do not wait."""
+    """SG-124, MQ-041: the messages of a partition one after the other, also when one fails; other partitions do not wait."""
     producer = client.producer()
     for number in range(60):
         producer.send("orders", str(number).encode(), ordering_key=str(number % 5))
