@@ -241,9 +241,9 @@ def decode_offsets(body: bytes) -> dict[MessageQueue, int]:
     """The offsets in the body of 220 and of the answers to 221 and 222; ``BadRequest``."""
     content = fastjson.decode(body)
     table = content.get("offsetTable", content.get("messageQueueTable")) if isinstance(content, dict) else None
-    if not isinstance(table, dict) or not all(isinstance(queue, MessageQueue) for queue in table):
+    if not isinstance(table, dict) or not all(isinstance(key, MessageQueue) and type(table[key]) is int for key in table):
         raise BadRequest("the body has no table of offsets by message queue")
-    return {queue: int(offset) for queue, offset in table.items()}
+    return table
 
 
 def encode_consumer_status(clients: Mapping[str, Offsets]) -> bytes:
