@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
-from operator import attrgetter
 from typing import Any, BinaryIO, Final
 
 import click
@@ -89,6 +88,11 @@ def beginning(body: bytes) -> str:
     """As much of a body as fits into a line."""
     text = body[: 4 * _BODY_SHOWN].decode(errors="replace")
     return one_line(text if len(text) <= _BODY_SHOWN else f"{text[:_BODY_SHOWN]}…")
+
+
+def when_stored(one: ReceivedMessage) -> tuple[int, int]:
+    """What to sort by: many are stored in one millisecond, and a broker's log has an order."""
+    return one.store_ms, one.log_offset
 
 
 def wanted(topic: str, tag: str | None, sql: str | None) -> Matches:
@@ -233,7 +237,7 @@ def by_time(client: Client, topic: str, begin: datetime, end: datetime) -> Itera
     admin = client.admin()
     with client.pull_consumer(topic) as consumer:
         spans = [(queue, consumer.offset_at(queue, begin), consumer.offset_at(queue, end)) for queue in consumer.partitions()]
-    return heapq.merge(*(admin.read(*span) for span in spans if span[1] < span[2]), key=attrgetter("store_ms"))
+    return heapq.merge(*(admin.read(*span) for span in spans if span[1] < span[2]), key=when_stored)
 
 
 def by_id(admin: Admin, topics: list[str], message_id: str) -> list[ReceivedMessage]:
@@ -296,7 +300,7 @@ def newest(admin: Admin, topic: str, count: int, matches: Matches) -> list[Recei
                 break
             reach = min(reach * _GROWTH, FURTHEST_BACK)
         found += matching
-    return sorted(found, key=attrgetter("store_ms"))[-count:] if count else []
+    return sorted(found, key=when_stored)[-count:] if count else []
 
 
 @message.command(

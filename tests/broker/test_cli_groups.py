@@ -1,0 +1,208 @@
+"""Groups, dead letters and clusters by command line."""
+
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from metaq.client import Client, ConsumeFrom, ReceivedMessage, connect
+from tests.support.broker import BrokerProcess, wait_until
+from tests.support.cli import Cli
+
+DEADLINE_S = 60.0
+FIRST = ConsumeFrom.FIRST
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("groups") / "data") as process:
+        yield process
+    shutil.rmtree(process.data)
+
+
+@pytest.fixture(scope="module")
+def client(broker: BrokerProcess) -> Iterator[Client]:
+    with connect(broker.registry) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def cli(broker: BrokerProcess) -> Cli:
+    return Cli(broker.registry)
+
+
+def consume(client: Client, topic: str, group: str, count: int) -> None:
+    """Consume so many messages, commit, and leave."""
+    with client.consumer(topic, group, consume_from=FIRST) as consumer:
+        for _, _ in zip(range(count), consumer, strict=False):
+            consumer.commit()
+
+
+def fill(cli: Cli, client: Client, topic: str, messages: int, partitions: int = 2) -> list[str]:
+    """Messages go round the partitions."""
+    cli.run("topic", "create", topic, str(partitions))
+    with client.producer() as producer:
+        return [producer.send(topic, b"%d" % number).id for number in range(messages)]
+
+
+def lag(cli: Cli, group: str) -> int:
+    return sum(int(row["lag"]) for row in cli.rows("group", "lag", group))
+
+
+def test_list_show_and_lag(cli: Cli, client: Client, broker: BrokerProcess) -> None:
+    """E-04, SG-088: members, what each wants and has, and how far the group is."""
+    fill(cli, client, "orders", 10)
+    with client.consumer("orders", "billing", tags="*", consume_from=FIRST) as consumer:
+        for _, _ in zip(range(4), consumer, strict=False):
+            consumer.commit()
+        (row,) = [row for row in cli.rows("group", "list") if row["group"] == "billing"]
+        shown = cli.row("group", "show", "billing")
+        text = cli.text("group", "show", "billing")
+        assert lag(cli, "billing") == 6
+    assert row == {
+        "group": "billing",
+        "members": 1,
+        "model": "clustering",
+        "topics": ["orders"],
+        "lag": 6,
+        "enabled": True,
+    }
+    (member,) = shown["clients"]
+    assert (member["client_id"], member["language"]) == (client.id, "PYTHON")
+    assert member["partitions"] == {"orders": 2}
+    assert member["subscriptions"] == {"orders": "*"}
+    assert member["registries"] == broker.registry
+    assert client.id in text and "orders=2" in text
+    assert cli.text("group", "lag", "billing", "--topic", "orders").endswith("6 messages behind\n")
+    assert "TOOLS_CONSUMER" not in cli.text("group", "list")
+    assert "TOOLS_CONSUMER" in cli.text("group", "list", "--all")
+
+
+def test_a_group_that_nobody_knows(cli: Cli) -> None:
+    """E-04: exit code 1 for each command."""
+    for command in ("show", "lag", "delete"):
+        assert "no broker knows the group nobody" in cli.run("group", command, "nobody", code=1).stderr
+    assert "no broker knows" in cli.run("group", "reset-offset", "nobody", "--to-end", code=1).stderr
+
+
+def test_reset_shows_then_does(cli: Cli, client: Client) -> None:
+    """E-04, SG-118: to the beginning, the end, a time, an offset of one partition."""
+    fill(cli, client, "replayed", 8)
+    consume(client, "replayed", "readers", 8)
+    assert lag(cli, "readers") == 0
+    shown = cli.rows("group", "reset-offset", "readers", "replayed", "--to-begin")
+    assert [(row["before"], row["after"], row["applied"]) for row in shown] == [(4, 0, False)] * 2
+    assert lag(cli, "readers") == 0
+    preview = cli.run("group", "reset-offset", "readers", "replayed", "--to-begin")
+    assert "--yes" in preview.stderr and "BEFORE" in preview.stdout
+    cli.run("group", "reset-offset", "readers", "replayed", "--to-begin", "--yes")
+    assert lag(cli, "readers") == 8
+    cli.run("group", "reset-offset", "readers", "--to-end", "--yes")
+    assert lag(cli, "readers") == 0
+    one = cli.rows("group", "reset-offset", "readers", "replayed", "--to-offset", "1", "--partition", "1", "--yes")
+    assert [(row["partition"], row["after"]) for row in one] == [(1, 1)]
+    assert lag(cli, "readers") == 3
+    now = datetime.now(UTC).isoformat()
+    assert {row["after"] for row in cli.rows("group", "reset-offset", "readers", "replayed", "--to-time", now)} == {4}
+    assert "give one of" in cli.run("group", "reset-offset", "readers", "--to-end", "--to-begin", code=2).stderr
+
+
+def test_reset_of_one_partition_under_a_running_consumer(cli: Cli, client: Client) -> None:
+    """SG-118: the members are told, and go on there."""
+    fill(cli, client, "again", 4, partitions=1)
+    heard: list[bytes] = []
+    with client.listen("again", "runners", lambda message: heard.append(message.body), consume_from=FIRST):
+        wait_until(lambda: len(heard) == 4, DEADLINE_S, "all messages")
+        cli.run("group", "reset-offset", "runners", "again", "--to-offset", "2", "--yes")
+        wait_until(lambda: heard[4:] == [b"2", b"3"], DEADLINE_S, "the last two once more")
+
+
+def test_update_and_delete(cli: Cli, client: Client) -> None:
+    """E-04, SG-070: what is not given stays; a deleted group has no offsets."""
+    fill(cli, client, "short", 2)
+    consume(client, "short", "leavers", 2)
+    assert cli.row("group", "update", "leavers", "--retry-max-times", "3")["retry_max_times"] == 3
+    assert cli.row("group", "update", "leavers", "--no-consume")["retry_max_times"] == 3
+    (row,) = [row for row in cli.rows("group", "list") if row["group"] == "leavers"]
+    assert row["enabled"] is False
+    assert "would delete leavers" in cli.text("group", "delete", "leavers")
+    assert cli.row("group", "delete", "leavers", "--yes")["deleted"] is True
+    assert "leavers" not in cli.text("group", "list")
+
+
+def dead_letters(cli: Cli, client: Client, topic: str, group: str, count: int) -> list[str]:
+    """Have a group give up some messages; their ids."""
+
+    def fail(message: ReceivedMessage) -> None:
+        raise ValueError("no")
+
+    cli.run("topic", "create", topic)
+    with client.listen(topic, group, fail, max_reconsume_times=0, consume_from=FIRST):
+        ids = [
+            client.producer().send(topic, b"%d" % number, tag="a", keys=[f"k{number}"], properties={"p": "v"}).id
+            for number in range(count)
+        ]
+        wait_until(
+            lambda: {row["group"]: row["messages"] for row in cli.rows("dlq", "list")}.get(group) == count,
+            DEADLINE_S,
+            "the dead letters",
+        )
+    return ids
+
+
+def test_dead_letters_are_listed_and_sent_again_to_their_topic(cli: Cli, client: Client) -> None:
+    """E-04, SG-074: as new messages that lead back to the old ones; once, unless told otherwise."""
+    ids = dead_letters(cli, client, "invoices", "mailers", 3)
+    assert [row["id"] for row in cli.rows("dlq", "show", "mailers")] == ids
+    preview = cli.run("dlq", "replay", "mailers")
+    assert "would send 3 of 3" in preview.stdout and "--yes" in preview.stderr
+    assert len(cli.rows("message", "query", "invoices", "--from", "1h")) == 3
+
+    (sent,) = cli.rows("dlq", "replay", "mailers", "--id", ids[1], "--yes")
+    assert sent["new_id"] not in ids
+    (found,) = cli.rows("message", "query", "invoices", "--key", ids[1])
+    assert (found["id"], found["body"], found["tag"]) == (sent["new_id"], "1", "a")
+    assert found["keys"] == ["k1", ids[1]]
+    assert found["properties"]["DLQ_ORIGIN_MESSAGE_ID"] == ids[1]
+    assert found["properties"]["METAQ_DEAD_LETTER"].startswith("mailers@")
+    assert found["properties"]["p"] == "v"
+    assert found["reconsume_times"] == 0
+
+    rest = cli.run("dlq", "replay", "mailers", "--yes")
+    assert f"left out {ids[1]} to invoices: it was sent again 1 time before" in rest.stdout
+    assert "sent 2 of 3" in rest.stdout
+    assert len(cli.rows("message", "query", "invoices", "--from", "1h")) == 6
+    assert [row["sent_before"] for row in cli.rows("dlq", "replay", "mailers", "--again")] == [1, 1, 1]
+
+
+def test_a_dead_letter_goes_to_its_group_alone(cli: Cli, client: Client) -> None:
+    """SG-074: under its old id, and no other group sees it."""
+    ids = dead_letters(cli, client, "letters", "senders", 1)
+    healed: list[str] = []
+    with client.listen("letters", "senders", lambda message: healed.append(message.id), consume_from=FIRST):
+        cli.run("dlq", "replay", "senders", "--to", "group", "--yes")
+        wait_until(lambda: healed == ids, DEADLINE_S, "it comes once more")
+    assert len(cli.rows("message", "query", "letters", "--from", "1h")) == 1
+
+
+def test_no_dead_letters(cli: Cli) -> None:
+    """E-04: exit code 1, and who has none."""
+    assert "has no dead letters" in cli.run("dlq", "show", "nobody", code=1).stderr
+    cli.run("dlq", "replay", "nobody", code=1)
+
+
+def test_clusters_brokers_and_clients(cli: Cli, client: Client, broker: BrokerProcess) -> None:
+    """E-04, SG-088: who is connected, as what, from where."""
+    fill(cli, client, "watched", 1)
+    (row,) = cli.rows("cluster", "brokers")
+    assert (row["broker"], row["id"], row["address"], row["state"]) == ("metaq", 0, broker.address, "answers")
+    assert row["put_today"] >= 1
+    with client.consumer("watched", "watchers"), client.producer("writers") as producer:
+        producer.send("watched", b"x")
+        wait_until(lambda: "writers" in cli.text("cluster", "clients"), DEADLINE_S, "the producer is known")
+        rows = {(row["kind"], row["group"]): row["client_id"] for row in cli.rows("cluster", "clients")}
+        shown = cli.row("cluster", "show", "DefaultCluster")
+    assert rows["consumer", "watchers"] == rows["producer", "writers"] == client.id
+    assert (shown["producers"], shown["consumers"], shown["clients"], shown["brokers"]) == (1, 1, 1, 1)
+    assert "no cluster elsewhere" in cli.run("cluster", "show", "elsewhere", code=1).stderr

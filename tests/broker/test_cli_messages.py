@@ -1,0 +1,158 @@
+"""Messages by command line: sent, found, followed, and who has consumed them."""
+
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from metaq.client import Client, ConsumeFrom, ReceivedMessage, connect
+from tests.support.broker import BrokerProcess, wait_until
+from tests.support.cli import Cli
+
+DEADLINE_S = 60.0
+FIRST = ConsumeFrom.FIRST
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("messages") / "data") as process:
+        yield process
+    shutil.rmtree(process.data)
+
+
+@pytest.fixture(scope="module")
+def client(broker: BrokerProcess) -> Iterator[Client]:
+    with connect(broker.registry) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def cli(broker: BrokerProcess) -> Cli:
+    return Cli(broker.registry)
+
+
+def test_what_is_sent_is_found_by_key_and_by_both_ids(cli: Cli) -> None:
+    """E-04, SG-132: with all that it was given."""
+    cli.run("topic", "create", "orders", "4")
+    flags = ("--tag", "paid", "--key", "order-1", "--key", "eu", "--property", "amount=7", "--ordering-key", "1")
+    sent = cli.row("message", "send", "orders", "é", *flags)
+    cli.run("message", "send", "orders", "other", "--key", "order-2")
+    (found,) = cli.rows("message", "query", "orders", "--key", "order-1")
+    assert (found["body"], found["tag"], found["keys"]) == ("é", "paid", ["order-1", "eu"])
+    assert found["properties"]["amount"] == "7"
+    assert (found["partition"], found["offset"]) == (sent["partition"], sent["offset"])
+    for message_id in (sent["id"], sent["offset_id"]):
+        assert cli.rows("message", "query", "orders", "--id", message_id) == [found]
+    assert sent["id"] in cli.text("message", "query", "orders", "--key", "eu")
+
+
+def test_bodies_that_are_no_text(cli: Cli) -> None:
+    """MQ-011: in from a file, out as base64, and as they are."""
+    cli.run("topic", "create", "bytes")
+    assert cli.run("message", "send", "bytes", "--file", "-", given=b"\xff\x00\n").stdout.startswith("sent ")
+    assert cli.row("message", "tail", "bytes")["body_base64"] == "/wAK"
+    assert cli.run("message", "tail", "bytes").stdout_bytes == b"\xff\x00\n\n"
+    assert "\x1b" not in cli.text("message", "query", "bytes", "--from", "1h")
+
+
+def test_query_by_time_tells_what_was_searched(cli: Cli, client: Client) -> None:
+    """P23, SG-132: no window that nobody asked for; the zone is the local one."""
+    cli.run("topic", "create", "timed", "3")
+    for number in range(7):
+        client.producer().send("timed", b"%d" % number, tag="even" if number % 2 == 0 else "odd")
+    stored = [row["stored_ms"] for row in cli.rows("message", "query", "timed", "--from", "1h")]
+    assert len(stored) == 7 and stored == sorted(stored)
+    assert len(cli.rows("message", "query", "timed", "--from", "1h", "--tag", "odd")) == 3
+    assert len(cli.rows("message", "query", "timed", "--from", "1h", "--count", "2")) == 2
+    local = datetime.fromtimestamp(stored[-1] / 1000 + 1).strftime("%Y-%m-%dT%H:%M:%S")
+    assert len(cli.rows("message", "query", "timed", "--from", "2000-01-01", "--to", local)) <= 7
+    later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    nothing = cli.run("message", "query", "timed", "--from", later, code=1)
+    assert "0 found; searched timed on metaq by time, stored from " in nothing.stderr
+    assert "its oldest message was stored " in nothing.stderr
+
+
+def test_query_finds_nothing(cli: Cli) -> None:
+    """P23: exit code 1, and where it was looked for."""
+    cli.run("topic", "create", "empty")
+    assert "by key 'k'; it has no messages" in cli.run("message", "query", "empty", "--key", "k", code=1).stderr
+    assert "searched topic empty" in cli.run("message", "show", "00" * 16, "--topic", "empty", code=1).stderr
+    assert "no route for topic absent" in cli.run("message", "query", "absent", "--key", "k", code=1).stderr
+    assert "give one of" in cli.run("message", "query", "empty", code=2).stderr
+    assert "is no time" in cli.run("message", "query", "empty", "--from", "yesterday", code=2).stderr
+
+
+def groups_of(cli: Cli, message_id: str) -> dict[str, str]:
+    row = cli.rows("message", "show", message_id)[-1]
+    return {group["group"]: group["state"] for group in row["groups"]}
+
+
+def test_who_has_consumed_a_message(cli: Cli, client: Client) -> None:
+    """SG-132, SG-088: by group, as far as offsets and tags tell."""
+    cli.run("topic", "create", "tracked")
+    sent = [client.producer().send("tracked", body, tag="a").id for body in (b"1", b"2")]
+    with (
+        client.consumer("tracked", "slow", consume_from=FIRST) as slow,
+        client.listen("tracked", "picky", lambda message: None, tags="b", consume_from=FIRST),
+    ):
+        next(iter(slow))
+        slow.commit()
+        wait_until(
+            lambda: groups_of(cli, sent[1]).get("picky", "").startswith("passed over"), DEADLINE_S, "picky is at the end"
+        )
+        first, second = groups_of(cli, sent[0]), groups_of(cli, sent[1])
+    assert first["slow"] == "consumed"
+    assert second["slow"] == "not yet"
+    assert groups_of(cli, sent[1])["slow"] == "not yet: no consumer is connected"
+
+
+def test_a_message_that_failed_for_good(cli: Cli, client: Client) -> None:
+    """SG-074, SG-132: shown as a dead letter of its group."""
+    cli.run("topic", "create", "failing")
+
+    def fail(message: ReceivedMessage) -> None:
+        raise ValueError("no")
+
+    sent = client.producer().send("failing", b"x")
+    with client.listen("failing", "hopeless", fail, max_reconsume_times=0, consume_from=FIRST):
+        wait_until(lambda: groups_of(cli, sent.id).get("hopeless", "").startswith("failed for good"), DEADLINE_S, "it is dead")
+
+
+def test_tail_with_tag_and_condition(cli: Cli, client: Client) -> None:
+    """E-04, SG-131: the newest that match, from all partitions."""
+    cli.run("topic", "create", "mixed", "2")
+    for number in range(40):
+        tag = "rare" if number in (3, 20) else "common"
+        client.producer().send("mixed", b"%d" % number, tag=tag, properties={"n": str(number)})
+    assert cli.text("message", "tail", "mixed", "-n", "3").split() == ["37", "38", "39"]
+    assert cli.text("message", "tail", "mixed", "--tag", "rare", "-n", "2").split() == ["3", "20"]
+    assert cli.text("message", "tail", "mixed", "--sql", "n < 2").split() == ["0", "1"]
+    assert "nothing in mixed that matches" in cli.run("message", "tail", "mixed", "--tag", "x", code=1).stderr
+    assert "give either --tag or --sql" in cli.run("message", "tail", "mixed", "--tag", "x", "--sql", "n = 1", code=2).stderr
+
+
+def test_tail_follows(cli: Cli, client: Client, broker: BrokerProcess) -> None:
+    """E-04: what comes, once each, until interrupted."""
+    cli.run("topic", "create", "followed", "3")
+    client.producer().send("followed", b"before", tag="a")
+    command = [sys.executable, "-m", "metaq", "message", "tail", "followed", "-f", "--tag", "a", "--registry", broker.registry]
+    lines: list[bytes] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            reader = threading.Thread(target=lambda out=process.stdout: lines.extend(out), daemon=True)
+            reader.start()
+            wait_until(lambda: lines == [b"before\n"], DEADLINE_S, "the newest message")
+            for number in range(6):
+                client.producer().send("followed", b"%d" % number, tag="a" if number % 2 else "b")
+            wait_until(lambda: len(lines) == 4, DEADLINE_S, "those that follow")
+            process.send_signal(2)
+            assert process.wait(DEADLINE_S) == 130
+        finally:
+            process.kill()
+        reader.join(DEADLINE_S)
+    assert sorted(lines[1:]) == [b"1\n", b"3\n", b"5\n"]
