@@ -10,7 +10,8 @@ from metaq.client.textclient import TextClient, parse_stats
 from metaq.errors import Refused as TextRefused
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.fastjson import decode
-from tests.support.admin import Refused, ask, ask_body, connect, create_topic, pull, send
+from tests.broker.test_restart import Controlled
+from tests.support.admin import Refused, ask, ask_body, connect, create_topic, fields_of, pull, send
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.remoting import RemotingClient
 
@@ -174,6 +175,28 @@ def test_settings_refused(client: RemotingClient, text: str) -> None:
     assert refused.value.code == Response.SYSTEM_ERROR
     assert text.partition("=")[0] in refused.value.remark
     assert settings(client)["deleteWhen"] == "04"
+
+
+# -- too much to do ---------------------------------------------------------------------------------------------------
+
+
+def test_busy_says_why_and_until_when(tmp_path: Path) -> None:
+    """SG-041: a send beyond ``max_waiting_bytes`` is answered 2 at once, with what was measured and when to try again."""
+    fields = fields_of(a="pg", b="busy", c="TBW102", d=1, e=0, f=0, g=1700000000000, h=0, j=0, k=False)
+    flags = ("--max-waiting-bytes", "1024", "--sync-timeout-ms", "60000")
+    with Controlled(tmp_path / "data", *flags) as broker, connect(broker) as client:
+        send(client, "busy", b"x")
+        broker.stall()
+        waiting = [client.send(Request.SEND_MESSAGE_V2, fields, bytes(1000)) for _ in range(2)]
+        wait_until(lambda: int(runtime(client)["sendThreadPoolQueueSize"]) > 0, DEADLINE_S, "sends wait for the disk")
+        refused = client.call(Request.SEND_MESSAGE_V2, fields, b"x")
+        assert refused.code == Response.SYSTEM_BUSY
+        limit = r"2000 bytes of puts wait for the disk, the limit is 1024 \(max_waiting_bytes\)"
+        measured = r"the oldest since \d+ ms, the last sync took \d+ ms"
+        assert re.fullmatch(rf"{limit}; {measured}; retry after \d+ ms", refused.remark or ""), refused.remark
+        broker.go_on()
+        assert [client.response(opaque).code for opaque in waiting] == [Response.SUCCESS] * 2
+        send(client, "busy", b"x")
 
 
 # -- permission -------------------------------------------------------------------------------------------------------
