@@ -270,6 +270,15 @@ class Session:
         self._out = []
         self._unsent = 0
         self._backlog = ()
-        if self.on_close is not None:
-            self.on_close()
+        # what refers back to the session, so that what it keeps goes with its last user and not with the next collection
+        on_close, self.on_close = self.on_close, None
+        self._receive = _nothing
+        self.outcome = None
+        if on_close is not None:
+            on_close()
         self._host.closed(self)
+
+
+def _nothing(data: bytes) -> Sequence[Any]:
+    """Is read from a connection that is closed."""
+    return ()

@@ -48,6 +48,7 @@ RUNS: Final = [
     Run("syncs", 5_000),
     Run("kills", 2_000, spread=False),
     Run("garbage", 300_000, spread=False),
+    Run("frames", 300_000, spread=False),
 ]
 
 
