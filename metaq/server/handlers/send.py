@@ -132,7 +132,13 @@ class SendHandler:
             Request.SEND_MESSAGE: partial(self._counted, self.send),
             Request.SEND_MESSAGE_V2: partial(self._counted, self.send),
             Request.SEND_BATCH_MESSAGE: partial(self._counted, self.send_batch),
+            Request.END_TRANSACTION: self.transaction,
+            Request.RESUME_CHECK_HALF_MESSAGE: self.transaction,
         }
+
+    def transaction(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """37, 323."""
+        raise RequestFailed(Response.SYSTEM_ERROR, NO_TRANSACTIONS)
 
     def _counted(self, handle: RequestHandler, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """What is refused at once is a put that failed."""
