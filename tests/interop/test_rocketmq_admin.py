@@ -279,7 +279,8 @@ def test_offsets_are_set_back_and_copied(tool: AdminTool, client: ClientProcess,
         rows = tool.table("consumerProgress", "-g", group)
         return [row[4] for row in rows if row[:3] == [topic, BROKER, "0"]]
 
-    assert offset("copied-source") == ["4"]
+    # The client sent its offset without waiting for an answer.
+    wait_until(lambda: offset("copied-source") == ["4"], WAIT_S, "the offset of the group is stored")
     copied = tool.run("cloneGroupOffset", "-s", "copied-source", "-d", "copied-target", "-t", topic)
     assert "success" in copied
     tool.run("updateTopic", "-c", CLUSTER, "-t", "%RETRY%copied-target", "-r", "1", "-w", "1")

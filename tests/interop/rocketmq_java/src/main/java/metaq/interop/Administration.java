@@ -21,7 +21,7 @@ import org.apache.rocketmq.tools.command.MQAdminStartup;
 /** What the admin client of RocketMQ's tools does. */
 final class Administration {
     private static final int QUERY_MESSAGES = 32;
-    private static final long INVOKE_MS = 10_000;
+    private static final long INVOKE_MS = 60_000;
 
     private final String registry;
     private DefaultMQAdminExt started;
@@ -32,7 +32,7 @@ final class Administration {
 
     private DefaultMQAdminExt admin() throws MQClientException {
         if (started == null) {
-            DefaultMQAdminExt admin = new DefaultMQAdminExt();
+            DefaultMQAdminExt admin = new DefaultMQAdminExt(INVOKE_MS);
             admin.setNamesrvAddr(registry);
             admin.start();
             started = admin;
