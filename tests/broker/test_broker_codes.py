@@ -1,12 +1,14 @@
 """The broker itself by command: settings, run-time information, statistics, and its own permission."""
 
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from metaq.client.textclient import TextClient, parse_stats
+from metaq.config import Settings
 from metaq.errors import Refused as TextRefused
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.fastjson import decode
@@ -138,6 +140,36 @@ def test_text_statistics_count_both_protocols(tmp_path: Path) -> None:
         assert [counted[name] for name in names] == ["4", "1", "2", "1"]
         topic = parse_stats(text.stats("both"))
         assert topic["topic_realtime_get"].startswith("Count=2,")
+
+
+# -- addresses --------------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    """One that nobody has, and neither the one two below."""
+    while True:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            port: int = one.getsockname()[1]
+            try:
+                other.bind(("127.0.0.1", port - 2))
+            except OSError:
+                continue
+            return port
+
+
+def test_the_port_of_rocketmq_clients(tmp_path: Path) -> None:
+    """SG-056: an address of their own, the second port two below it, and routes that lead there."""
+    port = free_port()
+    with BrokerProcess(tmp_path / "data", "--remoting-listen", f"127.0.0.1:{port}") as broker:
+        identities = set()
+        for number in (port, port - 2, broker.port):
+            with RemotingClient("127.0.0.1", number) as client:
+                identities.add(ask(client, Request.IDENTITY).fields["identity"])
+                [data] = ask_body(client, Request.GET_ROUTEINFO_BY_TOPIC, topic="TBW102")["brokerDatas"]
+                assert data["brokerAddrs"] == {"0": f"127.0.0.1:{port}"}
+        assert len(identities) == 1
+        assert Settings().remoting_listen.endswith(":10911")
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------
