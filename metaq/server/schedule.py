@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import gevent
 from gevent.event import AsyncResult, Event
 
-from metaq.errors import DiskFull, MessageIllegal, MetaqError
+from metaq.errors import BadRequest, MessageIllegal, MetaqError
 from metaq.message import TopicPartition
 from metaq.protocol import fastjson, properties
 from metaq.protocol.codes import Request
@@ -284,16 +284,15 @@ class _Level:
         """Store copies of what is due. When that fails, ``next`` is the first one that is not delivered."""
         self._store.check_writable()
         end = self.next
-        no_room: DiskFull | None = None
+        obstacle: MetaqError | None = None
         for ordinal, record in due:
-            draft = None if record is None else self._draft(record)
-            if draft is not None:
+            if record is not None:
                 try:
-                    self._stage(draft, ordinal)
-                except MessageIllegal as error:
-                    self._dropped(ordinal, draft.topic, str(error))
-                except DiskFull as error:  # those before it may be stored all the same
-                    no_room = error
+                    self._stage(record, ordinal)
+                except (MessageIllegal, BadRequest) as error:
+                    self._dropped(record, str(error))
+                except MetaqError as error:  # no room: those before it may be stored all the same
+                    obstacle = error
                     break
             end = ordinal + 1
         if self.in_flight_from is not None:
@@ -304,27 +303,27 @@ class _Level:
             if failure is not None:
                 raise failure
         self.next = end
-        if no_room is not None:
-            raise no_room
+        if obstacle is not None:
+            raise obstacle
 
-    def _stage(self, draft: Draft, ordinal: int) -> None:
+    def _stage(self, record: Record, ordinal: int) -> None:
+        """Stage the copy that consumers get, unless they never will."""
+        pairs = properties.parse(record.properties.decode(errors="replace"))
+        name, number = pairs.get(properties.REAL_TOPIC, ""), int(pairs.get(properties.REAL_QUEUE, "0"))
+        topics = self._context.topics
+        topic = topics.get(name)
+        if topic is None and not any(key.topic == name for key in topics.deleted):
+            topic = topics.ensure(name, number + 1)  # a killed broker may forget a topic that holds no message yet
+        if topic is None or not topic.all_partitions:
+            self._dropped(record, f"the topic {name} was deleted")
+            return
+        draft = Draft(
+            *(name, number % topic.all_partitions, record.body, pairs, record.flag, record.sys_flag),  # it may have shrunk
+            *(record.born_ms, record.born_host, record.reconsume_times),
+        )
         placed = stage(self._context, draft, {properties.SCHEDULED: f"{self.number}:{ordinal}"})
         if self.in_flight_from is None:
             self.in_flight_from = placed.log_offset
 
-    def _draft(self, record: Record) -> Draft | None:
-        """The message as its consumers get it, or ``None`` when they never will."""
-        pairs = properties.parse(record.properties.decode(errors="replace"))
-        name, number = pairs.get(properties.REAL_TOPIC, ""), pairs.get(properties.REAL_QUEUE, "0")
-        topic = self._context.topics.get(name)
-        if topic is None or not topic.all_partitions:
-            self._dropped(record.queue_offset, name, "its topic was deleted")
-            return None
-        partition = int(number) % topic.all_partitions  # there may be fewer of them than before
-        return Draft(
-            *(name, partition, record.body, pairs, record.flag, record.sys_flag, record.born_ms, record.born_host),
-            record.reconsume_times,
-        )
-
-    def _dropped(self, ordinal: int, topic: str, reason: str) -> None:
-        logger.error("delayed message dropped level=%d ordinal=%d topic=%s reason=%s", self.number, ordinal, topic, reason)
+    def _dropped(self, record: Record, reason: str) -> None:
+        logger.error("delayed message dropped level=%d ordinal=%d reason=%s", self.number, record.queue_offset, reason)

@@ -1,6 +1,7 @@
-"""A broker whose syncs a test controls: run as a program with the flags of ``metaq serve``.
+"""A broker whose syncs and clock a test controls: run as a program with the flags of ``metaq serve``.
 
 While there is a file ``stall`` beside the data folder, no sync of a file ends; while there is a file ``fail``, each one fails.
+A file ``clock`` holds milliseconds: by so much the clock is fast.
 """
 
 import os
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from metaq.clock import SystemClock
 from metaq.config import load
 from metaq.errors import DiskFailed
 from metaq.server.broker import Broker
@@ -43,10 +45,22 @@ class ControlledDisk(RealDisk):
         return ControlledFile(path, os.dup(plain._fd), self._control)
 
 
+class ControlledClock(SystemClock):
+    """The machine's, fast or slow by what the file said at the start."""
+
+    def __init__(self, control: Path) -> None:
+        file = control / "clock"
+        self._fast_ms = int(file.read_text("ascii")) if file.exists() else 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._fast_ms
+
+
 def main() -> None:
     arguments = iter(sys.argv[1:])
     settings = load(None, {}, {flag[2:].replace("-", "_"): value for flag, value in zip(arguments, arguments, strict=True)})
-    sys.exit(run(settings, lambda settings: Broker(settings, disk=ControlledDisk(settings.data.parent))))
+    control = settings.data.parent
+    sys.exit(run(settings, lambda settings: Broker(settings, ControlledClock(control), ControlledDisk(control))))
 
 
 if __name__ == "__main__":

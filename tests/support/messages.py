@@ -54,7 +54,8 @@ def records(client: RemotingClient, topic: str, partition: int = 0) -> list[Reco
 
 def count(client: RemotingClient, topic: str, partition: int = 0) -> int:
     """How many messages of a partition can be read, or could be once."""
-    return int(client.call(Request.PULL_MESSAGE, _pull(topic, partition, FAR)).fields["maxOffset"])
+    answer = client.call(Request.PULL_MESSAGE, _pull(topic, partition, FAR))
+    return 0 if answer.code == Response.TOPIC_NOT_EXIST else int(answer.fields["maxOffset"])
 
 
 def pairs_of(record: Record) -> dict[str, str]:
