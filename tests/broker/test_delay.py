@@ -129,7 +129,7 @@ def test_when_the_clock_is_set(tmp_path: Path, seconds: int) -> None:
 
 
 def test_on_a_full_disk_it_waits(tmp_path: Path) -> None:
-    """SG-075: what is due is not lost while there is no room, and comes when there is, also to a topic that a kill took back."""
+    """SG-075: what is due is not lost while there is no room, and comes when there is, also to a topic that a kill undid."""
     with BrokerProcess(tmp_path / "data") as broker, RemotingClient(broker.host, broker.port) as client:
         sent(client, delayed(client, b"x", 1))
         sent(client, delayed(client, b"y", 1))
