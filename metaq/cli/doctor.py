@@ -99,7 +99,8 @@ def check_advertised(facts: DoctorFacts) -> Iterator[Finding]:
 
 def check_reached(facts: DoctorFacts) -> Iterator[Finding]:
     """Each broker answers under its address, and is the one that it should be."""
-    processes = Counter(state.identity.identity for state in facts.brokers if state.identity is not None)
+    places = {(state.identity.identity, state.broker.address) for state in facts.brokers if state.identity is not None}
+    processes = Counter(identity for identity, _ in places)
     for state in facts.brokers:
         name, address = state.broker.name, state.broker.address
         if state.error is not None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from metaq.cli.groupfacts import GroupFacts, collect
+from metaq.cli.groupfacts import GroupFacts, collect, watch
 from metaq.client import Admin, connect
 from metaq.client.routing import MASTER
 from metaq.client.views import BrokerIdentity, BrokerView, TopicView
@@ -119,12 +119,11 @@ def look_further(
     """Topics and groups."""
     system = set(admin.system_topics())
     names = groups or tuple(view.name for view in admin.groups() if concerns(admin, view.name))
-    deadline = time.monotonic() + watch_s
     return facts._replace(
         topics=tuple(view for view in admin.all_topic_configs() if view.topic not in system),
         registered=tuple(admin.topics()),
         looks=tuple(topic_look(admin, topic) for topic in topics),
-        groups=tuple(collect(admin, name, None, max(0.0, deadline - time.monotonic())) for name in names),
+        groups=watch(admin, [collect(admin, name) for name in names], watch_s),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from metaq.cli.findings import Finding, ok, problem, some, warning
-from metaq.cli.groupfacts import GroupFacts, TopicState
+from metaq.cli.groupfacts import GroupFacts, TopicState, resting
 from metaq.client import Model
 from metaq.client.message import RETRY_PREFIX
 from metaq.client.views import LagView
@@ -53,7 +53,9 @@ def check_members(facts: GroupFacts) -> Iterator[Finding]:
     """Somebody consumes."""
     members = facts.members
     if not members:
-        advice = "start one; one that runs has another group name, or uses another registry or cluster"
+        advice = (
+            "start one; one that runs has another group name, uses another registry, or waits for a topic that is not there"
+        )
         yield problem("consumers", "no consumer is connected", advice)
         return
     yield ok("consumers", f"{len(members)} connected: {some(members)}")
@@ -164,7 +166,8 @@ def check_progress(facts: GroupFacts) -> Iterator[Finding]:
     if not lagging:
         yield ok("progress", "everything is consumed: there is nothing left to deliver")
         return
-    stuck = [lag for lag in lagging if facts.later.get(lag.queue, lag.committed) == lag.committed]
+    still = resting(facts)
+    stuck = [lag for lag in lagging if lag.queue in still]
     behind = sum(lag.lag for lag in lagging)
     if not facts.watched_s:
         yield ok("progress", f"{behind} messages behind; whether offsets move was not watched (--watch)")

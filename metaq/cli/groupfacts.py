@@ -1,7 +1,7 @@
 """What is to be known about a consumer group before one can tell whether it consumes, and why not."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from metaq.client import Admin
@@ -77,18 +77,17 @@ class GroupFacts(NamedTuple):
         return next((side.settings for side in self.brokers if side.settings is not None), None)
 
 
-def collect(admin: Admin, group: str, topic: str | None, watch_s: float) -> GroupFacts:
-    """Ask for all of it; looks for up to ``watch_s`` whether offsets move, less when all that lag have moved."""
+def collect(admin: Admin, group: str, topic: str | None = None) -> GroupFacts:
+    """Ask for all of it but ``later``; see ``watch``."""
     sides = tuple(broker_side(admin, broker, group, topic) for broker in admin.masters())
     facts = GroupFacts(group, sides, asked_topic=topic)
     works = {client_id: work_of(admin, group, client_id) for client_id in facts.members}
     names = {topic} if topic is not None else topics_of(facts, works)
-    facts = facts._replace(
+    return facts._replace(
         works=works,
         topics=tuple(topic_state(admin, name) for name in sorted(names)),
         dead_letters=messages_in(admin, f"{DEAD_LETTER_PREFIX}{group}"),
     )
-    return watch(admin, facts, watch_s) if facts.members else facts
 
 
 def broker_side(admin: Admin, broker: BrokerView, group: str, topic: str | None) -> BrokerSide:
@@ -97,11 +96,11 @@ def broker_side(admin: Admin, broker: BrokerView, group: str, topic: str | None)
         groups = {view.name: view for view in admin.groups_at(broker.address)}
         members = admin.members_at(broker.address, group)
         lags = admin.lag_at(broker.address, group, topic)
-        if topic is not None:
-            lags += admin.lag_at(broker.address, group, f"{RETRY_PREFIX}{group}")
+        # without an offset in them a broker leaves them out
+        retries = admin.lag_at(broker.address, group, f"{RETRY_PREFIX}{group}")
     except ClientError as error:
         return BrokerSide(broker, str(error))
-    return BrokerSide(broker, None, groups.get(group), tuple(groups), members, tuple(lags))
+    return BrokerSide(broker, None, groups.get(group), tuple(groups), members, tuple(sorted({*lags, *retries})))
 
 
 def work_of(admin: Admin, group: str, client_id: str) -> MemberWork | None:
@@ -144,17 +143,31 @@ def messages_in(admin: Admin, topic: str) -> int:
         return 0
 
 
-def watch(admin: Admin, facts: GroupFacts, watch_s: float) -> GroupFacts:
-    """Look again until every partition that lags has moved, or the time is over."""
+def watch(admin: Admin, groups: Iterable[GroupFacts], watch_s: float) -> tuple[GroupFacts, ...]:
+    """Look again for up to ``watch_s``, for less when every partition that lags has moved. 0 is not to look."""
+    watched = tuple(groups)
     began = time.monotonic()
-    before = {lag.queue: lag.committed for lag in facts.lags if lag.lag and not lag.queue.topic.startswith(RETRY_PREFIX)}
-    later: dict[MessageQueue, int] = {}
-    while set(before) - {queue for queue, offset in later.items() if offset != before.get(queue)}:
-        left = watch_s - (time.monotonic() - began)
-        if left <= 0:
+    while any(map(resting, watched)):
+        passed = time.monotonic() - began
+        if passed >= watch_s:
             break
-        time.sleep(min(_LOOK_S, left))
-        for side in facts.brokers:
-            if side.error is None:
-                later |= {lag.queue: lag.committed for lag in admin.lag_at(side.broker.address, facts.group, facts.asked_topic)}
-    return facts._replace(later=later, watched_s=time.monotonic() - began)
+        time.sleep(min(_LOOK_S, watch_s - passed))
+        watched = tuple(look_again(admin, facts, time.monotonic() - began) for facts in watched)
+    return watched
+
+
+def resting(facts: GroupFacts) -> set[MessageQueue]:
+    """Partitions in which there is something to consume, and whose offset has not moved as far as it is known."""
+    lagging = [lag for lag in facts.lags if lag.lag and not lag.queue.topic.startswith(RETRY_PREFIX)]
+    return {lag.queue for lag in lagging if facts.members and facts.later.get(lag.queue, lag.committed) == lag.committed}
+
+
+def look_again(admin: Admin, facts: GroupFacts, watched_s: float) -> GroupFacts:
+    """The same with what is committed now."""
+    later = {
+        lag.queue: lag.committed
+        for side in facts.brokers
+        if side.error is None
+        for lag in admin.lag_at(side.broker.address, facts.group, facts.asked_topic)
+    }
+    return facts._replace(later=later, watched_s=watched_s)

@@ -19,7 +19,7 @@ from metaq.cli.common import (
 )
 from metaq.cli.findings import report
 from metaq.cli.groupchecks import diagnose
-from metaq.cli.groupfacts import collect, messages_in, work_of
+from metaq.cli.groupfacts import collect, messages_in, watch, work_of
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin, ConsumeFrom, connect
@@ -308,7 +308,9 @@ def why_not_consuming(group: str, topic: str | None, watch_s: float, registry: s
     Exit code 0 when all is well, 1 with a warning, 2 with a problem.
     """
     with connect(registry) as client:
-        return report(diagnose(collect(client.admin(), group, topic, watch_s)), as_json=as_json)
+        admin = client.admin()
+        (facts,) = watch(admin, [collect(admin, group, topic)], watch_s)
+    return report(diagnose(facts), as_json=as_json)
 
 
 group.add_command(why_not_consuming)
