@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from metaq.client.textclient import TextClient, parse_stats
-from metaq.config import Settings
+from metaq.config import load
 from metaq.errors import Refused as TextRefused
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.fastjson import decode
@@ -169,7 +169,7 @@ def test_the_port_of_rocketmq_clients(tmp_path: Path) -> None:
                 [data] = ask_body(client, Request.GET_ROUTEINFO_BY_TOPIC, topic="TBW102")["brokerDatas"]
                 assert data["brokerAddrs"] == {"0": f"127.0.0.1:{port}"}
         assert len(identities) == 1
-        assert Settings().remoting_listen.endswith(":10911")
+        assert load(None, {}, {}).remoting_listen.endswith(":10911")
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------
