@@ -1,6 +1,9 @@
 """The unmodified RocketMQ Java client, 4.9.8, against a real broker."""
 
+from pathlib import Path
+
 import pytest
+import trustme
 
 from tests.interop.clients import ClientProcess, Outgoing
 from tests.interop.conftest import Spawn
@@ -50,3 +53,20 @@ class TestJava(Scenarios):
         assert (first.tag, first.properties["颜色"]) == ("标签", "红")
         assert bodies(client.pull("compact-pullers", topic)) == bodies(messages)
         client.kill()
+
+    def test_encrypted_connections(self, spawn: Spawn, program: tuple[str, ...], tmp_path: Path) -> None:
+        """RD-024: a client that is told to speak TLS reaches registry and broker on their usual ports."""
+        certificate = trustme.CA().issue_cert("127.0.0.1")
+        chain = tmp_path / "chain.pem"
+        certificate.private_key_and_cert_chain_pem.write_to_path(str(chain))
+        java, *rest = program
+        with BrokerProcess(tmp_path / "data", "--tls-certificate", str(chain)) as broker:
+            client = spawn((java, "-Dtls.enable=true", *rest), broker.registry)
+            topic = create_topic(client, broker, "encrypted")
+            client.start_producer("encrypted", "encrypted-producers")
+            client.start_consumer("encrypted", "encrypted-consumers", topic)
+            messages = [*numbered(topic, 3), Outgoing(topic, b"large " * 100_000)]
+            for message in messages:
+                client.send("encrypted", message)
+            client.wait_for_bodies("encrypted", bodies(messages))
+            client.kill()
