@@ -172,6 +172,11 @@ class CommitLog:
         parts.append(checksum_property(record))
         self.staged_end += len(record) + CHECKSUM_SIZE
 
+    def reserve(self, size: int) -> None:
+        """Have room for records of so many bytes in all, which one segment could hold; ``DiskFull`` before any is staged."""
+        if self.staged_end + size > self.room_end and self._spare is None:
+            self._spare = self._create(self._active.end, run_here)
+
     def make_room(self, size: int) -> None:
         """Go to the next segment: the active one has no room for ``size`` bytes and a blank record.
 

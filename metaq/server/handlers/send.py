@@ -23,7 +23,7 @@ from metaq.protocol.codes import (
     Response,
 )
 from metaq.protocol.headers import Int32, SendMessage, decode_header, with_names
-from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, constant_middle, java_hash
+from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, HEADER_SIZE, constant_middle, java_hash
 from metaq.protocol.remoting import HEAD, RemotingCommand, encode_response
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
 from metaq.server.context import Context
@@ -40,6 +40,8 @@ from metaq.store.consumequeue import ConsumeQueue
 NO_TRANSACTIONS: Final = "transactional messages are not available yet in this version of metaq"
 BESIDE_BODY: Final = 33 * 1024
 """Of a record: at most 32 KiB of properties and less than 1 KiB of everything else."""
+BATCH_GROWTH: Final = 4
+"""A batch takes at most this many times ``max_message_bytes`` in the log, where each of its messages is a whole record."""
 UNUSUAL: Final = ~(COMPRESSED | COMPRESSION_KIND)
 """Bits of a sender's sysFlag that take the long way."""
 SEND_V2: Final = int(Request.SEND_MESSAGE_V2)
@@ -57,6 +59,8 @@ _KNOWN_TAGS: Final = 1024
 
 Filled = tuple[int, bytes | None, int, tuple[str, ...]]
 """Text size, tail, tag hash and keys of a message: the last arguments of ``MessageStore.put``."""
+BatchPart = tuple[int, bytes, int, Filled]
+"""Flag, body, checksum and what is filled in."""
 
 
 class Sent(NamedTuple):
@@ -123,6 +127,7 @@ class SendHandler:
         self._host = context.store_host.hex().upper().encode()
         settings = context.settings
         self._most_bytes = min(settings.max_message_bytes, settings.segment_bytes - BESIDE_BODY)
+        self._most_batch_bytes = min(BATCH_GROWTH * settings.max_message_bytes, settings.segment_bytes - BESIDE_BODY)
         self._known: dict[tuple[str, str], ConsumeQueue] = {}  # partitions that are known to take messages, as they are sent
         self._tags: dict[str, tuple[int, int]] = {}  # hash, and text size without body
         self._known_for = -1  # the version of the topic table that this holds for
@@ -257,24 +262,33 @@ class SendHandler:
         """Stage all messages of a batch, which become visible together, or none; one reply is owed."""
         header = read_header(request)
         queue = self.admit(session, header, request.body)
-        shared = header.properties or ""
-        items = []
-        for flag, body, text in decode_batch(request.body):
-            record = self._fill(queue, f"{text}\x02{shared}" if shared else text, body)
-            if record is None:
-                raise MessageIllegal("a message of a batch can be neither delayed nor transactional nor a request")
-            items.append((flag, body, zlib.crc32(body) & 0x7FFFFFFF, record))
-        if not items:
-            raise MessageIllegal("a batch without messages")
+        parts, size = self._fill_batch(queue, header.properties or "", request.body)
         store, host, ordinal = self._store, self._host, queue.next
         middle = constant_middle(
             *(header.sys_flag & CLEARED, header.born_timestamp, session.born_host, store.clock.now_ms()),
             *(self._context.store_host, header.reconsume_times),
         )
-        places = [store.put(queue, flag, body, crc, middle, *record) for flag, body, crc, record in items]
+        store.log.reserve(size)
+        places = [store.put(queue, flag, body, crc, middle, *record) for flag, body, crc, record in parts]
         sent = Sent(request, queue.partition, ordinal, b",".join([b"%b%016X" % (host, place) for place in places]))
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
         return None
+
+    def _fill_batch(self, queue: ConsumeQueue, shared: str, data: bytes) -> tuple[list[BatchPart], int]:
+        """The messages of a batch, and the bytes of their records; ``shared`` are properties of them all."""
+        parts, size = [], 0
+        for flag, body, text in decode_batch(data):
+            record = self._fill(queue, f"{text}\x02{shared}" if shared else text, body)
+            if record is None:
+                raise MessageIllegal("a message of a batch can be neither delayed nor transactional nor a request")
+            size += HEADER_SIZE + len(body) + len(record[1] or queue.tail) + CHECKSUM_SIZE
+            if size > self._most_batch_bytes:
+                limit = f"over the limit of {self._most_batch_bytes} bytes (from max_message_bytes)"
+                raise MessageIllegal(f"the records of a batch, its properties repeated in each, are {limit}")
+            parts.append((flag, body, zlib.crc32(body) & 0x7FFFFFFF, record))
+        if not parts:
+            raise MessageIllegal("a batch without messages")
+        return parts, size
 
     # -- what both need -----------------------------------------------------------------------------------------------
 

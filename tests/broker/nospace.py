@@ -1,0 +1,51 @@
+"""A broker that a test can take the room for new files from: run as a program with the flags of ``metaq serve``.
+
+While there is a file ``full`` beside the data folder, no file gets any room.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from metaq.config import load
+from metaq.errors import DiskFull
+from metaq.server.broker import Broker
+from metaq.server.daemon import run
+from metaq.store.disk import RealDisk, RealFile
+
+
+class CrampedFile(RealFile):
+    """A file that gets no room while a test says so."""
+
+    __slots__ = ("_full",)
+
+    def __init__(self, path: Path, fd: int, full: Path) -> None:
+        super().__init__(path, fd)
+        self._full = full
+
+    def allocate(self, size: int) -> None:
+        if self._full.exists():
+            raise DiskFull(f"no room for {self._path}: a test says so")
+        super().allocate(size)
+
+
+class CrampedDisk(RealDisk):
+    """The real one with such files."""
+
+    def __init__(self, full: Path) -> None:
+        self._full = full
+
+    def open(self, path: Path) -> RealFile:
+        plain = super().open(path)  # which closes its own descriptor
+        return CrampedFile(path, os.dup(plain._fd), self._full)
+
+
+def main() -> None:
+    arguments = iter(sys.argv[1:])
+    settings = load(None, {}, {flag[2:].replace("-", "_"): value for flag, value in zip(arguments, arguments, strict=True)})
+    disk = CrampedDisk(settings.data.with_name("full"))
+    sys.exit(run(settings, lambda settings: Broker(settings, disk=disk)))
+
+
+if __name__ == "__main__":
+    main()
