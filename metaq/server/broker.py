@@ -230,7 +230,7 @@ class Broker:
         """Who answers administrators."""
         context, advertised = self.context, self.addresses.advertised
         return [
-            TopicsHandler(context, self._duties, later, self._forget_topic),
+            TopicsHandler(context, self._duties, later, self._forget_topic, self._registration.wait_told),
             GroupAdminHandler(context, self._duties, later),
             OffsetAdminHandler(context, later, advertised, self.run),
             ClientAdminHandler(context, later, self.run),

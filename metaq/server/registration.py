@@ -28,6 +28,7 @@ from metaq.server.outbound import Outbound
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 6.0
+TELL_TIMEOUT_S: Final = 3.0
 GOODBYE_TIMEOUT_S: Final = 2.0
 FIRST_RETRY_S: Final = 0.5
 
@@ -96,6 +97,12 @@ class Registration:
             self._registry.register(self._key, self._ha_address, self.table([name]))
         for member in self._members:
             member.topic_changed(name)
+
+    def wait_told(self) -> None:
+        """Return when every registry that can be reached knows of the changes until now, at the latest after a while."""
+        end_s = self.monotonic() + TELL_TIMEOUT_S
+        for member in self._members:
+            member.wait_told(max(0.0, end_s - self.monotonic()))
 
     def stop(self) -> None:
         """Say goodbye to every registry, so that clients look elsewhere."""
@@ -177,12 +184,18 @@ class _Member:
         self._address = address
         self._changed: set[str] = set()
         self._wake = Event()
+        self._told = Event()  # it knows everything, or cannot be told
         self._link: Outbound | None = None
         self._failing = False
 
     def topic_changed(self, name: str) -> None:
         self._changed.add(name)
+        if not self._failing:
+            self._told.clear()
         self._wake.set()
+
+    def wait_told(self, timeout_s: float) -> None:
+        self._told.wait(timeout_s)
 
     def stay_registered(self) -> None:
         """Connect and register; again after every failure, with a pause that doubles up to the interval."""
@@ -212,6 +225,8 @@ class _Member:
             if not registered:
                 logger.info("registered registry=%s", written(self._address))
             registered, self._failing = True, False
+            if not self._changed:
+                self._told.set()
             self._wake.wait(max(0.0, due_s - registration.monotonic()))
 
     def _report(self, error: MetaqError) -> None:
@@ -220,6 +235,7 @@ class _Member:
         hint = "is a registry running there? it is tried again; setting: registries"
         logger.log(level, "cannot register registry=%s reason=%s hint=%s", written(self._address), error, hint)
         self._failing = True
+        self._told.set()
 
     def leave(self) -> None:
         """Say goodbye where the broker is registered."""

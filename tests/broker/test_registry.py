@@ -23,6 +23,7 @@ from metaq.protocol.routes import (
     encode_registration,
 )
 from metaq.server.tables import DEFAULT_TOPIC
+from tests.support.admin import create_topic
 from tests.support.broker import BrokerFailed, BrokerProcess, RegistryProcess, wait_until
 from tests.support.remoting import ConnectionEnded, RemotingClient
 
@@ -150,6 +151,19 @@ def test_a_broker_registers_with_every_registry(tmp_path: Path, registries: list
             assert found is not None
             assert found.queues == (QueueData("metaq", 3, 3, 6),)
             assert route(registry.address, DEFAULT_TOPIC) is not None
+
+
+def test_a_topic_is_routed_when_its_creation_is_answered(tmp_path: Path, registries: list[RegistryProcess]) -> None:
+    """SG-064, SG-125: by every registry; one that is down does not hold it up."""
+    with BrokerProcess(tmp_path / "data", *named(*registries)) as broker, client(broker.address) as asker:
+        for registry in registries:
+            wait_registered(registry, broker)
+        for number in range(20):
+            create_topic(asker, f"made-{number}")
+            assert all(route(registry.address, f"made-{number}") for registry in registries), number
+        registries[0].kill()
+        create_topic(asker, "made-without")
+        assert route(registries[1].address, "made-without")
 
 
 def test_a_killed_broker_is_removed_at_once(tmp_path: Path, registries: list[RegistryProcess]) -> None:

@@ -32,14 +32,22 @@ ANY_PERMISSION: Final = READ | WRITE | INHERIT
 class TopicsHandler:
     """Makes, shows and deletes topics. A change is confirmed when it is durable, and in force before."""
 
-    def __init__(self, context: Context, duties: Duties, later: Later, forget: Callable[[str], None]) -> None:
-        """``forget`` is told the name of a topic that is deleted."""
+    def __init__(
+        self,
+        context: Context,
+        duties: Duties,
+        later: Later,
+        forget: Callable[[str], None],
+        wait_told: Callable[[], None],
+    ) -> None:
+        """``forget`` is told the name of a topic that is deleted; ``wait_told`` returns when the registries know of changes."""
         self._context = context
         self._topics = context.topics
         self._store = context.store
         self._duties = duties
         self._later = later
         self._forget = forget
+        self._wait_told = wait_told
         self._started_ms = context.store.clock.now_ms()
 
     def requests(self) -> dict[int, RequestHandler]:
@@ -76,6 +84,7 @@ class TopicsHandler:
     def _create(self, topic: Topic) -> Answer:
         self._topics.put(topic)
         self._duties.save_topics()
+        self._wait_told()  # who made the topic looks for its route next
         return DONE
 
     def delete(self, session: RemotingSession, request: RemotingCommand) -> None:
