@@ -36,7 +36,7 @@ def environment(broker: BrokerProcess) -> dict[str, str]:
     """A person's environment in which this interpreter's ``metaq`` talks to ``broker``."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("METAQ_")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{clean['PATH']}"
-    return {**clean, "PATH": path, "METAQ_BROKER": f"{broker.host}:{broker.port}"}
+    return {**clean, "PATH": path, "METAQ_BROKER": broker.address, "METAQ_REGISTRY": broker.registry}
 
 
 def test_telnet_session_over_a_plain_socket(broker: BrokerProcess) -> None:
@@ -116,9 +116,9 @@ def test_python_example(broker: BrokerProcess) -> None:
     assert run.stdout == only("text").text
 
 
-def test_shell_examples(broker: BrokerProcess) -> None:
-    """MQ-057: each line as it stands there, in the shell."""
-    for step in steps(only("console").text, SHELL_PROMPT):
+def play_in_shell(fence: Fence, broker: BrokerProcess) -> None:
+    """Type each line into a shell and compare what it prints."""
+    for step in steps(fence.text, SHELL_PROMPT):
         for number, line in enumerate(step.typed, start=1):
             run = subprocess.run(
                 ["bash", "-o", "pipefail", "-c", line],
@@ -128,9 +128,14 @@ def test_shell_examples(broker: BrokerProcess) -> None:
                 timeout=DEADLINE_S,
                 check=False,
             )
-            assert run.returncode == 0, (line, run.stderr)
+            assert run.returncode == 0, (fence.place, line, run.stdout, run.stderr)
             shown = step.shown if number == len(step.typed) else ""
-            assert matches(shown, run.stdout), f"{line} prints\n{run.stdout}"
+            assert matches(shown, run.stdout), f"{fence.place}: {line} prints\n{run.stdout}"
+
+
+def test_shell_examples(broker: BrokerProcess) -> None:
+    """MQ-057, E-04: each line as it stands there, in the shell."""
+    play_in_shell(only("console"), broker)
 
 
 def test_the_two_commands_are_there() -> None:
