@@ -55,6 +55,7 @@ class IndexCheck:
             else:
                 self._files.append(_File(file, mark.items if name == mark.file else file.count, add))
         self._whole = bool(mark.file) and len(self._files) == len(names)
+        self._passed: tuple[_File, int, Item] | None = None  # the last item whose record is thought to be gone
         self._stream = self._all_items()
         self._next = next(self._stream, None)
 
@@ -74,7 +75,9 @@ class IndexCheck:
 
     def _pass_lost(self, log_offset: int) -> None:
         """Go on to the items of records from a log offset on, behind those of records that are gone."""
+        self._passed = None
         while self._next is not None and self._next[2].log_offset < log_offset and self._explained(self._next[2].log_offset):
+            self._passed = self._next
             self._advance()
 
     def _advance(self) -> None:
@@ -82,15 +85,20 @@ class IndexCheck:
         self._next = next(self._stream, None)
 
     def _compare(self, value: int, log_offset: int, store_ms: int) -> None:
-        if self._next is None:
+        due = self._next
+        fits = due is not None and due[2][:2] == (value, log_offset)
+        if not fits and self._passed is not None and self._passed[2].hash == value:
+            due = self._passed  # its log offset is what is wrong
+        if due is None:
             newest = self._files[-1]
             newest.wrong(newest.count, f"no item for the record at log offset {log_offset}")
             return
-        file, number, item = self._next
-        due = (value, log_offset, file.seconds(number, store_ms))
-        if item[:3] != due:
-            file.wrong(number, f"item {number} says {tuple(item[:3])}, its record {due}")
-        self._advance()
+        file, number, item = due
+        told = (value, log_offset, file.seconds(number, store_ms))
+        if item[:3] != told:
+            file.wrong(number, f"item {number} says {tuple(item[:3])}, its record {told}")
+        if due is self._next:
+            self._advance()
 
     def finish(self) -> None:
         """All records have come."""
@@ -162,7 +170,7 @@ class _File:
     def _check_header(self) -> None:
         begin_ms, end_ms, begin, end, used, count = HEADER.unpack(self.file.opened().read(HEADER_SIZE, 0))
         due = (self._first.log_offset, self._last.log_offset) if self._first and self._last else (0, 0)
+        times = (self._first_ms, self._last_ms) if self._first else (0, 0)
         wrong = (begin, end) != due or used != self._used or count != self.count
-        wrong = wrong or (self._first_ms is not None and begin_ms != self._first_ms)
-        if wrong or (self._last_ms is not None and end_ms != self._last_ms):
+        if wrong or any(known not in (None, told) for known, told in zip(times, (begin_ms, end_ms), strict=True)):
             self._add(self.file.path, 0, "the header is not that of the items behind it")

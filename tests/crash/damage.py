@@ -47,6 +47,7 @@ def make_folder(rng: random.Random, steps: int) -> Folder:
     driver.write_document()
     for _ in range(steps):
         driver.step()
+    driver.interleaved = False
     driver.put()
     driver.sync()
     driver.sweep()

@@ -111,9 +111,10 @@ def _index_extents(folder: Folder, path: Path, data: bytearray) -> list[Extent]:
     count = HEADER.unpack_from(data)[5]
     assert checkpoint is not None
     mark = checkpoint.key_index
-    if path.name > mark.file or (path.name == mark.file and count != mark.items):
-        return []
     items = HEADER_SIZE + mark.slots * SLOT_SIZE
+    uncounted = any(data[items + count * ITEM_SIZE :][:ITEM_SIZE])  # taken back at the next start, with slots that lead there
+    if path.name > mark.file or (path.name == mark.file and (count != mark.items or uncounted)):
+        return []
     places = [items + number * ITEM_SIZE for number in range(1, count)]
     there = [at for at in places if ITEM.unpack_from(data, at)[1] >= folder.begin]
     extents = [Extent(path, at, at + ITEM_SIZE, None) for at in there]
