@@ -268,7 +268,7 @@ class Broker:
         self._registration.start()
 
     def _sample(self) -> None:
-        self.context.statistics.sample(gevent.sleep)
+        self.context.statistics.sample(self._duties.rest)
 
     def _look_for_silent_clients(self) -> None:
         now_s = self.store.clock.monotonic()

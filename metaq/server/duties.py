@@ -16,8 +16,10 @@ logger = logging.getLogger(__name__)
 
 EXPIRE_S: Final = 0.1
 SAVE_GROUPS_S: Final = 1.0
+REST_S: Final = 0.001
+"""The hub looks after connections before it looks at a timer, but not between callbacks: no rest may be a sleep of 0."""
 SWEEP_SHARE: Final = 20
-"""A sweep's pause is at least this many times its own length, so that it costs at most 5 % of the time."""
+"""A sweep's pause is at least this many times its own work, so that it costs at most 5 % of the time."""
 
 
 class Duties:
@@ -33,6 +35,7 @@ class Duties:
         self._saving_topics = BoundedSemaphore(1)
         self._saving_groups = BoundedSemaphore(1)
         self._retiring = BoundedSemaphore(1)
+        self._rested_s = 0.0  # in the sweep that is being done
         self._busy = 0  # duties that are being done
         self._stopping = False
         self._syncing: Any = None
@@ -88,16 +91,16 @@ class Duties:
             self._busy -= 1
 
     def _sweep_forever(self) -> None:
-        pause_s = self._settings.sweep_interval_ms / 1000
+        pause_s, clock = self._settings.sweep_interval_ms / 1000, self._store.clock
         while True:
-            clock = self._store.clock
+            self._rested_s = 0.0
             started = clock.monotonic()
             self._do(self._sweep)
-            gevent.sleep(max(pause_s, SWEEP_SHARE * (clock.monotonic() - started)))
+            gevent.sleep(max(pause_s, SWEEP_SHARE * (clock.monotonic() - started - self._rested_s)))
 
     def _sweep(self) -> None:
         self.settle()
-        self._store.sweep()
+        self._store.sweep(self._rest_in_sweep)
         self._store.log.prepare(self._run)
 
     def _index_keys(self) -> None:
@@ -108,7 +111,7 @@ class Duties:
             return
         self.save_topics()
         self.settle()
-        self._store.checkpoint(self._run)
+        self._store.checkpoint(self._run, self.rest)
 
     def save_topics(self) -> None:
         """Make the topic table durable when it has changed."""
@@ -132,6 +135,16 @@ class Duties:
         """Wait for the end of the turn: who has waited for the disk may come back in the middle of one."""
         while not self._store.settled:
             gevent.sleep(0)
+
+    def rest(self) -> None:
+        """Let everybody else go on."""
+        gevent.sleep(REST_S)
+        self.settle()
+
+    def _rest_in_sweep(self) -> None:
+        began = self._store.clock.monotonic()
+        self.rest()
+        self._rested_s += self._store.clock.monotonic() - began
 
     def delete_expired(self) -> None:
         """Delete what has expired, whatever the hour."""

@@ -284,9 +284,11 @@ class ConsumeQueue:
 
 def sync_together(queues: Iterable[ConsumeQueue], file: File, run: Run) -> bool:
     """Make what the queues have written durable by syncing the file system of ``file``; false when that cannot be done."""
-    taken = [(queue, queue.take_unsynced()) for queue in queues]
+    taken = []
     done = False
     try:
+        for queue in queues:
+            taken.append((queue, queue.take_unsynced()))  # noqa: PERF401 - given back if the caller ends in between
         done = run(file.sync_file_system)
     finally:
         for queue, unsynced in () if done else taken:

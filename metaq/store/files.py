@@ -16,6 +16,9 @@ class Run(Protocol):
     def __call__(self, call: Callable[[], T], /) -> T: ...
 
 
+Rest = Callable[[], None]
+"""Lets others go on; comes back when no message is staged."""
+
 Read = Callable[[File, int, int], bytes]
 """``read(file, size, offset)``: waits for the disk in the caller's way, or raises ``ColdRead``."""
 
@@ -27,6 +30,10 @@ class ColdRead(Exception):
 def run_here(call: Callable[[], T]) -> T:
     """The ``Run`` of tools and tests."""
     return call()
+
+
+def go_on() -> None:
+    """The ``Rest`` of tools and tests: nobody else is there."""
 
 
 def read_here(file: File, size: int, offset: int) -> bytes:

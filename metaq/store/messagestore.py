@@ -9,7 +9,7 @@ nothing. Readers see whole appends, at MEMORY when they are written, at DISK whe
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +33,7 @@ from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress
 from metaq.store.commitlog import CommitLog
 from metaq.store.consumequeue import WRITE_AT, ConsumeQueue, sync_together
 from metaq.store.disk import Disk, File, RealDisk
-from metaq.store.files import FileCache, Read, Run, read_through, run_here
+from metaq.store.files import FileCache, Read, Rest, Run, go_on, read_through, run_here
 from metaq.store.indexfile import Entry
 from metaq.store.indexing import Indexing
 from metaq.store.keyindex import NO_INDEX, IndexMark, KeyIndex
@@ -63,6 +63,8 @@ class StoreSettings:
     open_files: int = 512
     sync_together: int = 32
     """Queues that are worth syncing the whole file system: each costs at least two calls, which take a millisecond or more."""
+    slice_ms: int = 5
+    """A sweep or a checkpoint of many queues lets others go on each time that it has worked so long."""
     durability: Durability = Durability.DISK
     broker_name: str = "metaq"
     broker_number: int = 0
@@ -262,34 +264,52 @@ class MessageStore:
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    def write_units(self, queue: ConsumeQueue) -> None:
-        """Write a queue's pending units; without room for them no more messages are taken."""
+    def write_units(self, queue: ConsumeQueue) -> bool:
+        """Write a queue's pending units; false when that fails. Without room for them no more messages are taken."""
         try:
             queue.write()
         except DiskFull as error:
             self._behind = error
+            return False
         except DiskFailed as error:
             self._fail(error)
-        else:
-            self._unwritten.pop(queue, None)
+            return False
+        self._unwritten.pop(queue, None)
+        return True
 
     @property
     def settled(self) -> bool:
         """Whether no message is staged. Units of staged ones must not be written: their append may still fail."""
         return not self._touched
 
-    def sweep(self) -> None:
-        """Write all pending units and set the live mark; retried by the next sweep when there is no room."""
+    def sweep(self, rest: Rest = go_on) -> None:
+        """Write all units that are pending now and set the live mark. One call at a time.
+
+        Without room for some of them, the next sweep tries again.
+        """
         assert self.settled
-        mark = self.log.end
-        for queue in list(self._unwritten):
-            self.write_units(queue)
-        if self._unwritten:
+        live = Live(self.log.end, self._units_before + self.messages_put)
+        behind, all_written = self._behind, True
+        for queue in self._in_slices(list(self._unwritten), rest):
+            all_written &= self.write_units(queue)
+        if not all_written:
             return
-        self._behind = None
-        if self.failure is None and mark != self._live_mark:
-            write_live(self._live, self._boot_id, Live(mark, self._units_before + self.messages_put))
-            self._live_mark = mark
+        if self._behind is behind:
+            self._behind = None
+        if self.failure is None and live.mark != self._live_mark:
+            write_live(self._live, self._boot_id, live)
+            self._live_mark = live.mark
+
+    def _in_slices(self, queues: Iterable[ConsumeQueue], rest: Rest) -> Iterator[ConsumeQueue]:
+        """The queues, one by one; others go on each time that the caller has worked for a while."""
+        clock, slice_s = self.clock, self.settings.slice_ms / 1000
+        began = clock.monotonic()
+        for queue in queues:
+            yield queue
+            if clock.monotonic() - began >= slice_s:
+                rest()
+                assert self.settled
+                began = clock.monotonic()
 
     def drop_live_mark(self) -> None:
         """Queue files are about to be cut and made anew: what the mark says of them ends here."""
@@ -305,7 +325,7 @@ class MessageStore:
             self._fail(error)
             raise
 
-    def checkpoint(self, run: Run = run_here) -> None:
+    def checkpoint(self, run: Run = run_here, rest: Rest = go_on) -> None:
         """Make everything up to now durable and write it down, so that recovery after a power cut begins here.
 
         When nothing has changed it is written once more, so that its backup says the same, and then no more.
@@ -316,18 +336,21 @@ class MessageStore:
         if self.failure is not None or unchanged:
             return
         changed, self._changed = self._changed, {}
-        progress = {(queue.topic, queue.partition): Progress(queue.next, queue.text_end) for queue in changed}
+        ends = [(queue.next, queue.text_end) for queue in changed]
         index = self.indexing.capture()
+        progress = {}
         try:
-            for queue in changed:
+            for queue, end in zip(self._in_slices(list(changed), rest), ends, strict=True):
                 queue.write()
+                progress[queue.topic, queue.partition] = Progress(*end)
             self.log.sync(min(self.durable_end, mark), run)
             many = len(changed) >= self.settings.sync_together
-            if not (many and self.lock is not None and sync_together(changed, self.lock, run)):
+            if not (many and self.lock is not None and sync_together(self._in_slices(changed, rest), self.lock, run)):
                 for queue in changed:
                     queue.sync(run)
             flushed = index is not None and self.indexing.flush(index, run)
             index_mark = index.mark if index is not None and flushed else self._index_mark
+            self.check_healthy()  # a sync that failed meanwhile may have been the only one to be told
             checkpointed = {**self._checkpointed, **progress}
             run(lambda: write_checkpoint(self.disk, self.directory, Checkpoint(mark, checkpointed, index_mark)))
         except BaseException as error:  # also when the caller gives up while it waits

@@ -66,6 +66,7 @@ def random_settings(rng: random.Random) -> StoreSettings:
         hot_bytes=rng.choice((0, 2000, 1 << 20)),
         open_files=rng.choice((2, 4, 64)),
         sync_together=rng.choice((1, 2, 32)),
+        slice_ms=rng.choice((0, 5)),
         durability=rng.choice((Durability.DISK, Durability.DISK, Durability.MEMORY)),
         retention=RetentionRules(keep_ms=1000, ample_free_bytes=1 << 30, least_free_bytes=1),
     )
@@ -155,7 +156,9 @@ class Driver:
                 self.model.synced(covered)
 
     def sweep(self) -> None:
-        self.store.sweep()
+        with self._alone("sweep") as free:
+            if free:
+                self.store.sweep(self.rest)
 
     def index_keys(self) -> None:
         with self._alone("index keys") as free:
@@ -171,7 +174,7 @@ class Driver:
         with self._alone("checkpoint") as free:
             if free:
                 covered = self.model.before_sync()
-                self.store.checkpoint(self.run)
+                self.store.checkpoint(self.run, self.rest)
                 self.model.synced(covered)
 
     def retire(self) -> None:
@@ -276,6 +279,10 @@ class Driver:
             return result
         finally:
             self._depth -= 1
+
+    def rest(self) -> None:
+        """A pause of a sweep or a checkpoint, during which other work goes on."""
+        self.run(lambda: None)
 
     def _meanwhile(self) -> None:
         duties = (self.put, self.sync, self.sweep, self.index_keys, self.prepare, self.checkpoint, self.retire)
