@@ -93,14 +93,19 @@ def broker_state(admin: Admin, broker: BrokerView) -> BrokerState:
     """Ask one broker process."""
     try:
         identity = identity_of(admin, broker.address)
-        before = time.time_ns()
+        before_ms = time.time_ns() // 1_000_000
         info = admin.broker_info(broker.address)
-        middle_ms = (before + time.time_ns()) // 2_000_000
+        after_ms = time.time_ns() // 1_000_000
         config = admin.broker_config(broker.address)
     except ClientError as error:
         return BrokerState(broker, str(error))
-    ahead_ms = int(info["metaqNow"]) - middle_ms if "metaqNow" in info else None
+    ahead_ms = difference(int(info["metaqNow"]), before_ms, after_ms) if "metaqNow" in info else None
     return BrokerState(broker, None, identity, info, config, ahead_ms)
+
+
+def difference(there_ms: int, before_ms: int, after_ms: int) -> int:
+    """How far a clock is ahead at least, that was read between two readings of the one here: however slow the answer came."""
+    return max(0, there_ms - after_ms) + min(0, there_ms - before_ms)
 
 
 def identity_of(admin: Admin, address: str) -> BrokerIdentity | None:

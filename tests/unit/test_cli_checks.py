@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from metaq.cli.doctor import check_advertised, check_clocks, check_disks, check_reached, check_registered, reach_of
-from metaq.cli.doctorfacts import BrokerState, DoctorFacts, RegistryState
+from metaq.cli.doctorfacts import BrokerState, DoctorFacts, RegistryState, difference
 from metaq.cli.findings import Finding, Level, some
 from metaq.client.views import BrokerIdentity, BrokerView
 
@@ -70,6 +70,11 @@ def test_clocks(ahead_ms: int | None, found: list[Level]) -> None:
     assert levels(findings) == found
     if ahead_ms is not None and abs(ahead_ms) >= 1_000:
         assert ("ahead of" if ahead_ms > 0 else "behind") in findings[0].found
+
+
+def test_a_slow_answer_is_no_difference() -> None:
+    """P23: the other clock may have been read at any time between question and answer."""
+    assert [difference(there, 1000, 1500) for there in (999, 1000, 1250, 1500, 1501)] == [-1, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize(
