@@ -169,11 +169,15 @@ class Stream(NamedTuple):
     """What the broker must make of it, up to where it stops listening."""
 
 
+OPENING: Final = write_line("version", 1)
+"""Says that a connection speaks the text protocol: garbage as the first byte would only be turned away."""
+
+
 def draw_stream(chance: Chance) -> Stream:
     """Frames of one kind or of all, until there are enough or the broker no longer listens."""
     kinds = KINDS if chance.random() < 0.3 else [chance.choice(KINDS), valid]
     reader = CommandReader(LIMITS)
-    data, commands = b"", list[Command]()
+    data, commands = OPENING, reader.receive(OPENING)
     frames = silent = 0
     wanted = chance.choice((1, 5, 30, 30, 30, 300))  # the last one is the flood
     while frames < wanted and silent < 5:
