@@ -20,6 +20,8 @@ from metaq.protocol.record import MAX_PROPERTIES_LENGTH
 
 _HEAD: Final = struct.Struct(">iiiii")  # size, magic, CRC, flag, length of the body
 _LENGTH: Final = struct.Struct(">h")
+_new: Final = tuple.__new__
+"""A third of the cost of a named tuple's own constructor."""
 
 
 class BatchItem(NamedTuple):
@@ -45,7 +47,7 @@ def decode_batch(data: bytes) -> Iterator[BatchItem]:
             properties = data[properties_at:stop].decode()
         except (struct.error, UnicodeDecodeError) as error:
             raise MessageIllegal(f"the message at byte {at} of a batch of {end} cannot be read: {error}") from error
-        yield BatchItem(flag, data[body_at:body_end], properties)
+        yield _new(BatchItem, (flag, data[body_at:body_end], properties))
         at = stop
 
 

@@ -97,38 +97,35 @@ class FrameReader:
         frames: list[RemotingCommand] = []
         at, end = 0, len(data)
         self._wanted = HEAD_SIZE
-        while self.error is None and end - at >= HEAD_SIZE:
+        limit = self._limit
+        while end - at >= HEAD_SIZE:
             length, header = HEAD.unpack_from(data, at)
+            size = header & _HEADER_LENGTH
+            if not 4 <= length <= limit or header >> 24 > COMPACT or size > length - 4:
+                self.error = self._wrong(length, header)
+                break
+            start = at + HEAD_SIZE
+            stop = at + LENGTH_SIZE + length
+            if stop > end:
+                self._wanted = LENGTH_SIZE + length
+                break
+            decode = _decode_compact if header >> 24 else _decode_json
             try:
-                self._check(length, header)
-                if end - at - LENGTH_SIZE < length:
-                    self._wanted = LENGTH_SIZE + length
-                    break
-                frames.append(decode_frame(data, at, length, header))
+                frames.append(decode(data[start : start + size], data[start + size : stop]))
             except StreamLost as error:
                 self.error = error
-            at += LENGTH_SIZE + length
+                break
+            at = stop
         if self.error is None:
             self._kept += data[at:]
         return frames
 
-    def _check(self, length: int, header: int) -> None:
+    def _wrong(self, length: int, header: int) -> StreamLost:
         if not 4 <= length <= self._limit:
-            raise StreamLost(f"a frame of {length} bytes; between 4 and {self._limit} are allowed")
+            return StreamLost(f"a frame of {length} bytes; between 4 and {self._limit} are allowed")
         if header >> 24 > COMPACT:
-            raise StreamLost(f"unknown header serialization {header >> 24}; 0 (JSON) and 1 (compact) are known")
-        if header & _HEADER_LENGTH > length - 4:
-            raise StreamLost(f"a header of {header & _HEADER_LENGTH} bytes in a frame of {length}")
-
-
-def decode_frame(data: bytes, at: int, length: int, header: int) -> RemotingCommand:
-    """The whole frame that begins at ``at``; ``length`` and ``header`` are its first two integers. ``StreamLost``."""
-    start = at + HEAD_SIZE
-    body_at = start + (header & _HEADER_LENGTH)
-    body = data[body_at : at + LENGTH_SIZE + length]
-    if header >> 24 == JSON:
-        return _decode_json(data[start:body_at], body)
-    return _decode_compact(data[start:body_at], body)
+            return StreamLost(f"unknown header serialization {header >> 24}; 0 (JSON) and 1 (compact) are known")
+        return StreamLost(f"a header of {header & _HEADER_LENGTH} bytes in a frame of {length}")
 
 
 def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
