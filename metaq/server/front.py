@@ -7,6 +7,7 @@ import errno
 import ipaddress
 import logging
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -38,6 +39,8 @@ ACCEPTS_A_TURN: Final = 64
 LISTEN_BACKLOG: Final = 4096
 ACCEPT_PAUSE_S: Final = 0.2
 BUSY_RETRY_MS: Final = 1000
+IPV4_IN_IPV6: Final = "::ffff:"
+"""How a listener of IPv6 writes the IPv4 addresses of its clients, which are shown and kept as such."""
 
 
 def resolve(setting: str, value: str, *, allow_public: bool) -> Address:
@@ -165,7 +168,8 @@ class Front:
                 self._turn_away(connection)
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._openings.add(Opening(connection, address, self))
+            host = address[0].removeprefix(IPV4_IN_IPV6)
+            self._openings.add(Opening(connection, (host, *address[1:]), self))
 
     def _accept_again(self, listener: Listener, watcher: Any) -> None:
         if listener.socket.fileno() >= 0:
@@ -200,7 +204,7 @@ class Front:
         return self._loop.timer(seconds)
 
     def now(self) -> float:
-        return float(self._loop.now())
+        return time.monotonic()
 
     def command(self, session: TextSession, command: Command) -> None:
         self.commands[type(command)](session, command)
@@ -215,6 +219,11 @@ class Front:
             answer = handler(session, request)
         except MetaqError as error:
             answer = failure(error)
+        except AssertionError:
+            raise  # the broker's own state is wrong: the process ends
+        except Exception:  # noqa: BLE001 - logged with its trace; the stream is in step, so the connection stays
+            logger.exception("request failed code=%d session=%s", request.code, session)
+            answer = Answer(Response.SYSTEM_ERROR, remark=f"request {request.code} met an error of the broker, see its log")
         if answer is not None:
             session.respond(request, answer)
 
