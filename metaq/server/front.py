@@ -221,7 +221,7 @@ class Front:
             answer = failure(error)
         except AssertionError:
             raise  # the broker's own state is wrong: the process ends
-        except Exception:  # noqa: BLE001 - logged with its trace; the stream is in step, so the connection stays
+        except Exception:  # the stream is in step, so the connection stays
             logger.exception("request failed code=%d session=%s", request.code, session)
             answer = Answer(Response.SYSTEM_ERROR, remark=f"request {request.code} met an error of the broker, see its log")
         if answer is not None:
