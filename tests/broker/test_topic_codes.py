@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from metaq.client.textclient import TextClient
+from metaq.errors import Refused as TextRefused
 from metaq.protocol.codes import COMPACT, Request, Response
 from metaq.protocol.fastjson import decode
 from tests.support.admin import Refused, ask, ask_body, connect, create_topic, fields_of, pull, queue, records, send
@@ -210,6 +211,18 @@ def test_permissions_are_checked(client: RemotingClient, broker: BrokerProcess) 
     send(client, "guarded", b"y")
     create_topic(client, "guarded", perm=6)
     assert [record.body for record in records(pull(client, "guarded", 0))] == [b"x", b"y"]
+
+
+def test_topic_that_takes_nothing_any_more(client: RemotingClient, broker: BrokerProcess) -> None:
+    """SG-064, SG-139: without partitions to write to there is none to choose, by either protocol."""
+    create_topic(client, "closing", write=1, read=1)
+    send(client, "closing", b"x")
+    create_topic(client, "closing", write=0, read=1)
+    with pytest.raises(Refused, match="0 partitions"):
+        send(client, "closing", b"y", partition=-1)
+    with TextClient(broker.host, broker.port) as text, pytest.raises(TextRefused, match="wrong partition"):
+        text.put("closing", b"y")
+    assert [record.body for record in records(pull(client, "closing", 0))] == [b"x"]
 
 
 def test_held_pull_of_a_deleted_topic_ends(client: RemotingClient, broker: BrokerProcess) -> None:

@@ -128,7 +128,7 @@ class PutHandler:
             raise AccessDenied(f"topic {put.topic} does not accept puts (accept_publish)")
         context.topics.check(topic, WRITE)
         number = put.partition
-        if number == BROKER_CHOOSES:
+        if number == BROKER_CHOOSES and topic.partitions:
             number = self._rotation.get(topic.name, 0) % topic.partitions
             self._rotation[topic.name] = number + 1
         if not 0 <= number < topic.partitions:

@@ -339,7 +339,7 @@ class SendHandler:
         self._context.topics.check(topic, WRITE)
         number: int = header.queue_id
         if number < 0:
-            number = random.randrange(topic.partitions) if topic.partitions else 0
+            number = random.randrange(topic.partitions) if topic.partitions else topic.all_partitions
         if number >= topic.all_partitions:
             raise WrongPartition(f"the topic {name} has {topic.partitions} partitions, {number} is none of them")
         queue = self._store.queue(name, number)
