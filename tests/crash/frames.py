@@ -37,7 +37,7 @@ from tests.wire.recordings import read_recordings
 
 # Limits that are met often, holds that end soon, and little that is no leak but takes memory: topics, groups, what is mapped.
 FLAGS: Final = (
-    *("--max-message-bytes", "8192", "--max-unsent-bytes", "65536", "--max-hold-ms", "3", "--segment-bytes", str(4 << 20)),
+    *("--max-message-bytes", "8192", "--max-unsent-bytes", "65536", "--max-hold-ms", "3", "--segment-bytes", str(2 << 20)),
     *("--max-topics", "300", "--max-groups", "100", "--index-slots", "10000", "--index-entries", "40000"),
 )
 MAX_GROWTH_KB: Final = 10 * 1024
