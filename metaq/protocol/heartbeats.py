@@ -15,6 +15,8 @@ BROADCASTING: Final = "BROADCASTING"
 CLUSTERING: Final = "CLUSTERING"
 PUSH: Final = "CONSUME_PASSIVELY"
 FROM_END: Final = "CONSUME_FROM_LAST_OFFSET"
+MAX_BYTES: Final = 1 << 20
+"""Of each of these bodies: some thousands of subscriptions, or some ten thousand queues."""
 
 
 class ConsumerData(NamedTuple):
@@ -48,7 +50,7 @@ class QueueSet(NamedTuple):
 
 def decode_heartbeat(body: bytes) -> Heartbeat:
     """Body of 34. ``SubscriptionInvalid`` when a tag expression cannot be read; SQL92 is not looked into."""
-    content = _members(fastjson.decode(body), "heartbeat")
+    content = _content(body, "heartbeat")
     producers = tuple(_text(_members(row, "producer"), "groupName") for row in _rows(content, "producerDataSet"))
     consumers = tuple(_consumer(_members(row, "consumer")) for row in _rows(content, "consumerDataSet"))
     return Heartbeat(_text(content, "clientID"), producers, consumers)
@@ -56,13 +58,13 @@ def decode_heartbeat(body: bytes) -> Heartbeat:
 
 def decode_client_check(body: bytes) -> Subscription:
     """Body of 46: the subscription that a client is about to make."""
-    content = _members(fastjson.decode(body), "client check")
+    content = _content(body, "client check")
     return _subscription(_members(content.get("subscriptionData"), "subscription"))
 
 
 def decode_queue_set(body: bytes) -> QueueSet:
     """Body of 41 and 42."""
-    content = _members(fastjson.decode(body), "set of queues")
+    content = _content(body, "set of queues")
     queues = (_members(row, "queue") for row in _rows(content, "mqSet"))
     return QueueSet(
         _text(content, "clientId"),
@@ -90,6 +92,12 @@ def subscription_row(subscription: Subscription) -> dict[str, Any]:
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _content(body: bytes, what: str) -> Mapping[str, Any]:
+    if len(body) > MAX_BYTES:
+        raise BadRequest(f"a {what} of {len(body)} bytes is longer than {MAX_BYTES}")
+    return _members(fastjson.decode(body), what)
 
 
 def _consumer(row: Mapping[str, Any]) -> ConsumerData:

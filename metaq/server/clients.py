@@ -175,7 +175,11 @@ class Clients:
         client, now_s = Identity(heartbeat.client_id, language, version), self._monotonic()
         for name in heartbeat.producers:
             self._joined[session].add((PRODUCER, name))
-            self._producers.setdefault(name, {})[session] = Member(session, client, now_s)
+            members = self._producers.setdefault(name, {})
+            before = members.get(session)
+            if before is not None and before.client.client_id != client.client_id:
+                self._forget_sender(session, before.client.client_id)
+            members[session] = Member(session, client, now_s)
             self._senders[client.client_id] = session
         for data in heartbeat.consumers:
             self._joined[session].add((CONSUMER, data.group))
@@ -247,7 +251,11 @@ class Clients:
         client_id = members.pop(session).client.client_id
         if not members:
             del self._producers[name]
-        if self._senders.get(client_id) is session and not any(kind == PRODUCER for kind, _ in joined):
+        if not any(kind == PRODUCER for kind, _ in joined):
+            self._forget_sender(session, client_id)
+
+    def _forget_sender(self, session: RemotingSession, client_id: str) -> None:
+        if self._senders.get(client_id) is session:
             del self._senders[client_id]
 
     def _notify(self) -> None:

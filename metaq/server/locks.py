@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 from metaq.message import MessageQueue
 
 LOCK_S: Final = 60.0
+MOST_LOCKS: Final = 200_000
+"""Of all groups together, some 60 MB; beyond it nobody gets another one."""
 
 
 class _Lock(NamedTuple):
@@ -29,8 +31,13 @@ class QueueLocks:
         return len(self._locks)
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue], now_s: float) -> list[MessageQueue]:
-        """Take, or keep, those of ``queues`` that nobody else has; return them."""
+        """Take, or keep, those of ``queues`` that nobody else has, as far as there is room; return them."""
         taken = [queue for queue in queues if self.holder(group, queue, now_s) in (None, client_id)]
+        if len(self._locks) + len(taken) > MOST_LOCKS:
+            self.expire(now_s)
+            room = MOST_LOCKS - len(self._locks)
+            kept = [queue for queue in taken if (group, queue) in self._locks]
+            taken = kept + [queue for queue in taken if (group, queue) not in self._locks][:room]
         self._locks.update(((group, queue), _Lock(client_id, now_s + LOCK_S)) for queue in taken)
         return taken
 

@@ -125,6 +125,17 @@ def test_a_sender_is_found_by_its_id(table: Table) -> None:
     assert table.clients.producer_groups() == []
 
 
+def test_a_sender_that_changes_its_id(table: Table) -> None:
+    """SG-087: is found by the last one only, however many it has had."""
+    session = cast(RemotingSession, FakeSession("same"))
+    for client_id in ("first", "second"):
+        table.clients.beat(session, "JAVA", 409, Heartbeat(client_id, ("p", "q"), ()))
+    assert table.clients.sender("second") is session
+    assert table.clients.sender("first") is None
+    session.close()
+    assert table.clients.sender("second") is None
+
+
 def test_the_newest_subscription_is_the_group_s(table: Table) -> None:
     """SG-055, SG-087: whoever has it; a topic is gone with the last member that wants it."""
     one, two = FakeSession("one"), FakeSession("two")
