@@ -43,17 +43,17 @@ class Later:
 
     def _run(self, session: RemotingSession, request: RemotingCommand, work: Callable[[], Answer]) -> None:
         try:
-            answer = work()
-        except MetaqError as error:
-            answer = failure(error)
+            try:
+                answer = work()
+            except MetaqError as error:
+                answer = failure(error)
+            session.pay(request, answer)
         except AssertionError:
             raise  # the broker's own state is wrong: the process ends
         except Exception:  # noqa: BLE001 - logged with its trace; see break_off
             session.break_off()
-            return
         finally:
             self._at_work -= 1
-        session.pay(request, answer)
 
 
 class _Reading(Question):

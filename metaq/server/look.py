@@ -51,7 +51,15 @@ class Looks:
         return self._cold
 
     def look(self, question: Question) -> None:
-        """Answer now, or in a greenlet when the disk must be waited for."""
+        """Answer now, or in a greenlet when the disk must be waited for. Whoever wakes a held question goes on in any case."""
+        try:
+            self._look(question)
+        except AssertionError:
+            raise  # the broker's own state is wrong: the process ends
+        except Exception:  # noqa: BLE001 - logged with its trace; see break_off
+            question.session.break_off()
+
+    def _look(self, question: Question) -> None:
         try:
             answer = question.look(read_cached)
         except ColdRead:
