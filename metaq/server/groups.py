@@ -12,7 +12,7 @@ from typing import Any, Final
 from metaq.errors import BadRequest, Overloaded, RequestFailed
 from metaq.protocol.codes import Response
 from metaq.protocol.record import MAX_TOPIC_LENGTH
-from metaq.server.tables import DEAD_PREFIX, FOLDER, RETRY_PREFIX
+from metaq.server.tables import DEAD_PREFIX, FOLDER, MAX_PARTITIONS, RETRY_PREFIX
 from metaq.store.disk import Disk
 from metaq.store.documents import read_document, write_document
 from metaq.store.files import Run
@@ -147,6 +147,8 @@ class GroupTable:
         known = self._groups.get(group.name)
         if known == group:
             return known
+        if group.retry_queue_nums > MAX_PARTITIONS:
+            raise BadRequest(f"retryQueueNums is {group.retry_queue_nums}: a topic has at most {MAX_PARTITIONS} partitions")
         if known is None:
             check_group_name(group.name)
             if len(self._groups) - len(SYSTEM_GROUPS) >= self._max_groups:

@@ -109,9 +109,10 @@ class OffsetAdminHandler:
         self._later.run(session, request, partial(self._all_stats, ordered))
 
     def _all_stats(self, ordered: bool) -> Answer:
-        """One topic at a time, since there may be very many."""
+        """One group and one topic at a time, since there may be very many of both."""
         table: dict[str, list[ConsumeStats]] = {}
         for group in list(self._context.groups):
+            gevent.sleep(0)
             for topic in self._known(self._consumed(group.name)):
                 if topic.order or not ordered:
                     table.setdefault(group.name, []).append(self._progress(group.name, topic, self._read))

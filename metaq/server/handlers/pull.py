@@ -23,7 +23,7 @@ from metaq.server.look import Looks, Question
 from metaq.server.permissions import Action, allowed
 from metaq.server.remoting import Answer, RemotingSession
 from metaq.server.session import Buffer
-from metaq.store.consumequeue import UNIT, ConsumeQueue
+from metaq.store.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
 from metaq.store.files import Read
 from metaq.store.messagestore import MessageStore
 
@@ -33,8 +33,15 @@ MOST_BYTES: Final = 256 * 1024
 """In one answer, but for a first message that is larger."""
 MOST_SCANNED: Final = 800
 """Units that one look at a partition compares with the filter when few match; more when more messages are asked for."""
+MOST_EXAMINED_BYTES: Final = 4 * 1024 * 1024
+"""Of records that one look evaluates an SQL92 expression on."""
+MOST_EVALUATED: Final = 64 * 1024
+"""Characters of SQL92 expressions that one look evaluates, about 10 ms of work: a long one sees fewer messages at a time."""
 FILTERS_KEPT: Final = 512
 """Subscriptions that are read, and expressions that are compiled, once."""
+LONG: Final = 1024
+"""Characters beyond which an expression takes much memory: of these, fewer are kept."""
+LONG_FILTERS_KEPT: Final = 8
 
 
 class Filter(NamedTuple):
@@ -44,6 +51,8 @@ class Filter(NamedTuple):
     """Tag hashes; ``None`` takes every tag."""
     matches: Callable[[Mapping[str, str]], bool] | None = None
     """An SQL92 expression over the properties."""
+    scanned: int = MOST_SCANNED
+    """Units that one look compares with it."""
 
 
 class Found(NamedTuple):
@@ -130,14 +139,23 @@ class PullHandler:
         return not (self.stopping or session.closed) and self.holds.count < self.context.settings.max_held_gets
 
 
-_parse = lru_cache(FILTERS_KEPT)(parse_subscription)
-
-
-@lru_cache(FILTERS_KEPT)
-def _filter_of(subscription: Subscription) -> Filter:
+def _make_filter(subscription: Subscription) -> Filter:
     if subscription.kind is ExpressionKind.SQL92:
-        return Filter(matches=compile_expression(subscription.expression))
+        scanned = min(MOST_SCANNED, 1 + MOST_EVALUATED // max(1, len(subscription.expression)))
+        return Filter(matches=compile_expression(subscription.expression), scanned=scanned)
     return Filter(subscription.codes or None)
+
+
+_parse_short, _parse_long = lru_cache(FILTERS_KEPT)(parse_subscription), lru_cache(LONG_FILTERS_KEPT)(parse_subscription)
+_filter_short, _filter_long = lru_cache(FILTERS_KEPT)(_make_filter), lru_cache(LONG_FILTERS_KEPT)(_make_filter)
+
+
+def _parse(topic: str, expression: str, kind: str) -> Subscription:
+    return (_parse_long if len(expression) > LONG else _parse_short)(topic, expression, kind=kind)
+
+
+def _filter_of(subscription: Subscription) -> Filter:
+    return (_filter_long if len(subscription.expression) > LONG else _filter_short)(subscription)
 
 
 class _Pull(Question):
@@ -161,7 +179,7 @@ class _Pull(Question):
         self._offset = header.queue_offset
         wait_ms = header.suspend_timeout_millis if header.sys_flag & PULL_SUSPENDS else 0
         wait_ms = min(wait_ms, handler.context.settings.max_hold_ms)
-        self._deadline = handler.loop.now() + wait_ms / 1000 if wait_ms > 0 else 0.0
+        self._deadline = handler.context.front.now() + wait_ms / 1000 if wait_ms > 0 else 0.0
         self._owed = False
         self._hold: Any = None
 
@@ -203,7 +221,7 @@ class _Pull(Question):
 
     def _wait(self) -> bool:
         handler = self._handler
-        remaining = self._deadline - handler.loop.now()
+        remaining = self._deadline - handler.context.front.now()
         if remaining <= 0 or not handler.may_hold(self.session):
             return False
         self.owe()
@@ -274,10 +292,15 @@ def _collect(
                 body.append(stored.buffer[stored.at : stored.at + stored.size])
                 size += stored.size
         return body, ordinal
-    end = min(queue.readable, ordinal + max(MOST_SCANNED, most))
+    end = min(queue.readable, ordinal + (max(MOST_SCANNED, most) if wanted.matches is None else wanted.scanned))
+    examined = 0
     while ordinal < end:
         units = UNIT.iter_unpack(queue.units(ordinal, end - ordinal, read))
-        for _, _, code in units:
+        for _, record_size, code in units:
+            if wanted.matches is not None and record_size < FILLER_SIZE:
+                examined += record_size
+                if examined > MOST_EXAMINED_BYTES and examined > record_size:
+                    return body, ordinal
             if wanted.codes is None or code in wanted.codes:
                 stored = store.reader.record(queue, ordinal, read)
                 if stored is not None and (wanted.matches is None or _matches(wanted.matches, stored)):

@@ -15,7 +15,7 @@ from gevent.lock import BoundedSemaphore
 from metaq.checksum import body_crc
 from metaq.clock import Clock
 from metaq.config import Settings
-from metaq.errors import AccessDenied, BadRequest, ChecksumMismatch, MetaqError, RequestFailed
+from metaq.errors import AccessDenied, BadRequest, ChecksumMismatch, MetaqError, Overloaded, RequestFailed
 from metaq.protocol.adminbodies import decode_settings, encode_settings
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import (
@@ -55,6 +55,9 @@ logger = logging.getLogger(__name__)
 
 UNCHANGEABLE: Final = frozenset(("configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"))
 ORDER_MESSAGE_ENABLE: Final = "orderMessageEnable"
+MOST_CHANGES: Final = 256
+"""Changes of keys that wait for the disk at once."""
+RETRY_MS: Final = 100
 
 
 class RegistryHandler:
@@ -67,6 +70,7 @@ class RegistryHandler:
         self._clock = clock
         self._run = run
         self._changing = BoundedSemaphore(1)
+        self._changes = 0  # that wait for the disk
         self._watched: set[RemotingSession] = set()
         self._order_in_routes = settings.order_message_enable
         for problem in config.problems:
@@ -243,16 +247,21 @@ class RegistryHandler:
 
     def _change(self, session: RemotingSession, request: RemotingCommand, change: Callable[[], None]) -> None:
         """Answer when the change is durable."""
+        if self._changes >= MOST_CHANGES:
+            raise Overloaded(f"{MOST_CHANGES} changes of keys wait for the disk already", retry_after_ms=RETRY_MS)
+        self._changes += 1
         session.owe()
         gevent.spawn(self._change_one_at_a_time, session, request, change)
 
     def _change_one_at_a_time(self, session: RemotingSession, request: RemotingCommand, change: Callable[[], None]) -> None:
         answer = DONE
-        with self._changing:
-            try:
+        try:
+            with self._changing:
                 change()
-            except MetaqError as error:
-                answer = failure(error)
+        except MetaqError as error:
+            answer = failure(error)
+        finally:
+            self._changes -= 1
         session.pay(request, answer)
 
     def get_key(self, _: RemotingSession, request: RemotingCommand) -> Answer:
