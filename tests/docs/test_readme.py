@@ -14,6 +14,7 @@ from tests.docs.examples import ROOT, Fence, fences, matches, play, printable, s
 from tests.support.broker import BrokerProcess, wait_until
 
 README: Final = "README.md"
+REGISTRY: Final = "127.0.0.1:9876"
 ADDRESS: Final = "127.0.0.1 8123"
 DEADLINE_S: Final = 60.0
 SHELL_PROMPT: Final = "$ "
@@ -108,10 +109,10 @@ def test_telnet_session_with_telnet(broker: BrokerProcess) -> None:
 
 
 def test_python_example(broker: BrokerProcess) -> None:
-    """MQ-037: prints what is shown behind it."""
+    """SG-129, RD-022: prints what is shown behind it."""
     fence = only("python")
-    assert "8123" in fence.text
-    program = fence.text.replace("8123", str(broker.port))
+    assert REGISTRY in fence.text
+    program = fence.text.replace(REGISTRY, broker.registry)
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert run.stdout == only("text").text
 
