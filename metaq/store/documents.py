@@ -28,22 +28,25 @@ def encode_document(content: dict[str, Any]) -> bytes:
 
 def decode_document(data: bytes, path: Path) -> dict[str, Any]:
     """The content, or ``CorruptRecord`` when a bit of it is not as written."""
-    rest = data[_PREFIX_SIZE:]
-    if len(rest) < 2 or data[:_PREFIX_SIZE] != _PREFIX % crc32c(rest):
+    if not _is_intact(data):
         raise CorruptRecord(f"{path}: the {len(data)} bytes do not have the checksum they begin with")
     document: dict[str, Any] = orjson.loads(data)
     del document["crc32c"]
     return document
 
 
+def _is_intact(data: bytes) -> bool:
+    rest = data[_PREFIX_SIZE:]
+    return len(rest) >= 2 and data[:_PREFIX_SIZE] == _PREFIX % crc32c(rest)
+
+
 def write_document(disk: Disk, path: Path, content: dict[str, Any]) -> None:
     """Make ``content`` the durable content of ``path``; a crash leaves this version or the one before."""
     try:
         current = disk.read_file(path)
-        decode_document(current, path)
-    except (FileNotFoundError, CorruptRecord):
-        pass  # nothing worth keeping: an existing backup stays
-    else:
+    except FileNotFoundError:
+        current = b""
+    if _is_intact(current):  # else nothing is worth keeping: an existing backup stays
         replace_file(disk, path.with_name(path.name + BACKUP), current)
     replace_file(disk, path, encode_document(content))
 
