@@ -107,8 +107,9 @@ class Schedule:
 
     def save_last(self) -> None:
         """Write down the positions of an orderly stop; nobody else writes any more."""
-        self._store.sync()
-        self._write(self._snapshot(), run_here)
+        if self._store.failure is None:
+            self._store.sync()
+            self._write(self._snapshot(), run_here)
 
     # -- positions ----------------------------------------------------------------------------------------------------
 
