@@ -15,7 +15,7 @@ from metaq.store.files import Run
 logger = logging.getLogger(__name__)
 
 EXPIRE_S: Final = 0.1
-SAVE_GROUPS_S: Final = 1.0
+SAVE_TABLES_S: Final = 1.0
 REST_S: Final = 0.001
 """The hub looks after connections before it looks at a timer, but not between callbacks: no rest may be a sleep of 0."""
 SWEEP_SHARE: Final = 20
@@ -49,9 +49,10 @@ class Duties:
         self._syncing = gevent.spawn(self._turns.sync_forever)
         self._greenlets.append(gevent.spawn(self._sweep_forever))
         self.every(EXPIRE_S, self._turns.expire)
+        self.every(settings.sweep_interval_ms / 1000, self._prepare_segment)
         self.every(settings.sweep_interval_ms / 1000, self._index_keys)
         self.every(settings.checkpoint_interval_ms / 1000, self._checkpoint)
-        self.every(SAVE_GROUPS_S, self._save_changed_groups)
+        self.every(SAVE_TABLES_S, self._save_changed_tables)
         self.every(settings.retention_interval_ms / 1000, self._look_after_retention)
 
     def every(self, pause_s: float, duty: Callable[[], None]) -> None:
@@ -101,6 +102,8 @@ class Duties:
     def _sweep(self) -> None:
         self.settle()
         self._store.sweep(self._rest_in_sweep)
+
+    def _prepare_segment(self) -> None:
         self._store.log.prepare(self._run)
 
     def _index_keys(self) -> None:
@@ -120,8 +123,9 @@ class Duties:
             if self._topics.unsaved:
                 self._topics.save(self._store.disk, self._store.clock.now_ms(), self._run)
 
-    def _save_changed_groups(self) -> None:
+    def _save_changed_tables(self) -> None:
         if self._store.failure is None:
+            self.save_topics()
             self.save_groups()
 
     def save_groups(self) -> None:

@@ -28,10 +28,11 @@ from metaq.protocol.record import (
     MAGIC_BYTES,
     checksum_property,
     is_intact,
+    store_ms,
 )
 from metaq.protocol.textmessage import Stored
 from metaq.store.disk import File
-from metaq.store.files import FileCache, Run, run_here
+from metaq.store.files import FileCache, Read, Run, read_here, run_here
 
 NAME_DIGITS: Final = 20
 CHUNK: Final = 4 * 1024 * 1024
@@ -41,13 +42,15 @@ SMALLEST_RECORD: Final = FIXED_SIZE + CHECKSUM_SIZE
 class Segment:
     """One file of the log: bytes ``base`` … ``base + capacity``."""
 
-    __slots__ = ("base", "capacity", "path", "view")
+    __slots__ = ("base", "begun_ms", "capacity", "path", "view")
 
     def __init__(self, base: int, capacity: int, path: Path) -> None:
         self.base = base
         self.capacity = capacity
         self.path = path
         self.view: memoryview | None = None
+        self.begun_ms: int | None = None
+        """Store time of the first record, as far as it is known: see ``CommitLog.begun_ms``."""
 
     @property
     def end(self) -> int:
@@ -272,16 +275,23 @@ class CommitLog:
             segment.view = self._files.open(segment.path).view()
         return segment.view
 
-    def record_at(self, log_offset: int) -> Stored | None:
-        """The intact record that begins at a log offset, if there is one. May wait for the disk."""
+    def record_at(self, log_offset: int, read: Read = read_here) -> Stored | None:
+        """The intact record that begins at a log offset, if there is one."""
         segment = self.find(log_offset)
         if segment is None or log_offset + SMALLEST_RECORD > segment.end:
             return None
-        size, magic = BLANK.unpack(self.file(segment).read(BLANK_SIZE, log_offset - segment.base))
+        size, magic = BLANK.unpack(read(self.file(segment), BLANK_SIZE, log_offset - segment.base))
         if magic != MAGIC or not SMALLEST_RECORD <= size <= segment.end - log_offset:
             return None
-        data = memoryview(self.file(segment).read(size, log_offset - segment.base))
+        data = memoryview(read(self.file(segment), size, log_offset - segment.base))
         return Stored(data, 0, size, log_offset) if is_intact(data, log_offset) else None
+
+    def begun_ms(self, segment: Segment, read: Read) -> int | None:
+        """When the first record of a segment was stored; ``None`` without an intact one."""
+        if segment.begun_ms is None:
+            first = self.record_at(segment.base, read)
+            segment.begun_ms = None if first is None else store_ms(first.buffer)
+        return segment.begun_ms
 
     def remove(self, segment: Segment, run: Run = run_here) -> None:
         """Delete one segment at either end of the log."""
