@@ -18,17 +18,26 @@ LINTERS = ["mypy~=2.4.0", "ruff~=0.17.0"]
 
 # The way of a put and of a get. mypyc makes extension modules of the same sources; without them all works the same, slower.
 COMPILED = [
+    "metaq/protocol/batch.py",
     "metaq/protocol/commands.py",
+    "metaq/protocol/keys.py",
+    "metaq/protocol/properties.py",
     "metaq/protocol/record.py",
+    "metaq/protocol/remoting.py",
     "metaq/protocol/text.py",
     "metaq/protocol/textmessage.py",
     "metaq/server/handlers/get.py",
+    "metaq/server/handlers/pull.py",
     "metaq/server/handlers/put.py",
+    "metaq/server/handlers/send.py",
+    "metaq/server/remoting.py",
     "metaq/server/session.py",
+    "metaq/server/textsession.py",
     "metaq/server/turn.py",
     "metaq/store/commitlog.py",
     "metaq/store/consumequeue.py",
     "metaq/store/files.py",
+    "metaq/store/indexfile.py",
     "metaq/store/messagestore.py",
     "metaq/store/reading.py",
 ]
