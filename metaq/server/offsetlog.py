@@ -84,8 +84,25 @@ class OffsetLog:
                 if stored is not None:
                     record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
                     self._offsets.replay(changes_of(orjson.loads(record.body)))
+        self._take_back()
         if covered > end:  # a power cut took messages that it covers: others will have their ordinals
             self._write(run_here)
+
+    def _take_back(self) -> None:
+        """A power cut may take messages that were consumed already: the group must get those that take their ordinals."""
+        beyond = []
+        for group, topic, offsets in self._offsets:
+            for partition, offset in offsets.items():
+                queue = self._store.queues.get(TopicPartition(topic, partition))
+                end = 0 if queue is None else queue.next
+                if offset > end:
+                    beyond.append((Place(group, topic, partition), offset, end))
+        for place, offset, end in beyond:
+            self._offsets.reset(*place, end)
+            logger.warning(
+                "offset taken back to where its partition ends group=%s topic=%s partition=%d offset=%d end=%d",
+                *(*place, offset, end),
+            )
 
     # -- appending ----------------------------------------------------------------------------------------------------
 

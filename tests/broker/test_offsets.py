@@ -10,13 +10,15 @@ from typing import Final
 import pytest
 
 from metaq.protocol import fastjson
+from metaq.protocol.batch import BatchItem, encode_batch
 from metaq.protocol.codes import COMPACT, JSON, PULL_COMMITS_OFFSET, PULL_SUSPENDS, Request, Response
+from metaq.protocol.headers import encode_header, with_letters
 from metaq.store.disk import RealDisk
 from metaq.store.documents import BACKUP, write_document
 from tests.support.admin import ask, connect, create_topic, send
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.consumer import Consumer, subscription
-from tests.support.messages import records
+from tests.support.messages import records, send_header
 
 DEADLINE_S: Final = 60.0
 SAVED: Final = "config/consumerOffset.json"
@@ -56,6 +58,14 @@ def make(broker: BrokerProcess, topic: str, partitions: int = 1) -> None:
         create_topic(admin, topic, write=partitions, read=partitions)
 
 
+def fill(broker: BrokerProcess, topic: str, messages: int, partition: int = 0) -> None:
+    """Offsets behind the end of a partition are none, so there have to be messages before them."""
+    with connect(broker) as producer:
+        header = send_header(topic, partition=partition)._replace(batch=True)
+        body = encode_batch([BatchItem(0, b"x", "")] * messages)
+        ask(producer, Request.SEND_BATCH_MESSAGE, body, **with_letters(encode_header(header)))
+
+
 def kept(broker: BrokerProcess) -> list[dict[str, dict[str, int]]]:
     """The changes that are in the log, in order."""
     with connect(broker) as reader:
@@ -74,6 +84,7 @@ def in_log(broker: BrokerProcess, key: str, offset: int, partition: int = 0) -> 
 def test_offsets_move_forward(broker: BrokerProcess, name: str, join: Join, serialization: int) -> None:
     """SG-055, SG-067, SG-078: a lower offset and a negative one change nothing; groups and partitions are apart."""
     make(broker, name, 2)
+    fill(broker, name, 6)
     consumer, other = join(broker, "cg", serialization=serialization), join(broker, "other")
     answer = consumer.commit(name, 5)
     assert (answer.code, answer.fields) == (Response.SUCCESS, {})
@@ -93,6 +104,7 @@ def test_offsets_move_forward(broker: BrokerProcess, name: str, join: Join, seri
 def test_administrators_set_offsets_of_a_group_that_is_off(broker: BrokerProcess, name: str, join: Join) -> None:
     """SG-067: RocketMQ's tool asks how far a group is (208), then commits in its name; while a member is there it cannot."""
     make(broker, name, 1)
+    fill(broker, name, 6)
     tool, consumer = join(broker, name), join(broker, name)
     for offset, known in ((5, 5), (2, 5)):
         tool.commit(name, offset)
@@ -173,6 +185,7 @@ def test_an_orderly_stop_keeps_all(tmp_path: Path, join: Join, snapshots: tuple[
         make(broker, "T", 3)
         consumer = join(broker, "cg")
         for partition in range(3):
+            fill(broker, "T", 12, partition)
             consumer.commit("T", 10 + partition, partition)
         assert broker.terminate() == 0
         saved = json.loads((data / SAVED).read_bytes())
@@ -214,6 +227,8 @@ def test_kills_take_back_what_was_not_in_the_log_yet(
             consumer = join(broker, "cg")
             start = asked
             while not in_log(broker, "T@cg", start + 1):
+                fill(broker, "T", 100)
+                fill(broker, "T", 100, partition=1)
                 for _ in range(50):
                     asked += 1
                     consumer.commit("T", asked)
@@ -235,6 +250,7 @@ def test_a_lost_snapshot_is_made_good_from_the_log(tmp_path: Path, join: Join) -
     with BrokerProcess(data, *OFTEN) as broker:
         make(broker, "T")
         make(broker, "gone")
+        fill(broker, "T", 7)
         consumer = join(broker, "cg")
         consumer.commit("T", 7)
         consumer.commit("gone", 7)
@@ -254,19 +270,35 @@ def test_a_lost_snapshot_is_made_good_from_the_log(tmp_path: Path, join: Join) -
 
 
 def test_a_snapshot_may_be_newer_than_the_log(tmp_path: Path, join: Join) -> None:
-    """SG-068: after a power cut at level memory. What comes then is kept as well."""
+    """SG-068: after a power cut at level memory. No message that comes then is passed over, what is committed then is kept."""
     data = tmp_path / "data"
-    (data / "config").mkdir(parents=True)
-    write_document(RealDisk(), data / SAVED, {"next": 1000, "offsetTable": {"T@cg": {"0": 5}}})
     with BrokerProcess(data, *NEVER) as broker:
         make(broker, "T")
+        fill(broker, "T", 3)
+        assert broker.terminate() == 0
+        write_document(RealDisk(), data / SAVED, {"next": 1000, "offsetTable": {"T@cg": {"0": 5}, "lost@cg": {"2": 9}}})
+        broker.start()
+        fill(broker, "T", 1)
         consumer = join(broker, "cg")
-        assert consumer.offset("T") == 5
-        consumer.commit("T", 6)
-        wait_until(lambda: in_log(broker, "T@cg", 6), DEADLINE_S, "the commit is in the log")
+        assert consumer.offset("T") == 3
+        assert "offset taken back to where its partition ends group=cg topic=T partition=0 offset=5 end=3" in broker.stderr()
+        consumer.commit("T", 4)
+        wait_until(lambda: in_log(broker, "T@cg", 4), DEADLINE_S, "the commit is in the log")
         broker.kill()
         broker.start()
-        assert join(broker, "cg").offset("T") == 6
+        assert join(broker, "cg").offset("T") == 4
+
+
+def test_a_client_that_has_seen_more_than_there_is(broker: BrokerProcess, name: str, join: Join) -> None:
+    """SG-067, SG-078: after a power cut at level memory. Its old offset, beyond the end, stands against no new one."""
+    make(broker, name)
+    fill(broker, name, 3)
+    consumer = join(broker, "cg")
+    consumer.commit(name, 5)
+    consumer.commit(name, 4)
+    assert consumer.offset(name) == 5
+    consumer.commit(name, 2)
+    assert consumer.offset(name) == 2
 
 
 def test_many_changes_take_several_messages(tmp_path: Path, join: Join) -> None:
@@ -274,6 +306,8 @@ def test_many_changes_take_several_messages(tmp_path: Path, join: Join) -> None:
     data = tmp_path / "data"
     with BrokerProcess(data, "--segment-bytes", "65536", "--max-body-bytes", "4096", *NEVER) as broker:
         make(broker, "T", 500)
+        for partition in range(500):
+            fill(broker, "T", 9, partition)
         consumer = join(broker, "cg")
         for partition in range(500):
             consumer.wire.send(

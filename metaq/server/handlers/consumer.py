@@ -163,7 +163,10 @@ def commit(context: Context, group: str, partition: TopicPartition, offset: int,
         raise WrongPartition(f"the topic {topic.name} has {topic.all_partitions} partitions, {partition.partition} is none")
     context.groups.ensure(group)
     connected = context.clients.consumer_group(group)
-    if by_command and offset >= 0:
+    queue, known = context.store.queues.get(partition), context.offsets.get(group, *partition) or 0
+    end = 0 if queue is None else queue.next
+    untrue = known > end >= offset and not (connected is not None and connected.broadcasts)
+    if offset >= 0 and (by_command or untrue):  # an offset beyond the end is of messages that a power cut has taken
         context.offsets.reset(group, *partition, offset)
     elif connected is None or not connected.broadcasts:
         context.offsets.commit(group, *partition, offset, context.store.clock.monotonic())
