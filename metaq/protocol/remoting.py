@@ -86,6 +86,11 @@ class FrameReader:
         self.error: StreamLost | None = None
         """Why nothing after the last returned frame can be read."""
 
+    @property
+    def waiting(self) -> int:
+        """Bytes of a frame whose end has not come."""
+        return len(self._kept)
+
     def receive(self, data: bytes) -> list[RemotingCommand]:
         """The frames that ``data`` completes. After the last one of them ``error`` may be set; then the stream is lost."""
         if self._kept:

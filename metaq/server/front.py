@@ -39,6 +39,8 @@ ACCEPTS_A_TURN: Final = 64
 LISTEN_BACKLOG: Final = 4096
 ACCEPT_PAUSE_S: Final = 0.2
 BUSY_RETRY_MS: Final = 1000
+MOST_UNFINISHED_BYTES: Final = 256 * 1024 * 1024
+"""Of all frames whose ends have not come: 64 of the largest messages. A connection that adds to it beyond that is closed."""
 IPV4_IN_IPV6: Final = "::ffff:"
 """How a listener of IPv6 writes the IPv4 addresses of its clients, which are shown and kept as such."""
 
@@ -98,6 +100,8 @@ class Front:
         self._loop = loop
         self.tls = tls
         self.max_unsent_bytes = settings.max_unsent_bytes
+        self.unfinished_bytes = 0
+        self.most_unfinished_bytes = MOST_UNFINISHED_BYTES
         self.handshake_timeout_s = min(settings.handshake_timeout_ms, settings.idle_timeout_ms) / 1000
         self.listeners: list[Listener] = []
         self.puts: PutsHandler = _no_puts

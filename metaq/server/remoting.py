@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 
 SEND_V2: Final = int(Request.SEND_MESSAGE_V2)
 
+SMALL_BYTES: Final = 64 * 1024
+"""Of a frame whose end has not come: where all of them are too much, the connections that have less are not closed."""
 ASK_TIMEOUT_S: Final = 10.0
 """How long a client may take to answer a request of the broker (specs: remoting protocol, section 3.5)."""
 
@@ -37,6 +39,10 @@ def failure(error: MetaqError) -> Answer:
 
 class RemotingHandlers(Host, Protocol):
     """What a remoting session needs of the rest of the broker."""
+
+    unfinished_bytes: int
+    """Of frames whose end has not come, over all connections."""
+    most_unfinished_bytes: int
 
     def sends(self, session: "RemotingSession", requests: Sequence[RemotingCommand], at: int) -> int:
         """Stage the run of plain sends at ``at``, each of which is owed from then on; return where the run ends."""
@@ -82,9 +88,16 @@ class RemotingSession(Session):
     # -- requests of the client ---------------------------------------------------------------------------------------
 
     def _read(self, data: bytes) -> Sequence[RemotingCommand]:
-        frames = self._reader.receive(data)
-        if self._reader.error is not None and not frames:
+        reader, handlers = self._reader, self._handlers
+        before = reader.waiting
+        frames = reader.receive(data)
+        handlers.unfinished_bytes += reader.waiting - before
+        if reader.error is not None and not frames:
             self._lost()
+        elif reader.waiting > SMALL_BYTES and handlers.unfinished_bytes > handlers.most_unfinished_bytes:
+            reason = f"frames of {handlers.unfinished_bytes} bytes in all wait for their ends"
+            logger.warning("connection closed peer=%s reason=%s, %d of it here", self.address, reason, reader.waiting)
+            self.close()
         return frames
 
     def _handle(self, commands: Sequence[RemotingCommand]) -> None:
@@ -174,6 +187,7 @@ class RemotingSession(Session):
         asked.answered(None)
 
     def _on_close(self) -> None:
+        self._handlers.unfinished_bytes -= self._reader.waiting
         asked, self._asked = self._asked, {}
         for one in asked.values():
             one.timer.close()

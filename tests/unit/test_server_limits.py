@@ -14,7 +14,7 @@ from metaq.server import locks
 from metaq.server.front import Front
 from metaq.server.locks import LOCK_S, QueueLocks
 from metaq.server.look import Looks, Question
-from metaq.server.remoting import RemotingSession
+from metaq.server.remoting import SMALL_BYTES, RemotingSession
 from metaq.store.files import Read
 
 LIMIT: Final = 4096
@@ -34,6 +34,8 @@ class Host:
     """What a session needs of a broker, for one that asks nothing."""
 
     max_unsent_bytes = LIMIT
+    unfinished_bytes = 0
+    most_unfinished_bytes = 3 * SMALL_BYTES
 
     def io(self, fd: int, events: int) -> Watcher:
         return Watcher()
@@ -46,6 +48,8 @@ class Host:
 
 class FullStream:
     """A client that never reads."""
+
+    def close(self) -> None: ...
 
     def fileno(self) -> int:
         return -1
@@ -63,6 +67,24 @@ def test_a_client_that_does_not_read_is_not_told_for_ever() -> None:
     for _ in range(1000):
         session.tell(Request.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g" * 100})
     assert int(repr(session).rstrip(">").rpartition(" ")[2]) < 2 * LIMIT
+
+
+def test_frames_that_never_end() -> None:
+    """SG-054: together have a limit; who goes beyond it with much is closed, and gives its room back."""
+    host: Any = Host()
+    sessions = [RemotingSession(cast(Any, FullStream()), ("127.0.0.1", number), FrameReader(), host) for number in range(4)]
+    head = (1 << 24).to_bytes(4) + (20).to_bytes(4)
+    one, two, small, late = sessions
+    for session, size in ((one, SMALL_BYTES + 1), (two, SMALL_BYTES + 1), (small, SMALL_BYTES), (late, SMALL_BYTES + 1)):
+        session.receive(head + bytes(size - len(head)))
+    assert [session.closed for session in sessions] == [False, False, False, True]
+    assert host.unfinished_bytes == 3 * SMALL_BYTES + 2
+    one.close()
+    two.receive(bytes(SMALL_BYTES - 1))
+    assert (two.closed, host.unfinished_bytes) == (False, 3 * SMALL_BYTES)
+    for session in sessions:
+        session.close()
+    assert host.unfinished_bytes == 0
 
 
 class Broken(Question):
