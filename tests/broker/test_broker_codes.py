@@ -210,7 +210,7 @@ def test_settings_refused(client: RemotingClient, text: str) -> None:
 
 
 def test_transactions_are_refused_with_the_reason(client: RemotingClient) -> None:
-    """SG-096: 37 and 323, and messages that would begin one."""
+    """SG-096, RD-105: 37 and 323, and messages that would begin one."""
     for code in (Request.END_TRANSACTION, Request.RESUME_CHECK_HALF_MESSAGE):
         with pytest.raises(Refused, match="not available yet"):
             ask(client, code, msgId="x")

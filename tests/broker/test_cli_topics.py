@@ -71,7 +71,7 @@ def test_show_tells_partitions_messages_and_groups(cli: Cli, broker: BrokerProce
 
 
 def test_route(cli: Cli, broker: BrokerProcess) -> None:
-    """E-04, SG-113: as clients are told it."""
+    """E-04, SG-102, SG-113: as clients are told it."""
     cli.run("topic", "create", "routed", "4")
     assert cli.rows("topic", "route", "routed") == [
         {

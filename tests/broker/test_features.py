@@ -188,7 +188,7 @@ def test_a_held_get_stops_nobody_else(broker: BrokerProcess, client: TextClient,
 
 
 def test_the_life_of_a_connection(tmp_path: Path) -> None:
-    """MQ-054: opened, used, idle, closed by either side; the broker counts them."""
+    """MQ-054, SG-092: opened, used, idle, closed by either side; the broker counts them."""
     with BrokerProcess(tmp_path / "data", *SMALL_FILES, "--idle-timeout-ms", "100") as broker:
         with broker.connect() as silent:
             assert silent.recv(1) == b"", "closed because nothing was said"

@@ -279,7 +279,7 @@ def test_a_held_pull_is_woken_by_a_text_put(broker: BrokerProcess, name: str, jo
 
 
 def test_tags_and_expressions_filter(broker: BrokerProcess, name: str, join: Join) -> None:
-    """SG-079, SG-141: each group by its own filter, from heartbeats and from pulls; a filter that cannot be read is refused."""
+    """SG-079, SG-141, RD-102: each group by its own filter, from heartbeats and pulls; what cannot be read is refused."""
     for body, tag, weight in ((b"1", "A", "5"), (b"2", "B", "50"), (b"3", "C", "500")):
         put(broker, name, body, pairs=f"TAGS\x01{tag}\x02weight\x01{weight}\x02")
     tags, sql = join(broker, f"{name}-tags"), join(broker, f"{name}-sql", serialization=COMPACT)

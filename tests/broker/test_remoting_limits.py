@@ -33,7 +33,7 @@ def client(broker: BrokerProcess) -> Iterator[RemotingClient]:
 
 
 def test_an_answer_to_a_query_fits_into_a_frame(client: RemotingClient) -> None:
-    """SG-099: the newest messages with the key, as many as clients can take in one answer, and always one."""
+    """SG-132: the newest messages with the key, as many as clients can take in one answer, and always one."""
     create_topic(client, TOPIC)
     send(client, TOPIC, *[bytes([number]) * (3 * MIB) for number in range(7)], pairs="KEYS\x01large\x02")
     header = QueryMessage(TOPIC, "large", Int32(32), 0, (1 << 63) - 1)
@@ -71,7 +71,7 @@ def sql_pull(client: RemotingClient, expression: str, offset: int = 0) -> Remoti
 
 
 def test_filters_that_take_long(client: RemotingClient) -> None:
-    """SG-093: the longer the expression, and the longer the messages, the fewer of them one pull looks at."""
+    """RD-102: the longer the expression, and the longer the messages, the fewer of them one pull looks at."""
     create_topic(client, TOPIC)
     send(client, TOPIC, *[b"x"] * 900)
     seen = {}

@@ -48,7 +48,7 @@ def test_a_send_is_checked(client: RemotingClient) -> None:
 @pytest.mark.parametrize("serialization", [0, COMPACT])
 @pytest.mark.parametrize("code", SEND_CODES)
 def test_a_send_is_stored_and_answered_with_its_place(client: RemotingClient, code: int, serialization: int) -> None:
-    """SG-076: by names and by letters, in both serializations; what was sent stands in the record."""
+    """SG-057, SG-076: by names and by letters, in both serializations; what was sent stands in the record."""
     fields = encode_header(send_header("made", "KEYS\x01k\x02WAIT\x01false\x02", partition=3, flag=-7))
     if code == Request.SEND_MESSAGE_V2:
         fields = with_letters(fields)
@@ -64,7 +64,7 @@ def test_a_send_is_stored_and_answered_with_its_place(client: RemotingClient, co
 
 
 def test_what_is_sent_one_way_is_stored_without_an_answer(client: RemotingClient) -> None:
-    """SG-076: the answer that comes next belongs to the request behind it."""
+    """SG-076, RD-022: the answer that comes next belongs to the request behind it."""
     fields = with_letters(encode_header(send_header("quiet")))
     quiet = [client.send(Request.SEND_MESSAGE_V2, fields, b"%d" % number, oneway=True) for number in range(3)]
     place = sent(client, send(client, send_header("quiet"), b"last"))

@@ -54,7 +54,7 @@ def queues(*names: str) -> list[MessageQueue]:
 
 
 def test_members_share_the_partitions_of_both_brokers(pair: Pair, stack: ExitStack) -> None:
-    """MQ-001, MQ-007, MQ-018, SG-117, RD-104, SG-129: sends go to all of them, members have them between them."""
+    """SG-001, SG-008, MQ-001, MQ-007, MQ-018, SG-117, RD-104, SG-129: sends go to all, members share them."""
     producer = pair.client.producer()
     assert sorted({producer.send(TOPIC, b"x").queue for _ in range(8)}) == queues("a", "b")
     members = [pair.connect(stack).consumer(TOPIC, "billing") for _ in range(2)]

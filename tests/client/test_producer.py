@@ -28,7 +28,7 @@ def read_all(consumer: PullConsumer, count: int) -> list[ReceivedMessage]:
 
 
 def test_a_message_arrives_as_it_was_sent(client: Client) -> None:
-    """SG-126, SG-133, RD-016: body, tag, keys, properties; the result says where it is."""
+    """SG-126, SG-133, RD-016, RD-022: body, tag, keys, properties; the result says where it is."""
     producer = client.producer("orders-desk")
     sent = producer.send("orders", "grün".encode(), tag="paid", keys=["2003", "eu"], properties={"city": "Zürich"})
     assert sent.status is SendStatus.SEND_OK
@@ -69,7 +69,7 @@ def test_the_same_ordering_key_has_the_same_partition(client: Client) -> None:
 
 
 def test_an_asynchronous_send_calls_back(client: Client) -> None:
-    """SG-127: the future has the result; its callback may send again."""
+    """SG-127, RD-022: the future has the result; its callback may send again."""
     producer = client.producer()
     second: list[str] = []
     done = threading.Event()
@@ -100,7 +100,7 @@ def test_many_sends_in_flight(client: Client) -> None:
 
 
 def test_a_one_way_send(client: Client) -> None:
-    """SG-128: written and not waited for."""
+    """SG-128, RD-022: written and not waited for."""
     producer = client.producer()
     producer.send("orders", b"the topic exists")
     producer.send_oneway("orders", b"may be lost", tag="noted")

@@ -195,17 +195,10 @@ def promised() -> Iterator[str]:
             "SG",
             (
                 (1, 34),
-                (41, 56),
-                (59, 76),
-                (78, 79),
-                (84, 89),
-                (98, 98),
-                (100, 136),
-                (138, 139),
-                (141, 142),
+                (41, 142),
             ),
         ),
-        ("RD", ((1, 17), (101, 101), (103, 104), (106, 107))),
+        ("RD", ((1, 28), (101, 107))),
     ):
         for first, last in ranges:
             yield from (f"{system}-{number:03d}" for number in range(first, last + 1))

@@ -34,7 +34,7 @@ def requests(draw: st.DrawFn) -> tuple[RemotingCommand, bytes]:
 
 @given(st.lists(requests(), max_size=5), st.integers(0, 1 << 32))
 def test_requests_come_as_they_were_written(sent: list[tuple[RemotingCommand, bytes]], seed: int) -> None:
-    """SG-096, SG-097: several behind each other, however they are cut."""
+    """SG-093, SG-095, SG-096, SG-097, RD-020, RD-021: several behind each other, however they are cut."""
     reader = FrameReader()
     data = b"".join(data for _, data in sent)
     assert feed(reader.receive, random_slices(data, seed)) == [request for request, _ in sent]

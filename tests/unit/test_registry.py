@@ -66,7 +66,7 @@ def test_a_first_registration_with_one_topic_is_not_taken_as_the_whole(tables: R
 
 
 def test_a_replica_learns_its_master_and_changes_no_topic(tables: RouteTables) -> None:
-    """SG-100, SG-105."""
+    """SG-081, SG-100, SG-105: one name, a master and a replica."""
     done = tables.register(REPLICA, "ha", table(9, topic("A", 1), topic("D")), "replica", 1)
     assert done.master == MasterAddress("10.0.0.1:10911", "10.0.0.1:10912")
     assert tables.topics() == ["A", "B", "C"]
@@ -87,7 +87,7 @@ def test_a_process_in_a_new_role_has_one_entry(tables: RouteTables) -> None:
 
 
 def test_another_process_under_the_same_name_takes_its_place(tables: RouteTables) -> None:
-    """SG-105: and the goodbye of the first one, or the end of its connection, does not remove the second."""
+    """SG-081, SG-105: and the goodbye of the first one, or the end of its connection, does not remove the second."""
     done = tables.register(MASTER._replace(address="10.0.0.9:10911"), "ha", table(1, topic("A"), topic("E")), "new", 1)
     assert done.replaced == MASTER.address
     assert tables.unregister("broker-a", MASTER.address, 2) == []

@@ -86,15 +86,28 @@ def test_no_except_without_a_class(python_files: list[Path]) -> None:
     assert bare == []
 
 
+def is_text(path: Path) -> bool:
+    return path.suffix in TEXT_SUFFIXES or path.name in TEXT_NAMES
+
+
 def test_text_files_have_unix_line_ends_and_no_trailing_whitespace(tracked: list[Path]) -> None:
+    """SG-137."""
     untidy = [
         name(path, number)
         for path in tracked
-        if path.suffix in TEXT_SUFFIXES or path.name in TEXT_NAMES
+        if is_text(path)
         for number, line in enumerate(path.read_bytes().split(b"\n"), start=1)
         if line != line.rstrip()
     ]
     assert untidy == []
+
+
+def test_text_files_are_utf_8(tracked: list[Path]) -> None:
+    """SG-137: without a byte order mark."""
+    texts = [path for path in tracked if is_text(path)]
+    for path in texts:
+        assert not path.read_text("utf-8").startswith("\ufeff"), name(path)
+    assert len(texts) > 100
 
 
 def test_no_file_names_a_path_of_one_machine(tracked: list[Path]) -> None:

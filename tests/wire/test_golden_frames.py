@@ -168,7 +168,7 @@ FOREIGN: Final = frozenset(("G10",))
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_a_golden_frame_is_read_however_it_is_cut(name: str) -> None:
-    """SG-096: also twice in a row; of a part of it nothing is read."""
+    """SG-096, SG-093, RD-020, RD-021: also twice in a row; of a part of it nothing is read."""
     data = bytes.fromhex(FRAMES[name])
     for way, pieces in slicings(data + data, seed=0):
         reader = FrameReader()
@@ -189,7 +189,7 @@ def test_golden_frames_are_read_one_behind_the_other() -> None:
 
 @pytest.mark.parametrize("name", [name for name in FRAMES if name not in FOREIGN])
 def test_a_golden_frame_is_written(name: str) -> None:
-    """SG-096: byte for byte."""
+    """SG-096, RD-019, RD-021: byte for byte."""
     meant = MEANT[name]
     fields = meant.fields or None
     if meant.is_response:
@@ -201,7 +201,7 @@ def test_a_golden_frame_is_written(name: str) -> None:
 
 
 def test_the_headers_of_golden_frames() -> None:
-    """SG-096: what their fields mean."""
+    """SG-096, RD-019: what their fields mean."""
     send = decode_header(SendMessage, with_names(MEANT["G6"].fields))
     assert send[:8] == ("PG_A", "TopicA", "TBW102", 4, 2, 0, 1795257343374, 0)
     assert parse(send.properties or "")["TAGS"] == "TagA"

@@ -132,7 +132,7 @@ def test_a_recorded_question_with_a_compact_header(asker: Asker) -> None:
 
 
 def test_a_registration_is_answered_with_the_master_and_the_ordered_topics(asker: Asker) -> None:
-    """SG-109, SG-115: a master is told of none; a typed header is there even when it is empty."""
+    """SG-082, SG-109, SG-115: a replica is told its master, a master none; a typed header is there even when it is empty."""
     assert asker.register().fields == {}
     replica = asker.register(REPLICA)
     assert replica.fields == {"masterAddr": "10.0.0.1:10911", "haServerAddr": "10.0.0.1:10912"}
