@@ -172,7 +172,6 @@ class IndexFile:
             raise CorruptRecord(f"{self.path} counts {self.count - 1} items, the checkpoint {count - 1}")
         file = self.opened()
         spans: dict[int, bytearray] = {}
-        changed: set[int] = set()
         for number, item in reversed(list(enumerate(self.items(count), count))):
             if item.previous == 0 and number < self.count:
                 self.used -= 1
@@ -182,10 +181,9 @@ class IndexFile:
                 spans[span] = bytearray(file.read(size, self.slot_at(span * SPAN_SLOTS)))
             if SLOT.unpack_from(spans[span], slot * SLOT_SIZE)[0] == number:
                 SLOT.pack_into(spans[span], slot * SLOT_SIZE, item.previous)
-                changed.add(span)
-        for span in sorted(changed):
+        for span in sorted(spans):  # unchanged ones too: a sync that failed may have left the disk behind the page cache
             file.write(spans[span], self.slot_at(span * SPAN_SLOTS))
-        if changed or count < self.count:
+        if spans or count < self.count:
             if count < self.count:
                 self._count_back(count, store_ms)
             file.write(self._header(), 0)

@@ -37,10 +37,8 @@ WINDOW: Final = 256 * 1024
 WINDOWS_A_ROUND: Final = 8
 WINDOWS_A_QUERY: Final = 256
 """64 MiB: more than is put between two checkpoints, unless the log grows faster than 12 MB/s."""
-FLUSH_AT: Final = 128 * 1024
-"""Changed slots, about 12 MB, that are worth a flush before the next checkpoint."""
-WAITING_MOST: Final = 4 * FLUSH_AT
-"""When that many slots wait for a flush, nothing more is entered."""
+FLUSHES_MISSED: Final = 4
+"""When so many times the slots of a flush wait for one, nothing more is entered."""
 RETRY_MS: Final = 1000
 
 
@@ -54,8 +52,17 @@ class Snapshot(NamedTuple):
 class Indexing:
     """The key index of one store, and what is to be entered. Everything that waits takes a ``Run`` or a ``Read``."""
 
-    def __init__(self, index: KeyIndex, log: CommitLog, disk: Disk, clock: Clock, rules: RetentionRules, spare: int) -> None:
-        """``spare``: bytes that must stay free for the log when an index file is made."""
+    def __init__(
+        self,
+        index: KeyIndex,
+        log: CommitLog,
+        disk: Disk,
+        clock: Clock,
+        rules: RetentionRules,
+        spare: int,
+        flush_slots: int,
+    ) -> None:
+        """``spare``: bytes that must stay free for the log when an index file is made; ``flush_slots``: see the settings."""
         self.index = index
         self.paused: str | None = None
         """Why nothing is entered for now."""
@@ -64,6 +71,7 @@ class Indexing:
         self._clock = clock
         self._rules = rules
         self._spare = spare
+        self._flush_slots = flush_slots
         self._pending: list[Entry] = []
         self._walk_at = self._walk_until = 0
         self._window = WINDOW
@@ -131,7 +139,7 @@ class Indexing:
         while not self.behind and self._pending and self._pending[0][0] < end:
             if not self._enter_pending(run):
                 break
-        if self.index.waiting >= FLUSH_AT:
+        if self.index.waiting >= self._flush_slots:
             snapshot = self.capture()
             if snapshot is not None:
                 self.flush(snapshot, run)
@@ -145,10 +153,11 @@ class Indexing:
 
     def _enter(self, entries: list[Entry]) -> int:
         """How many of them found room."""
-        if self.index.waiting >= WAITING_MOST:
-            self._pause(f"{WAITING_MOST} slots wait for a flush")
-            return 0
-        return self.index.enter(entries)
+        return 0 if self._must_flush() else self.index.enter(entries)
+
+    def _must_flush(self) -> bool:
+        """Whether a flush has to come before anything else."""
+        return self.index.waiting >= FLUSHES_MISSED * self._flush_slots
 
     def _write(self, run: Run) -> bool:
         """Write what was entered; false when there is no room even though it was reserved."""
@@ -164,7 +173,7 @@ class Indexing:
 
     def _grow(self, run: Run) -> bool:
         """Begin a new index file if there is room for it beside the log; false when not now."""
-        if self.index.waiting >= WAITING_MOST:
+        if self._must_flush():
             return False
         usage = self._disk.usage(self._log.directory)
         size = self.index.file_size
@@ -199,8 +208,8 @@ class Indexing:
             self.index.warm(read)
         for _ in range(WINDOWS_A_QUERY):
             if not self.behind or not self._walk(read, run_here):
-                return
-        if self.behind:
+                break
+        if self.behind and self.paused is None:
             reason = f"the key index is being made anew, {self.behind} bytes of the log are still to be read"
             raise Overloaded(reason, retry_after_ms=RETRY_MS)
 
@@ -234,7 +243,12 @@ class Indexing:
         return None if self._flushing else Snapshot(self.mark, self.index.capture())
 
     def flush(self, snapshot: Snapshot, run: Run) -> bool:
-        """Make a snapshot durable; false when there is no room even though it was reserved. Raises ``DiskFailed``."""
+        """Make a snapshot durable; false when another flush has begun, or there is no room even though it was reserved.
+
+        Raises ``DiskFailed``.
+        """
+        if self._flushing:
+            return False
         self._flushing = True
         try:
             self.index.flush(snapshot.files, run)

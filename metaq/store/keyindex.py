@@ -152,15 +152,15 @@ class KeyIndex:
 
     def flush(self, captured: list[Captured], run: Run) -> None:
         """Make what was captured durable. One call at a time. Raises ``DiskFull`` or ``DiskFailed``."""
-        is_new = any(each.file.is_new for each in captured)
-        for each in captured:
-            each.file.flush(each, run)
-        if is_new:
+        if any(each.file.is_new for each in captured):
             run(lambda: self._files.disk.sync_directory(self.directory))
+        for each in captured:
+            if not each.file.gone:  # another flush came first, and then retention
+                each.file.flush(each, run)
 
-    def drop_before(self, log_offset: int, run: Run) -> None:
-        """Delete the files whose records all lie before a log offset, never the newest."""
-        while len(self.files) > 1 and self.files[0].end_offset < log_offset and not self.files[0].changed:
+    def drop_before(self, log_offset: int, named: str, run: Run) -> None:
+        """Delete the files whose records all lie before a log offset, except ``named``, which a checkpoint names, and later."""
+        while self.files and self.files[0].path.name < named and self.files[0].end_offset < log_offset:
             file = self.files.pop(0)
             file.gone = True
             self._files.forget(file.path)

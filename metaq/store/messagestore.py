@@ -59,6 +59,8 @@ class StoreSettings:
     queue_file_bytes: int = 20 * 1024**2
     index_slots: int = 5_000_000
     index_entries: int = 20_000_000
+    flush_slots: int = 128 * 1024
+    """Changed slots of the key index, about 12 MB, that are written without waiting for the next checkpoint."""
     hot_bytes: int = 256 * 1024**2
     open_files: int = 512
     sync_together: int = 32
@@ -91,7 +93,9 @@ class MessageStore:
         self._queue_root = str(directory / QUEUES)  # thousands of paths are made at the start
         index = KeyIndex(directory / INDEX, self.files, self.settings.index_slots, self.settings.index_entries)
         self.indexing = Indexing(
-            index, self.log, self.disk, self.clock, self.settings.retention, spare=self.settings.segment_bytes
+            *(index, self.log, self.disk, self.clock, self.settings.retention),
+            spare=self.settings.segment_bytes,
+            flush_slots=self.settings.flush_slots,
         )
         self.epoch = FIRST_EPOCH
         self.failure: StoreError | None = None
@@ -111,6 +115,7 @@ class MessageStore:
         self._changed: dict[ConsumeQueue, None] = {}  # differ from the last durable checkpoint
         self._checkpointed: dict[tuple[str, int], Progress] = {}
         self._index_mark = NO_INDEX  # what the last durable checkpoint says of the key index
+        self._index_covered = ""  # the newest index file that its backup names
         self._checkpoint_mark = -1
         self._covered = -1  # both copies of the checkpoint cover the log up to here
         self._units_before = 0  # units in all queues when the store was opened
@@ -359,7 +364,7 @@ class MessageStore:
                 self._fail(error)
             raise
         self._checkpointed = checkpointed
-        self._index_mark = index_mark
+        self._index_covered, self._index_mark = self._index_mark.file, index_mark
         self._covered, self._checkpoint_mark = self._checkpoint_mark, mark
 
     def recovered(self, checkpointed: dict[tuple[str, int], Progress], index_mark: IndexMark, covered: int) -> None:
@@ -458,7 +463,7 @@ class MessageStore:
                 # not ``first``: of what a deleted topic hides, records are left whose units must stay as long
                 queue.drop_before(self.reader.oldest(queue, queue.base, read_through(run)), run)
                 queue.cursors.clear()
-            self.indexing.index.drop_before(self.log.begin, run)
+            self.indexing.index.drop_before(self.log.begin, self._index_covered, run)
         self.no_room = decision.refuse
         return Plan(deleted, decision.refuse)
 

@@ -63,6 +63,7 @@ def random_settings(rng: random.Random) -> StoreSettings:
         queue_file_bytes=rng.choice((64, 256, 512)),
         index_slots=rng.choice((1, 5)),
         index_entries=rng.choice((8, 40)),
+        flush_slots=rng.choice((3, 1000)),
         hot_bytes=rng.choice((0, 2000, 1 << 20)),
         open_files=rng.choice((2, 4, 64)),
         sync_together=rng.choice((1, 2, 32)),

@@ -183,12 +183,12 @@ def test_files_roll_when_full(store: MessageStore, folder: Path, clock: ManualCl
     assert [HEADER.unpack_from(path.read_bytes())[5] for path in files[:3]] == [0, 0, 0]
     store.checkpoint()
     assert [HEADER.unpack_from(path.read_bytes())[5] for path in files] == [99, 99, 99, 7]
-    store.indexing.index.drop_before(offsets["u60"], run_here)
+    store.indexing.index.drop_before(offsets["u60"], files[3].name, run_here)
     assert index_files(folder) == files[1:]
     assert found(store, "t", "u10") == []
     assert found(store, "t", "u60") == [offsets["u60"]]
-    store.indexing.index.drop_before(1 << 60, run_here)
-    assert index_files(folder) == files[3:]
+    store.indexing.index.drop_before(1 << 60, files[2].name, run_here)
+    assert index_files(folder) == files[2:]
 
 
 # -- behind the log ---------------------------------------------------------------------------------------------------
