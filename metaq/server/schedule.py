@@ -158,14 +158,26 @@ class Schedule:
             self._read_copies(max(log_offset, min(oldest)))
 
     def _read_copies(self, log_offset: int) -> None:
+        """Copies come in the order of their sources. After a power cut one may be missing although later ones are there."""
         log = self._store.log
+        missing: dict[int, int] = {}  # by level: the first ordinal of which no copy was found before one of a later one
+        damaged = False
         for found in log.walk(max(log_offset, log.begin)):
             if isinstance(found, Gap):
+                damaged = True
                 continue
             source = source_of(found)
             if source is not None and source.level in self._levels:
                 level = self._levels[source.level]
+                if source.ordinal == missing.get(source.level):  # made again since
+                    missing[source.level] += 1
+                elif source.ordinal > level.next and source.ordinal > level.first:
+                    missing.setdefault(source.level, max(level.next, level.first))
                 level.next = max(level.next, source.ordinal + 1)
+        for number, ordinal in missing.items():
+            if damaged and ordinal < self._levels[number].next:  # undamaged: those were dropped
+                logger.warning("delayed messages are delivered again, copies were lost level=%d from=%d", number, ordinal)
+                self._levels[number].next = ordinal
         self._store.files.clear()  # walking has switched the files' readahead off
 
 
@@ -217,6 +229,11 @@ class _Level:
     @property
     def queue(self) -> ConsumeQueue | None:
         return self._store.queues.get(self._key)
+
+    @property
+    def first(self) -> int:
+        """The oldest ordinal that the log still has."""
+        return 0 if self.queue is None else self._store.first(self.queue, read_here)[0]
 
     @property
     def pending(self) -> bool:

@@ -12,6 +12,8 @@ import pytest
 from metaq.protocol.codes import COMPACT, Request, Response
 from metaq.protocol.fastjson import decode
 from metaq.protocol.headers import CreateTopic, Int32, encode_header
+from metaq.store.checkpoint import LIVE_NAME
+from tests.support import admin
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.messages import BORN_MS, count, pairs_of, records, send, send_header, sent
 from tests.support.remoting import RemotingClient
@@ -103,6 +105,29 @@ def test_lost_positions_are_found_again(tmp_path: Path) -> None:
                 offsets = client.call(Request.GET_ALL_DELAY_OFFSET).body
                 assert offsets == b'{"offsetTable":{1:%d,18:0}}' % number
                 assert count(client, TOPIC) == number
+
+
+def test_a_copy_that_a_power_cut_has_torn_is_made_again(tmp_path: Path) -> None:
+    """SG-075: those behind it may have survived. They come twice, in order, so that none is lost, and once is enough."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        with RemotingClient(broker.host, broker.port) as client:
+            for number in range(4):
+                sent(client, delayed(client, b"%d" % number, 1))
+            wait_until(partial(at_least, client, 0, 4), DEADLINE_S, "all are delivered")
+            torn = records(client, TOPIC)[1]
+        broker.kill()
+        with (tmp_path / "data" / "commitlog" / f"{0:020d}").open("r+b") as segment:
+            segment.seek(torn.log_offset)
+            segment.write(bytes(torn.size))
+        for _ in range(2):
+            (tmp_path / "data" / LIVE_NAME).unlink()
+            broker.start()
+            with RemotingClient(broker.host, broker.port) as client:
+                wait_until(partial(at_least, client, 0, 7), DEADLINE_S, "those behind it come again")
+                assert client.call(Request.GET_ALL_DELAY_OFFSET).body == b'{"offsetTable":{1:4}}'
+                copies = [bytes(record.body) for record in admin.records(admin.pull(client, TOPIC, 0))]
+                assert copies == [b"0", b"2", b"3", b"1", b"2", b"3"]
+            broker.kill()
 
 
 class Controlled(BrokerProcess):
