@@ -25,7 +25,6 @@ are read through a map.
 """
 
 import struct
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -48,6 +47,7 @@ MOST_SECONDS: Final = 0x7FFFFFFF
 
 SPAN_SLOTS: Final = 16 * 1024
 """Slots in 64 KiB: what changed among so many is one write of a flush."""
+NONE: Final[dict[int, int]] = {}
 ITEMS_A_READ: Final = 4096
 WARMED_AT_ONCE: Final = 4 * 1024 * 1024
 
@@ -107,8 +107,9 @@ class IndexFile:
         self.used = 0
         self.count = self.written = 1
         self._tail = bytearray()  # the items written … count
-        self._heads: dict[int, int] = {}  # slots that have changed since the last capture
-        self._flushing: dict[int, int] = {}  # slots captured and perhaps not yet in the file
+        # by span, so that a flush has nothing to sort
+        self._heads: dict[int, dict[int, int]] = {}  # slots that have changed since the last capture
+        self._flushing: dict[int, dict[int, int]] = {}  # slots captured and perhaps not yet in the file
         self._durable = 0  # the count as of the last flush; 0: not even the file is durable
         self._table: memoryview | None = None
         self.gone = False
@@ -136,7 +137,7 @@ class IndexFile:
     @property
     def waiting(self) -> int:
         """Slots that wait for a flush."""
-        return len(self._heads) + len(self._flushing)
+        return sum(map(len, self._heads.values())) + sum(map(len, self._flushing.values()))
 
     @property
     def changed(self) -> bool:
@@ -229,11 +230,17 @@ class IndexFile:
             for key in keys if len(keys) <= most else keys[:most]:
                 value = hash_of(topic, key)
                 slot = value % slots
-                previous = heads.get(slot) or (flushing and flushing.get(slot)) or slot_in(table, slot * SLOT_SIZE)[0]
+                span = slot // SPAN_SLOTS
+                changed = heads.get(span)
+                if changed is None:
+                    changed = heads[span] = {}
+                previous = changed.get(slot) or (flushing and flushing.get(span, NONE).get(slot))
+                if not previous:
+                    previous = slot_in(table, slot * SLOT_SIZE)[0]
                 if not previous:
                     self.used += 1
                 tail += pack(value, log_offset, seconds, previous)
-                heads[slot] = count
+                changed[slot] = count
                 count += 1
             self.end_ms, self.end_offset = store_ms, log_offset
             done += 1
@@ -273,7 +280,10 @@ class IndexFile:
 
     def capture(self) -> "Captured":
         """All that is entered so far, for ``flush`` to make durable."""
-        self._flushing |= self._heads
+        for span, changed in self._heads.items():
+            known = self._flushing.setdefault(span, changed)
+            if known is not changed:  # an earlier flush has failed
+                known.update(changed)
         self._heads = {}
         return Captured(self, self.count, self._header())
 
@@ -282,16 +292,13 @@ class IndexFile:
         self.write(run)
         file = self.opened()
         run(file.datasync)
-        slots = sorted(self._flushing)
-        start = 0
-        while start < len(slots):
-            first = slots[start]
-            end = bisect_left(slots, first - first % SPAN_SLOTS + SPAN_SLOTS, start)
-            data = bytearray(file.read((slots[end - 1] + 1 - first) * SLOT_SIZE, self.slot_at(first)))
-            for slot in slots[start:end]:
-                SLOT.pack_into(data, (slot - first) * SLOT_SIZE, self._flushing[slot])
+        for span in sorted(self._flushing):
+            changed = self._flushing[span]
+            first, last = min(changed), max(changed)
+            data = bytearray(run(partial(file.read, (last + 1 - first) * SLOT_SIZE, self.slot_at(first))))
+            for slot, number in changed.items():
+                SLOT.pack_into(data, (slot - first) * SLOT_SIZE, number)
             run(partial(file.write, data, self.slot_at(first)))
-            start = end
         run(lambda: file.write(captured.header, 0))
         run(file.datasync)
         self._flushing = {}
@@ -301,9 +308,10 @@ class IndexFile:
 
     def head(self, slot: int, read: Read, file: File) -> int:
         """Number of the newest item in a slot; ``file`` is the open file."""
-        known = self._heads.get(slot) or self._flushing.get(slot)
-        if known is not None:
-            return known
+        for changed in (self._heads, self._flushing):
+            known = changed.get(slot // SPAN_SLOTS, NONE).get(slot)
+            if known is not None:
+                return known
         number: int = SLOT.unpack(read(file, SLOT_SIZE, self.slot_at(slot)))[0]
         return number
 
