@@ -159,7 +159,7 @@ class Duties:
 
     def _retire(self, *, at_any_hour: bool) -> None:
         with self._retiring:
-            decision = self._store.retire(self._run, at_any_hour=at_any_hour)
+            decision = self._store.retire(self._run, self.rest, at_any_hour=at_any_hour)
         if decision.delete:
             logger.info("segments deleted bases=%s", decision.delete)
         if decision.refuse:

@@ -18,14 +18,12 @@ from typing import Final
 from metaq.clock import Clock, SystemClock
 from metaq.errors import DiskFailed, DiskFull, NotWritable, StoreError
 from metaq.message import Durability, TextPosition, TopicPartition
-from metaq.protocol.keys import keys_of
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
     MAGIC,
     PATCHED_HEADER,
     STORE_MS_OF_MIDDLE,
-    decode_record,
     record_tail,
 )
 from metaq.protocol.textmessage import Stored, plain_overhead
@@ -37,6 +35,7 @@ from metaq.store.files import FileCache, Read, Rest, Run, go_on, read_through, r
 from metaq.store.indexfile import Entry
 from metaq.store.indexing import Indexing
 from metaq.store.keyindex import NO_INDEX, IndexMark, KeyIndex
+from metaq.store.query import query
 from metaq.store.reading import Reader
 from metaq.store.retention import Plan, RetentionRules, SegmentAge, plan
 from metaq.store.statistics import StoreStatistics
@@ -47,8 +46,6 @@ INDEX: Final = "index"
 ABORT: Final = "abort"
 FIRST_EPOCH: Final = 1
 """Not 0: the message at log offset 0 must not get the id 0, which tells Java clients that a put failed."""
-MOST_FOUND: Final = 64
-"""Messages in the answer to one query, whatever was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,18 +419,7 @@ class MessageStore:
 
         At most ``most``, and never more than ``MOST_FOUND``. Raises ``Overloaded`` while the key index is being made anew.
         """
-        self.indexing.catch_up(read)
-        found: dict[int, Stored] = {}
-        for log_offset in self.indexing.find(topic, key, begin_ms, end_ms, read):
-            if len(found) >= min(most, MOST_FOUND):
-                break
-            stored = self.reader.at_offset(log_offset, read) if log_offset not in found else None
-            if stored is not None:
-                record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
-                keys = keys_of(record.topic, record.sys_flag, record.properties)
-                if record.topic == topic and key in keys and begin_ms <= record.store_ms <= end_ms:
-                    found[log_offset] = stored
-        return list(found.values())
+        return query(self.indexing, self.reader, topic, key, begin_ms, end_ms, most, read)
 
     def record_at_offset(self, log_offset: int, read: Read) -> Stored | None:
         """The readable record that begins at a log offset which a client names; ``None`` when none does."""
@@ -441,15 +427,14 @@ class MessageStore:
 
     # -- retention ----------------------------------------------------------------------------------------------------
 
-    def retire(self, run: Run = run_here, *, at_any_hour: bool = False) -> Plan:
+    def retire(self, run: Run = run_here, rest: Rest = go_on, *, at_any_hour: bool = False) -> Plan:
         """Delete what is due and look whether there is room to write.
 
         A segment waits until the checkpoint and its backup cover all of it: they alone remember the ordinals and positions
         of its messages when it is gone.
         """
-        usage = self.disk.usage(self.directory)
-        rules = self.settings.retention
-        decision = plan(self._ages(), self.clock.now_ms(), usage, rules, at_any_hour=at_any_hour)
+        rules, ages = self.settings.retention, self._ages(read_through(run))
+        decision = plan(ages, self.clock.now_ms(), self.disk.usage(self.directory), rules, at_any_hour=at_any_hour)
         deleted = []
         for base in decision.delete:
             segment = self.log.segments[0]
@@ -459,7 +444,7 @@ class MessageStore:
             self.log.remove(segment, run)
             deleted.append(base)
         if deleted:
-            for queue in list(self.queues.values()):
+            for queue in self._in_slices(list(self.queues.values()), rest):
                 # not ``first``: of what a deleted topic hides, records are left whose units must stay as long
                 queue.drop_before(self.reader.oldest(queue, queue.base, read_through(run)), run)
                 queue.cursors.clear()
@@ -467,7 +452,7 @@ class MessageStore:
         self.no_room = decision.refuse
         return Plan(deleted, decision.refuse)
 
-    def _ages(self) -> list[SegmentAge]:
+    def _ages(self, read: Read) -> list[SegmentAge]:
         """When each full segment was closed: the store time of the first record behind it.
 
         Of a later one when that record is damaged, so that no segment goes too early.
@@ -475,9 +460,8 @@ class MessageStore:
         closed_ms = self.clock.now_ms()
         ages = []
         for segment, following in reversed(list(pairwise(self.log.segments))):
-            stored = self.log.record_at(following.base)
-            if stored is not None:
-                closed_ms = decode_record(stored.buffer).store_ms
+            begun_ms = self.log.begun_ms(following, read)
+            closed_ms = closed_ms if begun_ms is None else begun_ms
             ages.append(SegmentAge(segment.base, closed_ms))
         return ages[::-1]
 

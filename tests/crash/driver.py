@@ -186,9 +186,9 @@ class Driver:
             if free:
                 self.model.begin_allowed = self.store.log.segments[-1].base
                 self.disk.room = NEARLY_FULL
-                self.store.retire(self.run)
+                self.store.retire(self.run, self.rest)
                 self.disk.room = EMPTY
-                self.store.retire(self.run)
+                self.store.retire(self.run, self.rest)
 
     @contextmanager
     def _alone(self, duty: str) -> Iterator[bool]:
