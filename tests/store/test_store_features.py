@@ -1,6 +1,7 @@
 """Features of the store by their IDs (docs/features.md): bytes on a real disk, taken apart by hand."""
 
 import gc
+import random
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from metaq.store.files import read_cached, read_here
 from metaq.store.messagestore import MessageStore, StoreSettings
 from metaq.store.recovery import open_store
 from metaq.store.retention import RetentionRules
+from tests.support.faultydisk import DATA, FaultyDisk
 
 SEGMENT: Final = 16 * 1024
 SETTINGS: Final = StoreSettings(
@@ -323,6 +325,37 @@ def test_queues_are_synced_for_a_checkpoint_only(folder: Path, clock: ManualCloc
     put(store, "b", b"y")
     store.checkpoint()
     assert disk.synced.count("data 0/00000000000000000000") == 1
+    store.close()
+
+
+def test_messages_are_put_while_many_queues_are_written(clock: ManualClock) -> None:
+    """SG-043: a sweep and a checkpoint vouch for what came before they began, and for nothing that came while they rested."""
+    rng = random.Random(43)
+    disk = FaultyDisk(rng)
+    settings = replace(SETTINGS, sync_together=3, slice_ms=0)
+    store, _ = open_store(DATA, settings, clock, disk)
+    names = ("a", "b", "c", "d")
+
+    def put_more() -> None:
+        put(store, "new", b"later")
+        put(store, "a", b"later")
+
+    for name in names:
+        put(store, name, b"first")
+    store.sweep(put_more)
+    disk.killed()
+    store, recovery = open_store(DATA, settings, clock, disk)
+    assert recovery.records == 2 * len(names)
+    mark = store.log.end
+    store.checkpoint(rest=put_more)
+    store.sync()
+    assert store.log.end > mark
+    store, recovery = open_store(DATA, settings, clock, disk.power_cut(rng))
+    assert recovery.walked_from == mark
+    rests = recovery.records // 2
+    assert [bodies(store, name) for name in names[1:]] == [[b"first"]] * 3
+    assert bodies(store, "a") == [b"first"] + [b"later"] * (len(names) + rests)
+    assert bodies(store, "new") == [b"later"] * (len(names) + rests)
     store.close()
 
 
