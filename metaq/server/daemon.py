@@ -18,11 +18,11 @@ from metaq.errors import MetaqError
 
 logger = logging.getLogger(__name__)
 
-GC_ALLOCATIONS = 20_000
+GC_ALLOCATIONS = 10_000
 """A turn keeps some thousands of small objects until it ends; they are no reason to look for cycles."""
-GC_YOUNG = 5
-"""Collections of the youngest objects before those that they left are looked at: 20 of them left 400,000, a stop of 70 ms."""
-GC_MIDDLE = 200
+GC_YOUNG = 3
+"""Collections of the youngest objects before those that they left are looked at: after 20 that was a stop of 70 ms."""
+GC_MIDDLE = 500
 """Of those, before all objects are looked at."""
 
 STARTED_NOT = 1
