@@ -43,7 +43,7 @@ def at_least(client: RemotingClient, partition: int, wanted: int) -> bool:
 def test_a_delayed_message_comes_in_its_time_as_it_was_sent(tmp_path: Path) -> None:
     """SG-075: the copy is the message sent, delivered to its partition when its level says, and not before."""
     with BrokerProcess(tmp_path / "data") as broker, RemotingClient(broker.host, broker.port) as client:
-        asked = time.time() * 1000
+        asked = int(time.time() * 1000)  # store times are whole milliseconds
         fields = sent(client, delayed(client, b"five", 2, partition=3, pairs="TAGS\x01t\x02KEYS\x01k\x02", flag=7))
         assert fields["queueId"] == "3"
         sent(client, delayed(client, b"one", 1, partition=3, pairs="WAIT\x01true\x02"))

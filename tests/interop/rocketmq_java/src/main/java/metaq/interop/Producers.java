@@ -15,6 +15,7 @@ import org.apache.rocketmq.client.producer.MessageQueueSelector;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
 import org.apache.rocketmq.common.message.Message;
 
 /** The producers of this process, by the names that requests give them. */
@@ -22,8 +23,7 @@ final class Producers {
     private static final int SEND_MS = 30_000;
     private static final long CALLBACK_SECONDS = 60;
     private static final long PAUSE_AFTER_FAILURE_MS = 100;
-    private static final MessageQueueSelector BY_KEY =
-            (queues, message, key) -> queues.get(Math.floorMod(key.hashCode(), queues.size()));
+    private static final MessageQueueSelector BY_KEY = new SelectMessageQueueByHash();
 
     private final String registry;
     private final Consumer<Map<String, Object>> events;
