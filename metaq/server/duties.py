@@ -88,6 +88,10 @@ class Duties:
             duty()
         except StoreError as error:  # the next round tries again; what it means for puts the store itself knows
             logger.error("duty failed duty=%s reason=%s", duty.__name__, error)
+        except AssertionError:
+            raise  # the broker's own state is wrong: the process ends
+        except Exception:  # a duty that met what nobody expected must not end for ever
+            logger.exception("duty failed duty=%s", duty.__name__)
         finally:
             self._busy -= 1
 

@@ -1,0 +1,37 @@
+"""What looks after the store goes on whatever one round of it meets."""
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import gevent
+import pytest
+
+from metaq.clock import SystemClock
+from metaq.config import Settings
+from metaq.server.duties import Duties
+
+
+@pytest.mark.parametrize("error", [ValueError("unexpected"), OSError("unexpected")])
+def test_a_duty_survives_its_failures(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """SG-066, SG-068: the next round comes, and the failure is in the log with its place."""
+    store = SimpleNamespace(clock=SystemClock())
+    context = cast(Any, SimpleNamespace(settings=Settings(), store=store, topics=None, groups=None))
+    duties = Duties(context, cast(Any, None), cast(Callable[..., Any], None))
+    rounds: list[int] = []
+
+    def fails() -> None:
+        rounds.append(len(rounds))
+        if len(rounds) == 1:
+            raise error
+
+    with caplog.at_level(logging.ERROR):
+        duties.every(0.001, fails)
+        deadline = store.clock.monotonic() + 30
+        while len(rounds) < 3 and store.clock.monotonic() < deadline:
+            gevent.sleep(0.001)
+    duties.pause()
+    assert len(rounds) >= 3
+    assert "duty failed duty=fails" in caplog.text
+    assert "unexpected" in caplog.text
