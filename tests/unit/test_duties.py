@@ -9,7 +9,7 @@ import gevent
 import pytest
 
 from metaq.clock import SystemClock
-from metaq.config import Settings
+from metaq.config import load
 from metaq.server.duties import Duties
 
 
@@ -17,7 +17,7 @@ from metaq.server.duties import Duties
 def test_a_duty_survives_its_failures(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     """SG-066, SG-068: the next round comes, and the failure is in the log with its place."""
     store = SimpleNamespace(clock=SystemClock())
-    context = cast(Any, SimpleNamespace(settings=Settings(), store=store, topics=None, groups=None))
+    context = cast(Any, SimpleNamespace(settings=load(None, {}, {}), store=store, topics=None, groups=None))
     duties = Duties(context, cast(Any, None), cast(Callable[..., Any], None))
     rounds: list[int] = []
 
