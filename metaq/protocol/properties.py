@@ -78,7 +78,9 @@ def as_sent(text: str) -> AsSent | None:
     data = marked[1:].encode()
     if len(data) > MOST_BYTES:
         raise MessageIllegal(f"properties of {len(data)} bytes are longer than {MOST_BYTES}")
-    return data, tag, tuple(filter(None, (unique, *(words or "").split(" "))))
+    if words is None:
+        return data, tag, (unique,) if unique else ()
+    return data, tag, tuple(filter(None, (unique, *words.split(" "))))
 
 
 def encode(pairs: Mapping[str, str], own: Mapping[str, str] = NONE) -> bytes:

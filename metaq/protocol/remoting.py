@@ -23,7 +23,7 @@ A compact header::
 
 import struct
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
@@ -197,8 +197,18 @@ def _text(header: bytes, at: int, size: int) -> tuple[str, int]:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
+class Asked(Protocol):
+    """What an answer needs of its request."""
+
+    @property
+    def opaque(self) -> int: ...
+
+    @property
+    def serialization(self) -> int: ...
+
+
 def encode_response(
-    request: RemotingCommand,
+    request: Asked,
     code: int,
     fields: Mapping[str, str] | None = None,
     remark: str | None = None,

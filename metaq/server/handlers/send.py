@@ -64,18 +64,22 @@ BatchPart = tuple[int, bytes, int, Filled]
 
 
 class Sent(NamedTuple):
-    """The reply to one send, which holds when the turn's append succeeds."""
+    """The reply to one send, which holds when the turn's append succeeds.
 
-    request: RemotingCommand
+    It does not keep the request: freed at once, its memory is still in the processor's cache when the next one needs some.
+    """
+
+    opaque: int
+    serialization: int
     partition: int
     queue_offset: int
     ids: bytes
     """Offset message ids, separated by commas."""
 
     def encode(self, code: int) -> bytes:
-        request, partition, queue_offset, ids = self
-        if request.serialization == JSON:
-            header = _SENT_JSON % (code, partition, ids, queue_offset, request.opaque, VERSION)
+        opaque, serialization, partition, queue_offset, ids = self
+        if serialization == JSON:
+            header = _SENT_JSON % (code, partition, ids, queue_offset, opaque, VERSION)
             return HEAD.pack(4 + len(header), len(header)) + header
         fields = {
             "queueId": str(partition),
@@ -84,7 +88,7 @@ class Sent(NamedTuple):
             "msgId": ids.decode(),
             "queueOffset": str(queue_offset),
         }
-        return encode_response(request, code, fields)
+        return encode_response(self, code, fields)
 
 
 class SendOutcome:
@@ -110,7 +114,7 @@ class SendOutcome:
     def refused(self, error: MetaqError, outcome: str) -> None:
         remark = f"the message {outcome}: {error}"
         self._counters.put_failed.add(self.requests)
-        self._pay([encode_response(sent.request, error.code, remark=remark) for sent in self.sent])
+        self._pay([encode_response(sent, error.code, remark=remark) for sent in self.sent])
 
     def _pay(self, replies: list[bytes]) -> None:
         self._counters.put.add(self.requests, self.size)
@@ -204,7 +208,7 @@ class SendHandler:
             offset = self._store.put(queue, flag, body, zlib.crc32(body) & 0x7FFFFFFF, middle, *record)
         except (KeyError, ValueError, struct.error, MetaqError):
             return None
-        return _new(Sent, (request, queue.partition, ordinal, b"%b%016X" % (self._host, offset)))
+        return _new(Sent, (request.opaque, request.serialization, queue.partition, ordinal, b"%b%016X" % (self._host, offset)))
 
     def _fill(self, queue: ConsumeQueue, text: str | None, body: bytes) -> Filled | None:
         """What a message adds to its record; ``None`` when its properties ask for more than to be kept."""
@@ -243,7 +247,7 @@ class SendHandler:
         if draft.topic != header.topic:
             report_dead_letter(self._context, draft)
         # a delayed message answers with the partition that was asked for, and its place in the schedule
-        sent = Sent(request, queue.partition, placed.ordinal, self.message_id(placed))
+        sent = Sent(request.opaque, request.serialization, queue.partition, placed.ordinal, self.message_id(placed))
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
         return None
 
@@ -270,7 +274,8 @@ class SendHandler:
         )
         store.log.reserve(size)
         places = [store.put(queue, flag, body, crc, middle, *record) for flag, body, crc, record in parts]
-        sent = Sent(request, queue.partition, ordinal, b",".join([b"%b%016X" % (host, place) for place in places]))
+        ids = b",".join([b"%b%016X" % (host, place) for place in places])
+        sent = Sent(request.opaque, request.serialization, queue.partition, ordinal, ids)
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
         return None
 
