@@ -9,7 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from metaq.errors import BadRequest
+from metaq.protocol import properties
 from metaq.protocol.codes import COMPACT, JSON, LANGUAGES, ONEWAY_FLAG, RESPONSE_FLAG, VERSION
+from metaq.protocol.keys import keys_of
+from metaq.protocol.record import decode_properties
 from metaq.protocol.remoting import MAX_FRAME_BYTES, FrameReader, RemotingCommand, encode_request, encode_response
 from tests.support.wire import feed, random_slices
 
@@ -128,3 +131,29 @@ def test_what_is_kept_of_an_incomplete_frame_is_bounded() -> None:
         assert tracemalloc.get_traced_memory()[1] < 2.5 * size
     finally:
         tracemalloc.stop()
+
+
+PIECES = st.lists(
+    st.one_of(
+        st.tuples(
+            st.sampled_from(["UNIQ_KEY", "KEYS", "TAGS", "WAIT", "DELAY", "a", "MYKEYS", "XUNIQ_KEY", ""]),
+            st.sampled_from(["true", "x", "k1 k2", " ", "", "7F01", "a\x01b", "ü", "KEYS", "UNIQ_KEY", "k  k"]),
+        ).map("\x01".join),
+        st.sampled_from(["", "junk"]),
+    ),
+    max_size=6,
+)
+
+
+@given(PIECES, st.sampled_from(["", "\x02"]))
+def test_properties_of_a_known_shape_are_kept_like_all_others(pieces: list[str], end: str) -> None:
+    """SG-132: the short way, which cuts two values out and in, and the pairs themselves say the same."""
+    text = "\x02".join(pieces) + end
+    for _ in range(2):  # looked into, then remembered
+        kept = properties.as_sent(text)
+        if kept is not None:
+            data, tag, keys = kept
+            pairs = decode_properties(data)
+            assert {**decode_properties(text.encode()), "WAIT": ""} == {**pairs, "WAIT": ""}
+            assert tag == (pairs.get("TAGS") or None)
+            assert tuple(dict.fromkeys(keys)) == keys_of("t", 0, data)

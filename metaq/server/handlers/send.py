@@ -282,6 +282,9 @@ class SendHandler:
     def _fill_batch(self, queue: ConsumeQueue, shared: str, data: bytes) -> tuple[list[BatchPart], int]:
         """The messages of a batch, and the bytes of their records; ``shared`` are properties of them all."""
         parts, size = [], 0
+        kept = properties.as_sent(shared)
+        if kept is not None and not kept[0]:
+            shared = ""  # said to the broker only
         for flag, body, text in decode_batch(data):
             record = self._fill(queue, f"{text}\x02{shared}" if shared else text, body)
             if record is None:
