@@ -16,6 +16,9 @@ VERSION = re.findall(r'^__version__ = "(.+)"$', (HERE / "metaq" / "__init__.py")
 # The linters change their rules between releases, so these two are held to one series; `make lint` stays reproducible.
 LINTERS = ["mypy~=2.4.0", "ruff~=0.17.0"]
 
+# What metaq.client.datamanager works with.
+TRANSACTION = ["transaction>=4.0", "zope.interface>=5.0"]
+
 # The way of a put and of a get. mypyc makes extension modules of the same sources; without them all works the same, slower.
 COMPILED = [
     "metaq/protocol/batch.py",
@@ -74,16 +77,21 @@ setup(
         "rich>=13.0",
     ],
     extras_require={
+        "transaction": TRANSACTION,
         "dev": [
             *LINTERS,
+            *TRANSACTION,
+            "SQLAlchemy>=2.0",
             "hypothesis>=6.100",
             "import-linter>=2.16",
+            "psycopg[binary]>=3.1",
             "pytest>=9.0",
             "pytest-randomly>=3.15",
             "pytest-timeout>=2.3",
             "trustme>=1.1",
             "types-PyYAML>=6.0",
             "types-gevent>=24.2",
+            "zope.sqlalchemy>=3.1",
         ],
     },
     entry_points={"console_scripts": ["metaq = metaq.cli:main"]},

@@ -327,9 +327,12 @@ static struct reply parse_pulled(const char *p, size_t n, const struct ask *ask)
 }
 
 #include "remoting.h"
+#include "transactions.h"
 
 static const struct protocol PROTOCOLS[] = {
     {"metaq-put", PUT, NULL, put_metaq, parse_metaq, NULL},
+    {"metaq-one-phase", PUT_BATCH, NULL, put_one_phase, parse_one_phase, NULL},
+    {"metaq-two-phase", PUT_BATCH, NULL, put_two_phase, parse_two_phase, NULL},
     {"metaq-get", GET, NULL, get_metaq, parse_metaq, advance_metaq},
     {"remoting-send", PUT, NULL, put_remoting, parse_sent, NULL},
     {"remoting-send-keyed", PUT, NULL, put_remoting_keyed, parse_sent, NULL},

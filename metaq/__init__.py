@@ -24,7 +24,9 @@ if TYPE_CHECKING:
         Batch,
         Client,
         ConsumeFrom,
+        HalfMessage,
         Model,
+        Outcome,
         OutgoingMessage,
         Producer,
         PullConsumer,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
         SendStatus,
         SimpleConsumer,
         TextClient,
+        TransactionProducer,
+        TransactionResult,
         connect,
     )
     from metaq.errors import (
@@ -62,10 +66,12 @@ __all__ = [
     "ClientError",
     "ConnectionFailed",
     "ConsumeFrom",
+    "HalfMessage",
     "Message",
     "MessageQueue",
     "MetaqError",
     "Model",
+    "Outcome",
     "OutgoingMessage",
     "Producer",
     "PullConsumer",
@@ -82,6 +88,8 @@ __all__ = [
     "SendStatus",
     "SimpleConsumer",
     "TextClient",
+    "TransactionProducer",
+    "TransactionResult",
     "connect",
 ]
 

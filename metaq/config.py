@@ -141,6 +141,21 @@ class Settings(BaseModel):
         5000, ge=100, description="pause between two snapshots of the consumer offsets; what is between them is in the log"
     )
     sql_filter: bool = Field(True, description="whether consumers may filter by SQL92 expressions")
+    transaction_timeout_ms: int = Field(
+        60_000,
+        ge=1,
+        description="longest time that a client can give a transaction from its begin to its prepare or commit",
+    )
+    max_branches: int = Field(100_000, ge=1, description="transactions that are open or undecided at once")
+    max_branch_bytes: int = Field(16 * 1024**2, ge=1024, description="messages of one transaction, in bytes")
+    max_open_transaction_bytes: int = Field(
+        256 * 1024**2, ge=1024, description="messages of all open transactions, which wait in memory, in bytes"
+    )
+    check_after_ms: int = Field(
+        6000, ge=0, description="age of an undecided transactional message at which its producers are asked for the first time"
+    )
+    check_interval_ms: int = Field(30_000, ge=10, description="pause between two questions about one such message")
+    max_checks: int = Field(15, ge=1, description="how often producers are asked before a transactional message is given up")
     topics: dict[str, TopicSettings] = Field({}, description="topics that exist from the start (configuration file only)")
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ INTERNAL_TOPICS: Final = frozenset(
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",
         "METAQ_SYS_OFFSETS",
+        "METAQ_SYS_TRANSACTIONS",
     )
 )
 """Topics of the broker itself: no client sends to them, no text reader reads them, nothing in them is found by key."""

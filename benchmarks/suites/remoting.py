@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass, field, replace
 
 from benchmarks.bench import Bench, raw
 from benchmarks.consuming import Consumed, consume
-from benchmarks.figures import Check, Load, Spread, percentile, ratio, spread
+from benchmarks.figures import Check, Load, percentile, spread
 from benchmarks.holding import Holding, holder, measure_holding
 from benchmarks.memory import KILOBYTE, MEGABYTE
+from benchmarks.pairs import Race, Sender
 from benchmarks.peers import Level, metaq
 from benchmarks.programs import LoadPlan, run_load
-from benchmarks.report import Report, Table, number, of_rounds
+from benchmarks.report import Report, Table, of_rounds
 from benchmarks.suites.get import hot_log, messages_for
 from benchmarks.topics import PARTITIONS, Serving, Topics, measure_topics
 
@@ -39,26 +40,16 @@ TOPICS_MUST_MB = 200
 DESCRIPTORS_MUST = 512 + 64
 
 
-@dataclass(frozen=True)
-class Sender:
-    """One way to store messages of BODY_BYTES over 4 connections; must and aim in parts of the text put rate."""
-
-    name: str
-    protocol: str
-    in_flight: int = 100
-    batch: int | None = None
-    must: float | None = None
-    aim: float | None = None
-
-
 TEXT_PUT = Sender("text put", "metaq-put")
 SENDERS = (
-    TEXT_PUT,
     Sender("send, bare", "remoting-send", must=0.4, aim=0.7),
     Sender("send, as Java does", "remoting-send-keyed", must=0.25, aim=0.5),
     Sender(f"batch of {BATCH}, bare", "remoting-batch", 10, BATCH, must=0.9, aim=2.0),
     Sender(f"batch of {BATCH}, as Java does", "remoting-batch-keyed", 10, BATCH, must=0.6, aim=2.0),
 )
+
+
+SENDS = Race(TEXT_PUT, SENDERS, BODY_BYTES)
 
 
 @dataclass
@@ -82,7 +73,8 @@ def run(bench: Bench) -> Report:
             topics(bench, bench.rounds(TOPIC_ROUNDS)),
         ]
     settings = {
-        "rounds": f"{rounds}, {bench.rounds(TOPIC_ROUNDS)} of many topics; figures are medians, ratios are ratios of medians",
+        "rounds": f"{rounds}, {bench.rounds(TOPIC_ROUNDS)} of many topics; figures are medians, "
+        "a ratio is the median of those to the text puts right before",
         "broker": "MEMORY, fresh for each figure; the Python client and the load generator pull from the same one",
         "seconds a cell": f"{seconds} after {warmup} of warm-up",
         "as Java does": "JSON header; KEYS, UNIQ_KEY, WAIT and TAGS (in batches UNIQ_KEY and TAGS of each message), all but "
@@ -105,40 +97,9 @@ def run(bench: Bench) -> Report:
 
 
 def sends(bench: Bench, rounds: int, seconds: float, warmup: float) -> Part:
-    """All senders in turn in each round, each on a fresh broker."""
-    loads: dict[str, list[Load]] = defaultdict(list)
-    cells: list[Mapping[str, object]] = []
-    for turn in range(1, rounds + 1):
-        bench.console.print(f"round {turn} of {rounds}", highlight=False)
-        for sender in SENDERS:
-            plan = LoadPlan(4, sender.in_flight, BODY_BYTES, seconds, warmup, batch=sender.batch)
-            load = bench.put(replace(metaq(Level.MEMORY), name=sender.name, puts=sender.protocol), plan)
-            cells.append(raw(sender.name, turn, load))
-            loads[sender.name] += [load] if load else []
-    return Part(sends_table(loads), send_checks(loads), cells)
-
-
-def send_checks(loads: Mapping[str, Sequence[Load]]) -> list[Check]:
-    text = _rate(loads, TEXT_PUT)
-    return [
-        Check(f"{sender.name}, {BODY_BYTES} B: of text put", ratio(_rate(loads, sender), text), "at least", *bounds, "×")
-        for sender in SENDERS
-        if (bounds := (sender.must, sender.aim)) != (None, None)
-    ]
-
-
-def sends_table(loads: Mapping[str, Sequence[Load]]) -> Table:
-    rows = []
-    for sender in SENDERS:
-        rate = _rate(loads, sender)
-        latencies = [[load.p50_us / 1000 for load in loads[sender.name]], [load.p99_us / 1000 for load in loads[sender.name]]]
-        part = number(ratio(rate, _rate(loads, TEXT_PUT)), 2)
-        rows.append([f"{sender.name}, 4 × {sender.in_flight}", of_rounds(rate), part, *(_rounds(row) for row in latencies)])
-    return Table(f"Sends of {BODY_BYTES} B, MEMORY", ["", "messages/s", "of text put", "p50 ms", "p99 ms"], rows)
-
-
-def _rate(loads: Mapping[str, Sequence[Load]], sender: Sender) -> Spread | None:
-    return spread([load.messages_per_second for load in loads.get(sender.name, [])])
+    """All senders, each right after text puts."""
+    pairs, cells = SENDS.run(bench, rounds, seconds, warmup)
+    return Part(SENDS.table(pairs, f"Sends of {BODY_BYTES} B, MEMORY"), SENDS.checks(pairs), cells)
 
 
 def _rounds(values: Sequence[float], digits: int = 2) -> str:

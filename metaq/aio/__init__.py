@@ -14,6 +14,6 @@ that is cancelled is not undone: a message may be sent, an offset committed. Wai
 the message comes to whoever asks next.
 """
 
-from metaq.aio.client import Admin, Client, Producer, PullConsumer, PushConsumer, SimpleConsumer, connect
+from metaq.aio.client import Admin, Client, Producer, PullConsumer, PushConsumer, SimpleConsumer, TransactionProducer, connect
 
-__all__ = ["Admin", "Client", "Producer", "PullConsumer", "PushConsumer", "SimpleConsumer", "connect"]
+__all__ = ["Admin", "Client", "Producer", "PullConsumer", "PushConsumer", "SimpleConsumer", "TransactionProducer", "connect"]

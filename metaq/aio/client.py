@@ -12,7 +12,7 @@ from metaq.client.client import DEFAULT_TIMEOUT_S
 from metaq.client.message import ReceivedMessage
 from metaq.client.producer import DEFAULT_GROUP
 from metaq.client.pull import DEFAULT_GROUP as PULL_GROUP
-from metaq.client.push import Listener
+from metaq.client.transactions import HalfMessage, Outcome, TransactionResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,6 +22,10 @@ T = TypeVar("T")
 
 AsyncListener = Callable[[ReceivedMessage], Awaitable[object]]
 """Returns when the message is consumed; raises to have it again later."""
+
+AsyncExecute = Callable[[HalfMessage, Any], Awaitable[Outcome]]
+AsyncCheck = Callable[[HalfMessage], Awaitable[Outcome]]
+"""The two coroutine functions of a transaction producer; see ``metaq.client.transactions``."""
 
 _THREADS: Final = 16
 """Calls that block at a time; sends in flight take none."""
@@ -109,6 +113,45 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+class TransactionProducer:
+    """See ``metaq.TransactionProducer``; made by ``Client.transaction_producer``.
+
+    No thread is kept while ``execute`` runs. A send that is cancelled goes on by itself: its local transaction is not torn.
+    """
+
+    def __init__(self, producer: blocking.TransactionProducer, execute: AsyncExecute, threads: _Threads) -> None:
+        self._blocking = producer
+        self._execute = execute
+        self._threads = threads
+        self._sends: set[asyncio.Task[TransactionResult]] = set()  # an event loop alone does not keep its tasks
+
+    close = _threaded(blocking.TransactionProducer.close)
+    _begin = _threaded(blocking.TransactionProducer.begin)
+    _end = _threaded(blocking.TransactionProducer.end)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def send(self, topic: str, body: bytes, *, argument: object = None, **options: Any) -> TransactionResult:
+        """See ``metaq.TransactionProducer.send``, which has the same options."""
+        send = asyncio.ensure_future(self._send(topic, body, argument, options))
+        self._sends.add(send)
+        send.add_done_callback(self._sends.discard)
+        return await asyncio.shield(send)
+
+    async def _send(self, topic: str, body: bytes, argument: object, options: dict[str, Any]) -> TransactionResult:
+        execution = await self._begin(topic, body, **options)
+        with execution:
+            if execution.is_due:
+                execution.decide(await self._execute(execution.message, argument))
+        return await self._end(execution)
 
 
 class SimpleConsumer:
@@ -269,6 +312,11 @@ class Client:
         """See ``metaq.Client.producer``."""
         return Producer(self._blocking.producer(group), self._threads)
 
+    def transaction_producer(self, group: str, execute: AsyncExecute, *, check: AsyncCheck) -> TransactionProducer:
+        """See ``metaq.Client.transaction_producer``."""
+        producer = self._blocking.transaction_producer(group, _on_loop(execute), check=_on_loop(check))
+        return TransactionProducer(producer, execute, self._threads)
+
     consumer = _made(blocking.Client.consumer, SimpleConsumer)
 
     async def listen(self, topic: str, group: str, listener: AsyncListener, **options: Any) -> PushConsumer:
@@ -290,14 +338,17 @@ def connect(address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, instance: str
     return Client(blocking.connect(address, timeout_s=timeout_s, instance=instance))
 
 
-def _on_loop(listener: AsyncListener) -> Listener:
-    """A listener for threads that waits for its coroutine on this loop."""
+def _on_loop(function: Callable[P, Awaitable[T]]) -> Callable[P, T]:
+    """For threads: a function that waits for its coroutine on this loop."""
     loop = asyncio.get_running_loop()
 
-    async def consume(message: ReceivedMessage) -> object:
-        return await listener(message)
+    async def work(*arguments: P.args, **named: P.kwargs) -> T:
+        return await function(*arguments, **named)
 
-    return lambda message: asyncio.run_coroutine_threadsafe(consume(message), loop).result()
+    def wait(*arguments: P.args, **named: P.kwargs) -> T:
+        return asyncio.run_coroutine_threadsafe(work(*arguments, **named), loop).result()
+
+    return wait
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

@@ -28,7 +28,7 @@ EXIT_CODES: Final = f"""\
 \b
 Exit codes:
   0    done
-  {FAILED}    nothing there: no such topic, group or message; verify: damage found; serve, registry: not started
+  {FAILED}    nothing there: no such topic, group, message or transaction; verify: damage found; serve, registry: not started
   {USAGE}    a wrong argument or setting
   {NOT_CONNECTED}    no connection to the registry or the broker, or no answer in time
   {REFUSED}    the broker refused
@@ -76,6 +76,7 @@ MODULES: Final = {
     "group": "groups",
     "why-not-consuming": "groups",
     "dlq": "deadletters",
+    "tx": "transactions",
     "cluster": "cluster",
     "doctor": "doctor",
     "verify": "verify",

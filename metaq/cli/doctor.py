@@ -25,6 +25,10 @@ CLOCK_PROBLEM_MS: Final = 60_000
 DISK_WARNING: Final = 0.75
 DISK_PROBLEM: Final = 0.90
 """Where the broker does not say its own limits: as RocketMQ's."""
+UNDECIDED_WARNING_S: Final = 10 * 60
+"""A transaction manager that starts again recovers within minutes; half messages are decided or given up after two."""
+UNDECIDED_PROBLEM_S: Final = 60 * 60
+"""Nobody comes any more, and in other participants, a database say, such a branch keeps its locks all the time."""
 GIB: Final = 1024**3
 _FREE: Final = re.compile(r"Free : ([\d.]+) GiB")
 
@@ -179,6 +183,24 @@ def check_disks(facts: DoctorFacts) -> Iterator[Finding]:
             yield ok("disk", used)
 
 
+def check_transactions(facts: DoctorFacts) -> Iterator[Finding]:
+    """Nothing has been undecided for long."""
+    kinds = (("tx_prepared", "tx_oldest_prepared_s", "branches"), ("half_undecided", "half_oldest_s", "transactional messages"))
+    for state in masters(facts):
+        if "tx_prepared" not in state.info:
+            continue
+        name, oldest_s = state.broker.name, 0
+        for count, age, what in kinds:
+            age_s = int(state.info[age])
+            oldest_s = max(oldest_s, age_s)
+            if age_s >= UNDECIDED_WARNING_S:
+                found = f"{name} has {state.info[count]} undecided {what}, the oldest for {age_s // 60} min"
+                advice = "start what should decide them; metaq tx list shows them, metaq tx decides in its place"
+                yield (problem if age_s >= UNDECIDED_PROBLEM_S else warning)("transactions", found, advice)
+        if oldest_s < UNDECIDED_WARNING_S:
+            yield ok("transactions", f"nothing has been undecided on {name} for {UNDECIDED_WARNING_S // 60} min")
+
+
 # -- topics and groups ------------------------------------------------------------------------------------------------
 
 
@@ -250,6 +272,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_writable,
     check_clocks,
     check_disks,
+    check_transactions,
     check_gathering,
     check_topics,
     check_routes,

@@ -34,6 +34,8 @@ def verify(directory: Path, repair: bool, as_json: bool) -> int:
         for damage in damages:
             click.echo("{file} {offset}: {damage}".format(**damage))
         quarantined = f", {report.quarantined_bytes} bytes in quarantine" if report.quarantined_bytes else ""
+        if report.dropped:
+            quarantined += f" with {report.dropped} intact records whose groups are not whole"
         checked = f"checked {report.records} records, {report.units} units, {report.documents} documents{quarantined}"
         click.echo(f"{checked}: {len(damages) or 'no'} damage{'s' if len(damages) > 1 else ''}", err=bool(damages))
     return FAILED if damages else 0

@@ -9,13 +9,16 @@ from metaq.client.producer import Producer
 from metaq.client.pull import PullConsumer
 from metaq.client.push import PushConsumer
 from metaq.client.textclient import Batch, PutManyFailed, TextClient, parse_stats
+from metaq.client.transactions import HalfMessage, Outcome, TransactionProducer, TransactionResult
 
 __all__ = [
     "Admin",
     "Batch",
     "Client",
     "ConsumeFrom",
+    "HalfMessage",
     "Model",
+    "Outcome",
     "OutgoingMessage",
     "Producer",
     "PullConsumer",
@@ -26,6 +29,8 @@ __all__ = [
     "SendStatus",
     "SimpleConsumer",
     "TextClient",
+    "TransactionProducer",
+    "TransactionResult",
     "connect",
     "parse_stats",
 ]

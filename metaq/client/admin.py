@@ -14,6 +14,7 @@ from metaq.client.pull import PullConsumer
 from metaq.client.records import decode_messages
 from metaq.client.routing import DEFAULT_TOPIC, MASTER
 from metaq.client.sending import Outgoing, QueueChoice, deliver, send_fields
+from metaq.client.transactionadmin import TransactionAdmin
 from metaq.client.transport import Question, ask, call, successful
 from metaq.client.views import (
     BrokerIdentity,
@@ -425,6 +426,12 @@ class Admin:
             if response.code != Response.QUERY_NOT_FOUND:
                 found += decode_messages(successful(response).body, broker_name)
         return sorted(found, key=lambda message: (message.store_ms, message.queue))
+
+    # -- transactions -------------------------------------------------------------------------------------------------
+
+    def transactions(self) -> TransactionAdmin:
+        """Undecided branches and transactional messages."""
+        return TransactionAdmin(self._core)
 
     # -- asking -------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Final, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from metaq.client.admin import Admin
+from metaq.client.branchplaces import Routed
 from metaq.client.consumer import SimpleConsumer
 from metaq.client.core import Core, MakeTransport
 from metaq.client.group import ConsumeFrom, Model
@@ -19,6 +20,8 @@ from metaq.client.pull import PullConsumer
 from metaq.client.push import DEFAULT_THREADS, Listener, PushConsumer
 from metaq.client.replies import Replies
 from metaq.client.sendback import MAX_RECONSUME_TIMES
+from metaq.client.transactions import Check, Checks, Execute, TransactionProducer
+from metaq.client.xa import DEFAULT_BRANCH_TIMEOUT_S, XaSession
 from metaq.errors import BadRequest
 from metaq.protocol.subscription import EVERYTHING
 from metaq.registry.assign import Assign, average
@@ -93,6 +96,7 @@ class Client:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._replies = Replies(core)
+        self._checks = Checks(core)
 
     def __enter__(self) -> Self:
         return self
@@ -107,12 +111,28 @@ class Client:
 
     def close(self) -> None:
         """Stop consumers, tell brokers what they still have to know, and close the connections."""
+        self._checks.close()
         self._core.close()
 
     def producer(self, group: str = DEFAULT_GROUP) -> Producer:
         """Sends messages. The group's name is for people, and for request and reply."""
         self._core.check_open()
         return Producer(self._core, self._replies, group)
+
+    def transaction_producer(self, group: str, execute: Execute, *, check: Check) -> TransactionProducer:
+        """Sends messages that are delivered if, and only if, a local transaction succeeds.
+
+        Args:
+            group: brokers may ask any producer of it what became of a transaction, so all of them must be able to tell.
+            execute: does the local transaction for a message; called by ``send`` with the message and its argument.
+            check: finds out what became of it, perhaps in another process; called on a thread of the client.
+
+        Raises:
+            ClientError: this client has one of the group already.
+            BadRequest: the group's name cannot be read.
+        """
+        self._core.check_open()
+        return TransactionProducer(self._core, self._checks, group, execute, check)
 
     def consumer(
         self,
@@ -208,6 +228,22 @@ class Client:
         """Reads chosen queues from chosen offsets. The group is only for offsets that are committed."""
         self._core.check_open()
         return PullConsumer(self._core, topic, group, tags=tags, sql=sql)
+
+    def xa_session(
+        self,
+        *topics: str,
+        qualifier: str = "",
+        branch_timeout_s: int = DEFAULT_BRANCH_TIMEOUT_S,
+        timeout_s: float | None = None,
+    ) -> XaSession:
+        """Sends messages in XA branches (``metaq.client.xa``); each goes to a broker that takes messages for all ``topics``.
+
+        See ``XaSession`` for the rest. It is closed by itself, not with the client.
+        """
+        self._core.check_open()
+        limit = self._core.timeout_s if timeout_s is None else timeout_s
+        brokers = Routed(self._core, topics)
+        return XaSession(brokers, qualifier=qualifier, branch_timeout_s=branch_timeout_s, timeout_s=limit)
 
     def admin(self) -> Admin:
         """Asks and changes topics, groups, offsets and brokers, and finds messages."""

@@ -68,6 +68,8 @@ class Core:
         self.routes = Routes(registries, self.transport)
         self.on_reply: Callable[[RemotingCommand], Answer] | None = None
         """Takes replies to requests, code 326."""
+        self.on_check: Callable[[str, RemotingCommand], None] | None = None
+        """Takes what brokers want to know of transactions, code 39, and the address of who asks."""
         self._guard = threading.Lock()  # guards what follows
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, GroupMember] = {}
@@ -194,17 +196,18 @@ class Core:
 
     # -- what brokers ask ---------------------------------------------------------------------------------------------
 
-    def _asked(self, request: RemotingCommand, answer: Callable[[Answer], None]) -> None:
+    def _asked(self, address: str, request: RemotingCommand, answer: Callable[[Answer], None]) -> None:
         """Choose who answers. Nothing that takes time happens on this thread, which reads a connection."""
         if request.code == Request.PUSH_REPLY_MESSAGE_TO_CLIENT and self.on_reply is not None:
             answer(self.on_reply(request))
             return
+        if request.code == Request.CHECK_TRANSACTION_STATE and self.on_check is not None:
+            self.on_check(address, request)
+            return
         group = request.fields.get("consumerGroup") or request.fields.get("group", "")
         with self._guard:
             member = self._consumers.get(group)
-        if request.code == Request.CHECK_TRANSACTION_STATE:
-            logger.info("transaction check ignored: this client sends no transactions fields=%s", request.fields)
-        elif request.code not in _FOR_MEMBERS:
+        if request.code not in _FOR_MEMBERS:
             answer(Answer(Response.REQUEST_CODE_NOT_SUPPORTED, remark=f"this client does not know request {request.code}"))
         elif member is None:
             answer(Answer(Response.SYSTEM_ERROR, remark=f"no consumer of group {group} in client {self.id}"))

@@ -61,6 +61,12 @@ class ConsumeFrom(enum.Enum):
 _FROM_TIME: Final = "CONSUME_FROM_TIMESTAMP"
 
 
+def check_group(group: str) -> None:
+    """``BadRequest`` for a name that no group can have."""
+    if not _GROUP.fullmatch(group):
+        raise BadRequest(f"group {group[:140]!r}: write 1 to 120 letters, digits, and _ - % |")
+
+
 class GroupConsumer:
     """A member of a consumer group; what is done with messages is up to its subclasses. A context manager."""
 
@@ -78,8 +84,7 @@ class GroupConsumer:
         ordered: bool = False,
         offsets_folder: Path = OFFSETS_FOLDER,
     ) -> None:
-        if not _GROUP.fullmatch(group):
-            raise BadRequest(f"group {group[:140]!r}: write 1 to 120 letters, digits, and _ - % |")
+        check_group(group)
         self.group = group
         self._core = core
         self._model = model

@@ -139,7 +139,7 @@ class Link:
                 self._finish(pending.done, frame)
             return
         try:
-            self._asked(frame, functools.partial(self._answer, frame))
+            self._asked(self.address, frame, functools.partial(self._answer, frame))
         except Exception:
             logger.exception("request of a broker failed address=%s code=%s", self.address, frame.code)
 

@@ -28,7 +28,7 @@ from metaq.client.transport import Outcome
 from metaq.errors import BadRequest, ClientError, MetaqError
 from metaq.protocol.batch import BatchItem, encode_batch
 from metaq.protocol.codes import Request
-from metaq.protocol.properties import CLUSTER, REPLY_TO
+from metaq.protocol.properties import CLUSTER, REPLY_TO, UNIQUE_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -39,18 +39,12 @@ _TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-class Producer:
-    """Sends messages; made by ``Client.producer``. Threads may share it.
+class GroupProducer:
+    """What every producer is: in a group, as brokers know it until it is closed. A context manager."""
 
-    A send makes up to three tries within one time limit, each at another broker where there is one. After a time-out it makes
-    no further try: the message may be stored. So a message can be there twice; consumers tell by their own keys.
-    """
-
-    def __init__(self, core: Core, replies: Replies, group: str = DEFAULT_GROUP) -> None:
+    def __init__(self, core: Core, group: str) -> None:
         self.group = group
         self._core = core
-        self._replies = replies
-        self._choice = QueueChoice(core.routes, core.health)
         self._closing = threading.Lock()
         self._closed = False
         core.add_producer(group)
@@ -69,6 +63,19 @@ class Producer:
             self._closed = True
         if not self._core.closed:
             self._core.remove_producer(self.group)
+
+
+class Producer(GroupProducer):
+    """Sends messages; made by ``Client.producer``. Threads may share it.
+
+    A send makes up to three tries within one time limit, each at another broker where there is one. After a time-out it makes
+    no further try: the message may be stored. So a message can be there twice; consumers tell by their own keys.
+    """
+
+    def __init__(self, core: Core, replies: Replies, group: str = DEFAULT_GROUP) -> None:
+        super().__init__(core, group)
+        self._replies = replies
+        self._choice = QueueChoice(core.routes, core.health)
 
     def send(
         self,
@@ -219,15 +226,10 @@ class Producer:
         ordering_key: str | None,
         delay_level: int,
     ) -> Outgoing:
-        _check_topic(topic)
-        unique_id = self._core.unique_ids.next()
-        pairs = message_properties(unique_id, tag, keys, properties, delay_level)
+        pairs = message_properties(self._core.unique_ids.next(), tag, keys, properties, delay_level)
         if ordering_key:
             pairs[SHARDING_KEY] = ordering_key
-        packed, sys_flag = compressed(body)
-        _check_size(packed, "a message")
-        fields = send_fields(self.group, topic, properties_text(pairs), sys_flag)
-        return Outgoing(topic, fields, packed, Request.SEND_MESSAGE_V2, (unique_id,), ordering_key)
+        return compose(self.group, topic, body, pairs)._replace(ordering_key=ordering_key)
 
     def _send(self, outgoing: Outgoing, deadline: float) -> list[SendResult]:
         return deliver(self._core.transport, self._choice, outgoing, deadline)
@@ -266,6 +268,15 @@ class _AsyncSend:
         else:
             logger.debug("sent results=%s", results)
             self._future.set_result(results[0])
+
+
+def compose(group: str, topic: str, body: bytes, properties: Mapping[str, str], sys_flag: int = 0) -> Outgoing:
+    """One message as it is sent, its body compressed where that pays. ``BadRequest``."""
+    _check_topic(topic)
+    packed, packing = compressed(body)
+    _check_size(packed, "a message")
+    fields = send_fields(group, topic, properties_text(properties), sys_flag | packing)
+    return Outgoing(topic, fields, packed, Request.SEND_MESSAGE_V2, (properties[UNIQUE_KEY],), None)
 
 
 def _check_topic(topic: str) -> None:

@@ -110,6 +110,14 @@ class Routes:
         response = self.ask_registry(Question.of(Request.GET_BROKER_CLUSTER_INFO), deadline)
         return decode_cluster_info(successful(response).body)
 
+    def meet_brokers(self, deadline: float) -> bool:
+        """Know all brokers, also those that no topic has led to; whether there are new ones. ``RouteNotFound``, ``Refused``."""
+        brokers = self.clusters(deadline).brokers
+        with self._guard:
+            are_new = any(self._brokers.get(name) != broker for name, broker in brokers.items())
+            self._brokers.update(brokers)
+        return are_new
+
     def _keep(self, topic: str, route: TopicRoute, *, is_template: bool) -> None:
         with self._guard:
             self._topics[topic] = _Known(route, time.monotonic(), is_template, tuple(sorted(writable_queues(topic, route))))
@@ -191,6 +199,11 @@ class Routes:
             for number, address in broker.addresses.items()
             if number == MASTER or not masters_only
         }
+
+    def provisional(self, topic: str) -> bool:
+        """Whether the topic, whose queues were asked for, does not exist yet."""
+        known = self._known(topic)
+        return known is not None and known.is_template
 
     def topics(self) -> list[str]:
         """The topics whose routes are known."""

@@ -37,6 +37,8 @@ _ELSEWHERE: Final = frozenset(
     }
 )
 """What another broker may answer otherwise."""
+BORN: Final = "g"
+"""The letter of the field that says when a message was sent, in milliseconds."""
 _STATUSES: Final = {status.value: status for status in SendStatus}
 _STALE_ROUTE: Final = frozenset({Response.TOPIC_NOT_EXIST, Response.NO_PERMISSION, Response.SERVICE_NOT_AVAILABLE})
 
@@ -192,7 +194,7 @@ def send_fields(group: str, topic: str, properties: str, sys_flag: int = 0, flag
         "c": DEFAULT_TOPIC,
         "d": str(DEFAULT_QUEUES),
         "f": str(sys_flag),
-        "g": str(time.time_ns() // 1_000_000),
+        BORN: str(time.time_ns() // 1_000_000),
         "h": str(flag),
         "i": properties,
     }

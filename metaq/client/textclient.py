@@ -103,7 +103,7 @@ class TextClient:
         """
         _check_name("topic", topic)
         flag, data = join_attribute(attribute, body)
-        return _put_result(_ok(self._ask(lambda opaque: write_put(topic, partition, flag, data, opaque))))
+        return _put_result(_ok(self.ask(lambda opaque: write_put(topic, partition, flag, data, opaque))))
 
     def put_many(
         self, topic: str, bodies: Iterable[bytes], *, partition: int = BROKER_CHOOSES, attribute: str | None = None
@@ -151,7 +151,7 @@ class TextClient:
         """
         _check_name("topic", topic)
         _check_name("group", group)
-        reply = self._ask(
+        reply = self.ask(
             lambda opaque: write_get(topic, group, partition, position, max_bytes, opaque, wait_ms), wait_ms / 1000
         )
         if reply.code == MOVED:
@@ -211,13 +211,13 @@ class TextClient:
         """The valid position nearest to ``position``: 0 asks for the oldest message, ``END_OF_LOG`` for the end."""
         _check_name("topic", topic)
         _check_name("group", group)
-        reply = self._ask(lambda opaque: write_offset(topic, group, partition, position, opaque))
+        reply = self.ask(lambda opaque: write_offset(topic, group, partition, position, opaque))
         return TextPosition(_number(_ok(reply)))
 
     def create(self, topic: str, partitions: int) -> int:
         """Create a topic, or give it more partitions; returns how many it has now."""
         _check_name("topic", topic)
-        return _number(_ok(self._ask(lambda opaque: write_line("create", topic, partitions, opaque))))
+        return _number(_ok(self.ask(lambda opaque: write_line("create", topic, partitions, opaque))))
 
     def stats(self, item: str = "") -> str:
         """Statistics as the broker's text: of the broker, of a topic, or ``topics``, ``offsets``, ``realtime``, ``help``.
@@ -226,11 +226,21 @@ class TextClient:
         """
         if item:
             _check_name("item", item)
-        return _text(_ok(self._ask(lambda opaque: write_line("stats", item, opaque))))
+        return _text(_ok(self.ask(lambda opaque: write_line("stats", item, opaque))))
 
     def version(self) -> str:
         """The broker's version."""
-        return _text(_ok(self._ask(lambda opaque: write_line("version", opaque))))
+        return _text(_ok(self.ask(lambda opaque: write_line("version", opaque))))
+
+    def ask(self, write: Callable[[int], bytes], held_s: float = 0.0) -> Reply:
+        """The reply, whatever its code, to the request that ``write`` makes for an opaque; ``held_s`` longer to wait for it."""
+        connection = self._usable_connection()
+        exchange = Exchange()
+        opaque = connection.new_opaque()
+        deadline = self._deadline(held_s)
+        connection.send(write(opaque), [opaque], exchange, deadline)
+        connection.wait(exchange, 0, deadline)
+        return exchange.replies[opaque]
 
     def _deadline(self, held_s: float = 0.0) -> float:
         return time.monotonic() + self.timeout_s + held_s
@@ -242,16 +252,6 @@ class TextClient:
             if not self._connection.usable():
                 self._connection = Connection(self._host, self._port, self.timeout_s)
             return self._connection
-
-    def _ask(self, write: Callable[[int], bytes], held_s: float = 0.0) -> Reply:
-        """Send the request that ``write`` makes for an opaque, and wait for its reply."""
-        connection = self._usable_connection()
-        exchange = Exchange()
-        opaque = connection.new_opaque()
-        deadline = self._deadline(held_s)
-        connection.send(write(opaque), [opaque], exchange, deadline)
-        connection.wait(exchange, 0, deadline)
-        return exchange.replies[opaque]
 
 
 def parse_stats(text: str) -> dict[str, str]:

@@ -47,8 +47,8 @@ Outcome = RemotingCommand | ClientError
 Done = Callable[[Outcome], None]
 """Takes the answer, or why there is none. Called once, on a thread that must not be kept."""
 
-Asked = Callable[[RemotingCommand, Callable[[Answer], None]], None]
-"""Takes a request of a broker and the way to answer it. Called on a thread that must not be kept."""
+Asked = Callable[[str, RemotingCommand, Callable[[Answer], None]], None]
+"""Takes the address of a broker, its request and the way to answer it. Called on a thread that must not be kept."""
 
 Greet = Callable[[str], Question | None]
 """What is to be asked first on every new connection to an address."""

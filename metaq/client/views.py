@@ -9,6 +9,7 @@ from metaq.message import MessageQueue
 from metaq.protocol import fastjson
 from metaq.protocol.codes import READ, WRITE
 from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
+from metaq.protocol.undecided import Branch, BranchMessage, Half, Page, read_row
 
 T = TypeVar("T")
 
@@ -131,6 +132,15 @@ def permission_text(permission: int) -> str:
     return ("R" if permission & READ else "-") + ("W" if permission & WRITE else "-")
 
 
+class BranchView(NamedTuple):
+    """An undecided branch with its messages; brokers tell the first 1,000."""
+
+    branch: Branch
+    messages: tuple[BranchMessage, ...]
+    problem: str | None
+    """Why they cannot be read; then the branch cannot be committed."""
+
+
 class OffsetChange(NamedTuple):
     """What resetting does to one partition."""
 
@@ -248,6 +258,31 @@ def read_table(content: Any) -> dict[str, str]:
 def read_object(content: Any) -> dict[str, Any]:
     """Body of 307."""
     return dict(content)
+
+
+@_reader("branches")
+def read_branches(content: Any) -> Page[Branch]:
+    """Body of 30010."""
+    return Page([read_row(row, Branch) for row in content["rows"]], content["next"])
+
+
+@_reader("transactional messages")
+def read_halves(content: Any) -> Page[Half]:
+    """Body of 30010."""
+    return Page([read_row(row, Half) for row in content["rows"]], content["next"])
+
+
+@_reader("a branch")
+def read_branch(content: Any) -> BranchView:
+    """Body of 30011."""
+    messages = tuple(read_row(row, BranchMessage) for row in content["messages"])
+    return BranchView(read_row(content["branch"], Branch), messages, content["problem"])
+
+
+@_reader("a transactional message")
+def read_half(content: Any) -> Half:
+    """Body of 30011."""
+    return read_row(content["half"], Half)
 
 
 def read_identity(fields: Mapping[str, str]) -> BrokerIdentity:

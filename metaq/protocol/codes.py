@@ -100,6 +100,9 @@ class Request(enum.IntEnum):
 
     IDENTITY = 30000
     """Who answers at this address: a broker asks itself through its advertised address, ``metaq doctor`` asks brokers."""
+    LIST_TRANSACTIONS = 30010
+    GET_TRANSACTION = 30011
+    DECIDE_TRANSACTION = 30012
 
 
 class Response(enum.IntEnum):

@@ -242,6 +242,22 @@ class EndTransaction(NamedTuple):
     transaction_id: str | None = None
 
 
+class CheckTransaction(NamedTuple):
+    """39, from the broker to a producer; the body is the half message as a record."""
+
+    tran_state_table_offset: int
+    commit_log_offset: int
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    offset_msg_id: str | None = None
+
+
+class ResumeCheck(NamedTuple):
+    """323; the id is an offset id."""
+
+    msg_id: str
+
+
 class PushReply(NamedTuple):
     """326, from the broker to a client."""
 

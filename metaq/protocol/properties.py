@@ -27,7 +27,20 @@ TIMERS: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STA
 SCHEDULED: Final = "METAQ_SCHEDULED"
 """Which delayed message a record is the delivered copy of: *level:ordinal*. Only the broker sets it."""
 
-UNKEPT: Final = frozenset((WAIT, CHECKSUM, SCHEDULED))
+MESSAGE_ID: Final = "METAQ_ID"
+"""The text id of a message that was put in a transaction, which had no place when it was answered. Only the broker sets it."""
+
+HALF: Final = "METAQ_HALF"
+"""Which half message a record is a copy of: *ordinal:log offset:store time* of the first one. Only the broker sets it."""
+
+GROUP_END: Final = "METAQ_GROUP_END"
+"""Where the group of records ends that this one begins (``metaq.store.together``). Only the broker sets it."""
+
+PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
+PRODUCER_GROUP: Final = "PGROUP"
+
+OWN: Final = (SCHEDULED, MESSAGE_ID, HALF, GROUP_END)
+UNKEPT: Final = frozenset((WAIT, CHECKSUM, *OWN))
 """What a sender says to the broker only, or may not say at all."""
 
 NONE: Final[Mapping[str, str]] = {}
@@ -45,12 +58,11 @@ def parse(text: str) -> dict[str, str]:
     return pairs
 
 
-_TAKEN_APART: Final = (DELAY, TRANSACTION, REPLY_TO, CHECKSUM, SCHEDULED, *TIMERS)
+_TAKEN_APART: Final = (DELAY, TRANSACTION, REPLY_TO, CHECKSUM, *OWN, *TIMERS)
 _CHANGED: Final = re.compile(f"\x02(?:(?:{'|'.join(map(re.escape, _TAKEN_APART))})\x01|{WAIT}\x01(?!true\x02))")
 _WAITING: Final = f"\x02{WAIT}\x01true\x02"
 _TAG, _UNIQUE, _KEYS = [f"\x02{name}\x01" for name in (TAGS, UNIQUE_KEY, KEYS)]
 _UNIQUE_NAME, _KEYS_NAME = _UNIQUE[1:], _KEYS[1:]
-_UNIQUE_SIZE, _KEYS_SIZE = len(_UNIQUE_NAME), len(_KEYS_NAME)
 
 
 AsSent = tuple[bytes, str | None, tuple[str, ...]]
@@ -60,12 +72,19 @@ AsSent = tuple[bytes, str | None, tuple[str, ...]]
 class _Shape(NamedTuple):
     """Properties without the values of UNIQ_KEY and KEYS, in which the messages of one sender differ."""
 
+    head: str
+    middle: str
+    end: str
+    """Around the two values as they are sent; without KEYS, nothing is in the middle."""
     before: bytes
     between: bytes
     behind: bytes
-    """What a record keeps around the two values."""
+    """What a record keeps of these."""
     unique_first: bool
     tag: str | None
+    names: int
+    separators: int
+    """How many 01 and 02 are in the middle."""
 
 
 def as_sent(text: str) -> AsSent | None:
@@ -73,60 +92,88 @@ def as_sent(text: str) -> AsSent | None:
 
     The short way for nearly every message: a shape is looked into once, then only the two values are cut out and put in.
     """
-    at = text.find(_UNIQUE_NAME) + _UNIQUE_SIZE
-    if at < _UNIQUE_SIZE:
-        return _look_into(text)
-    end = text.find("\x02", at)
-    unique = text[at:end] if end >= 0 else text[at:]
-    rest = text[:at] + text[at + len(unique) :]
-    words = ""
-    at = rest.find(_KEYS_NAME) + _KEYS_SIZE
-    if at >= _KEYS_SIZE:
-        end = rest.find("\x02", at)
-        words = rest[at:end] if end >= 0 else rest[at:]
-        rest = rest[:at] + rest[at + len(words) :]
-        if not words:
+    found = _fill(_latest[0], text)
+    if found is None:
+        rest, at, words_at = _without_values(text)
+        if at < 0:
             return _look_into(text)
-    shape = _shapes.get(rest) or _remember(rest, with_words=bool(words))
-    if shape is _STRANGE or not unique or "\x01" in unique or "\x01" in words:
-        return _look_into(text)
-    before, between, behind, unique_first, tag = shape
-    keys: tuple[str, ...]
-    if not words:
-        data, keys = b"%b%b%b" % (before, unique.encode(), behind), (unique,)
-    else:
-        first, second = (unique, words) if unique_first else (words, unique)
-        data = b"%b%b%b%b%b" % (before, first.encode(), between, second.encode(), behind)
-        keys = (unique, *filter(None, words.split(" ")))
-    return (data, tag, keys) if len(data) <= MOST_BYTES else _look_into(text)
+        shape = _shapes.get((rest, at < words_at)) or _remember(rest, at, words_at)
+        if shape is _STRANGE:
+            return _look_into(text)
+        _latest[0] = shape
+        found = _fill(shape, text)
+    return found if found is not None and len(found[0]) <= MOST_BYTES else _look_into(text)
 
 
-def _remember(rest: str, *, with_words: bool) -> _Shape:
+def _fill(shape: _Shape, text: str) -> AsSent | None:
+    """What a record keeps of ``text``; ``None`` when it does not have this shape, or has strange values in it."""
+    head, middle, end, before, between, behind, unique_first, tag, names, separators = shape
+    if not (text.startswith(head) and text.endswith(end)):
+        return None
+    values = text[len(head) : len(text) - len(end)]
+    if not values or values.count("\x01") != names or values.count("\x02") != separators:
+        return None
+    if not middle:
+        return b"%b%b%b" % (before, values.encode(), behind), tag, (values,)
+    first, found, second = values.partition(middle)
+    if not (found and first and second):
+        return None
+    unique, words = (first, second) if unique_first else (second, first)
+    keys = (unique, *filter(None, words.split(" "))) if " " in words else (unique, words)
+    return b"%b%b%b%b%b" % (before, first.encode(), between, second.encode(), behind), tag, keys
+
+
+def _without_values(text: str) -> tuple[str, int, int]:
+    """Properties without the values of UNIQ_KEY and KEYS, and where these belong; −1 for one that is not there."""
+    at, words_at = -1, -1
+    found = text.find(_UNIQUE_NAME)
+    if found >= 0:
+        at = found + len(_UNIQUE_NAME)
+        text = text[:at] + text[_end(text, at) :]
+    found = text.find(_KEYS_NAME)
+    if found >= 0:
+        words_at = found + len(_KEYS_NAME)
+        size = _end(text, words_at) - words_at
+        text = text[:words_at] + text[words_at + size :]
+        at -= size if at > words_at else 0
+    return text, at, words_at
+
+
+def _end(text: str, at: int) -> int:
+    """Where the value that begins at ``at`` ends."""
+    found = text.find("\x02", at)
+    return len(text) if found < 0 else found
+
+
+def _remember(rest: str, at: int, words_at: int) -> _Shape:
     """Find out about a shape by looking into properties that have it, with values that occur nowhere else."""
-    at = rest.find(_UNIQUE_NAME) + _UNIQUE_SIZE
-    words_at = rest.find(_KEYS_NAME) + _KEYS_SIZE if with_words else len(rest)
-    unique_first = at <= words_at
-    first, second = _PROBES if unique_first else _PROBES[::-1]
-    low, high = sorted((at, words_at))
-    found = _look_into(f"{rest[:low]}{first}{rest[low:high]}{second if with_words else ''}{rest[high:]}")
     shape = _STRANGE
+    with_words = words_at >= 0
+    unique_first = at < words_at or not with_words
+    low, high = sorted((at, words_at)) if with_words else (at, at)
+    head, middle, end = rest[:low], rest[low:high], rest[high:]
+    first, second = _PROBES if unique_first else _PROBES[::-1]
+    found = _look_into(f"{head}{first}{middle}{second if with_words else ''}{end}")
     if found is not None and found[2] == (_PROBES if with_words else _PROBES[:1]):
         before, _, behind = found[0].partition(first.encode())
         between, _, behind = behind.partition(second.encode()) if with_words else (b"", b"", behind)
-        shape = _Shape(before, between, behind, unique_first, found[1])
+        marks = (middle.count("\x01"), middle.count("\x02"))
+        shape = _Shape(head, middle, end, before, between, behind, unique_first, found[1], *marks)
     if len(rest) <= _SHAPE_MOST:
         if len(_shapes) >= _SHAPES_MOST:
             _shapes.clear()
-        _shapes[rest] = shape
+        _shapes[rest, at < words_at] = shape
     return shape
 
 
-_STRANGE: Final = _Shape(b"", b"", b"", True, None)
-"""Stands for shapes that have to be looked into each time."""
+_STRANGE: Final = _Shape("", "", "", b"", b"", b"", True, None, -1, -1)
+"""Stands for shapes that have to be looked into each time; nothing has it."""
 _PROBES: Final = ("the\x03unique\x03key", "the\x03other\x03keys")
 _SHAPE_MOST: Final = 512
 _SHAPES_MOST: Final = 256
-_shapes: Final[dict[str, _Shape]] = {}
+_shapes: Final[dict[tuple[str, bool], _Shape]] = {}
+_latest: Final = [_STRANGE]
+"""The shape of the message before, which the next one most often has too."""
 
 
 def _look_into(text: str) -> AsSent | None:

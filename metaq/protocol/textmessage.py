@@ -5,7 +5,7 @@
     at  size    field
      0  4       length of the body, attribute included
      4  4       CRC-32 of the body, top bit cleared
-     8  8       message id: epoch << 47 | log offset
+     8  8       message id: epoch << 47 | log offset; negative for one that was put in a transaction
     16  4       flag; bit 0 = an attribute is present, bit 16 = the payload is compressed
     20  length  body: without attribute the payload; with: int32 length, attribute, payload
 
@@ -22,6 +22,7 @@ from metaq.checksum import body_crc
 from metaq.errors import BadRequest, CorruptRecord
 from metaq.message import Message, TextPosition
 from metaq.protocol.codes import COMPRESSED
+from metaq.protocol.properties import MESSAGE_ID
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
     FIXED_SIZE,
@@ -103,12 +104,13 @@ def encode_stored(stored: Stored, overhead: int, id_base: int, out: list[bytes |
         out.append(view[start : start + length])
         return HEADER_SIZE_TEXT + length
     record = decode_record(view[at : at + size])
-    attribute = decode_properties(record.properties).get(TAGS)
-    text_flag, prefix = join_attribute(attribute, b"")
+    pairs = decode_properties(record.properties)
+    text_flag, prefix = join_attribute(pairs.get(TAGS), b"")
     if prefix:
         crc = body_crc(record.body, zlib.crc32(prefix))
     total = len(prefix) + length
-    out.append(HEADER.pack(total, crc, id_base | log_offset, flag | text_flag) + prefix)
+    message_id = int(pairs[MESSAGE_ID]) if MESSAGE_ID in pairs else id_base | log_offset
+    out.append(HEADER.pack(total, crc, message_id, flag | text_flag) + prefix)
     out.append(record.body)
     return HEADER_SIZE_TEXT + total
 

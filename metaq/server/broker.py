@@ -14,6 +14,7 @@ from metaq.errors import ConfigError, MetaqError
 from metaq.protocol.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.protocol.record import host_bytes
 from metaq.registry.kvconfig import KvConfig
+from metaq.server.checkback import CheckBack
 from metaq.server.clients import Clients
 from metaq.server.context import Context
 from metaq.server.counters import Counters
@@ -26,6 +27,7 @@ from metaq.server.handlers.clientadmin import ClientAdminHandler
 from metaq.server.handlers.consumer import ConsumerHandler
 from metaq.server.handlers.get import GetHandler
 from metaq.server.handlers.groupadmin import GroupAdminHandler
+from metaq.server.handlers.half import HalfHandler
 from metaq.server.handlers.heartbeat import HeartbeatHandler
 from metaq.server.handlers.identity import IdentityHandler
 from metaq.server.handlers.offsetadmin import OffsetAdminHandler
@@ -37,6 +39,8 @@ from metaq.server.handlers.reply import ReplyHandler
 from metaq.server.handlers.send import SendHandler
 from metaq.server.handlers.sendback import SendBackHandler
 from metaq.server.handlers.topics import TopicsHandler
+from metaq.server.handlers.transaction import TransactionHandler
+from metaq.server.handlers.txadmin import Tables, TransactionAdminHandler
 from metaq.server.hold import Holds
 from metaq.server.later import Later
 from metaq.server.locks import QueueLocks
@@ -51,13 +55,19 @@ from metaq.server.tables import FOLDER, TopicTable
 from metaq.server.tls import make_context
 from metaq.server.turn import Turns
 from metaq.store.disk import Disk
-from metaq.store.messagestore import StoreSettings
 from metaq.store.recovery import open_store
 from metaq.store.retention import HOUR_MS, RetentionRules
+from metaq.store.settings import StoreSettings
+from metaq.tx.branches import Room
+from metaq.tx.halves import Halves
+from metaq.tx.journal import Held
+from metaq.tx.local import LocalBranches
+from metaq.tx.manager import Transactions
 
 logger = logging.getLogger(__name__)
 
 IDLE_SCAN_S: Final = 5.0
+EXPIRE_TRANSACTIONS_S: Final = 0.5
 FAST_PORT_BELOW: Final = 2
 """Old clients and slaves look for a second port this far below the first (specs: remoting protocol, section 1.8)."""
 NONE: Final = "none"
@@ -84,6 +94,16 @@ def store_settings(settings: Settings) -> StoreSettings:
             ample_free_bytes=settings.ample_free_bytes,
             least_free_bytes=settings.least_free_bytes,
         ),
+    )
+
+
+def _room(settings: Settings) -> Room:
+    """Limits of transactions; a group of the log, which has one whole, fits into a segment."""
+    return Room(
+        max_branches=settings.max_branches,
+        max_branch_bytes=min(settings.max_branch_bytes, settings.segment_bytes // 2),
+        max_open_transaction_bytes=settings.max_open_transaction_bytes,
+        max_timeout_s=settings.transaction_timeout_ms / 1000,
     )
 
 
@@ -160,6 +180,9 @@ class Broker:
         self._locks = QueueLocks()
         self._duties = Duties(self.context, self._turns, self.run)
         self._looks = Looks(settings, self.run)
+        self._room = _room(settings)
+        self.transactions = Transactions(self.store, self._room, store_host, settings.data / FOLDER)
+        self.halves = Halves(self.store, settings.data / FOLDER, settings.check_after_ms)
         self._identity = IdentityHandler(settings.broker_name)
         self._registry = self._embed_registry() if self.addresses.registry is not None else None
         self._registration = Registration(
@@ -167,6 +190,10 @@ class Broker:
         )
         topics.changed = self._registration.topic_changed
         self._schedule = Schedule(self.context, self._turns, self._holds, self._hub.loop, self.run)
+        self._later = Later(self._looks)
+        self._local: LocalBranches[Held] = LocalBranches(self._room)
+        undecided = Tables(self.transactions, self._local, self._room, self.halves)
+        self._operators = TransactionAdminHandler(self.context, self._turns, self._later, undecided, self.run)
         self._answer_text()
         self._answer_remoting()
         self._stopping = False
@@ -196,8 +223,14 @@ class Broker:
     def _answer_text(self) -> None:
         """Who answers the text protocol's commands."""
         self._gets = GetHandler(self.context, self._holds, self._looks, self._hub.loop)
-        admin = AdminHandler(self.context, self._duties.save_topics)
-        self._front.puts = PutHandler(self.context, self._turns).puts
+        admin = AdminHandler(self.context, self._duties.save_topics, self._operators.numbers)
+        puts = PutHandler(self.context, self._turns)
+        self._front.puts = puts.puts
+        self._branches = TransactionHandler(
+            *(self.context, self._turns, self._looks, puts, self.transactions, self._local, self.run)
+        )
+        self._front.transactional_puts = self._branches.puts
+        self._duties.keepers.append(self._branches)
         self._front.commands = {
             Get: self._gets.get,
             Offset: self._gets.offset,
@@ -206,19 +239,22 @@ class Broker:
             Help: admin.help,
             Create: admin.create,
             Auth: admin.auth,
-            Transaction: admin.transaction,
+            Transaction: self._branches.transaction,
             Sync: admin.sync,
         }
 
     def _answer_remoting(self) -> None:
         """Who answers the remoting protocol's requests."""
-        self._sends = SendHandler(self.context, self._turns)
+        decisions = HalfHandler(self.context, self._turns, self._looks, self.halves)
+        self._check_back = CheckBack(decisions, self._duties.rest, self.run)
+        self._duties.keepers.append(self._check_back)
+        self._sends = SendHandler(self.context, self._turns, decisions)
         self._front.sends = self._sends.sends
         self._pulls = PullHandler(self.context, self._holds, self._looks, self._hub.loop)
-        later = Later(self._looks)
+        later = self._later
         sent_back = SendBackHandler(self.context, self._turns, self._looks)
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks)
-        families: list[Family] = [self._sends, self._pulls, sent_back, self._schedule, self._identity]
+        families: list[Family] = [self._sends, decisions, self._pulls, sent_back, self._schedule, self._identity]
         families += self._administration(later)
         replies = ReplyHandler(self.context, self._turns, self._sends)
         families += [beats, consumers, replies, QueryHandler(self.context, later)]
@@ -234,7 +270,8 @@ class Broker:
             GroupAdminHandler(context, self._duties, later),
             OffsetAdminHandler(context, later, advertised, self.run),
             ClientAdminHandler(context, later, self.run),
-            BrokerInfoHandler(context, self._turns, self._schedule.positions, later, advertised),
+            BrokerInfoHandler(context, self._turns, self._schedule.positions, self._operators.numbers, later, advertised),
+            self._operators,
         ]
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -263,9 +300,16 @@ class Broker:
         self._duties.every(APPEND_S, self._offsets.append)
         self._duties.every(self._settings.offset_snapshot_interval_ms / 1000, self._offsets.save)
         self._duties.every(self._settings.client_scan_ms / 1000, self._look_for_silent_clients)
+        self._duties.every(EXPIRE_TRANSACTIONS_S, self._branches.expire)
+        self._duties.every(SAVE_S, self._save_transactions)
+        self._duties.every(self._check_back.pause_s, self._check_back.check)
         if self._registry is not None:
             self._duties.every(self._settings.registry_scan_ms / 1000, self._registry.scan)
         self._registration.start()
+
+    def _save_transactions(self) -> None:
+        self.transactions.save(self.run)
+        self.halves.save(self.run)
 
     def _sample(self) -> None:
         self.context.statistics.sample(self._duties.rest)
@@ -280,7 +324,7 @@ class Broker:
         sessions = self._front.sessions
         self._registration.stop()
         self._front.close_listeners()
-        self._gets.stopping = self._pulls.stopping = True
+        self._gets.stopping = self._pulls.stopping = self._check_back.stopping = True
         self._duties.pause()
         self._schedule.stop()
         self._holds.wake_all()
@@ -299,6 +343,8 @@ class Broker:
             self._duties.save_groups()
             self._offsets.save_last()
             self._schedule.save_last()
+            self.transactions.save_last()
+            self.halves.save_last()
             self.store.close()
         except MetaqError as error:
             logger.error("stopped without closing the store reason=%s", error)

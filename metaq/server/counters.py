@@ -40,8 +40,22 @@ class Counters:
     put_failed: Meter = field(default_factory=Meter)
     sent_back: Meter = field(default_factory=Meter)
     dead_letter: Meter = field(default_factory=Meter)
+    tx_begin: Meter = field(default_factory=Meter)
+    """Of local transactions; the next one of XA branches, the others of both."""
+    tx_xa_begin: Meter = field(default_factory=Meter)
+    tx_commit: Meter = field(default_factory=Meter)
+    tx_rollback: Meter = field(default_factory=Meter)
     started_s: float = field(default_factory=time.monotonic)
     since_s: float = field(default_factory=time.monotonic)
+
+    def count_step(self, step: str, *, local: bool) -> None:
+        """A command about a transaction, by its type."""
+        if step == "BEGIN":
+            (self.tx_begin if local else self.tx_xa_begin).add(1)
+        elif step in ("COMMIT_ONE_PHASE", "COMMIT_TWO_PHASE"):
+            self.tx_commit.add(1)
+        elif step == "ROLLBACK":
+            self.tx_rollback.add(1)
 
     def reset(self) -> None:
         """Begin a new recent part."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import gevent
 from gevent.lock import BoundedSemaphore
@@ -22,6 +22,19 @@ SWEEP_SHARE: Final = 20
 """A sweep's pause is at least this many times its own work, so that it costs at most 5 % of the time."""
 
 
+class Keeper(Protocol):
+    """Puts again what it needs of segments that are about to be deleted."""
+
+    @property
+    def oldest(self) -> int | None:
+        """The lowest log offset that it needs; nothing from there on is deleted."""
+        ...
+
+    def keep(self, before: int) -> None:
+        """Need nothing before a log offset any more, soon."""
+        ...
+
+
 class Duties:
     """The greenlets that look after the store."""
 
@@ -38,6 +51,8 @@ class Duties:
         self._rested_s = 0.0  # in the sweep that is being done
         self._busy = 0  # duties that are being done
         self._stopping = False
+        self.keepers: list[Keeper] = []
+        """Who needs records for longer than retention keeps them."""
         self._syncing: Any = None
         self._greenlets: list[Any] = []
 
@@ -163,7 +178,12 @@ class Duties:
 
     def _retire(self, *, at_any_hour: bool) -> None:
         with self._retiring:
-            decision = self._store.retire(self._run, self.rest, at_any_hour=at_any_hour)
+            oldest = [keeper.oldest for keeper in self.keepers]
+            needed = min((each for each in oldest if each is not None), default=None)
+            decision = self._store.retire(self._run, self.rest, at_any_hour=at_any_hour, needed_from=needed)
+            if decision.due_before is not None:
+                for keeper in self.keepers:  # what they keep goes in the next round
+                    keeper.keep(decision.due_before)
         if decision.delete:
             logger.info("segments deleted bases=%s", decision.delete)
         if decision.refuse:

@@ -95,7 +95,7 @@ class Front:
     """All listeners and sessions of a process. It is the ``Host`` of its sessions and the ``Door`` of new connections."""
 
     def __init__(self, settings: Settings, loop: Any, tls: TlsContext | None) -> None:
-        """``puts``, ``sends``, ``commands`` and ``requests`` are filled in before ``start``."""
+        """The handlers are filled in before ``start``."""
         self._settings = settings
         self._loop = loop
         self.tls = tls
@@ -105,6 +105,7 @@ class Front:
         self.handshake_timeout_s = min(settings.handshake_timeout_ms, settings.idle_timeout_ms) / 1000
         self.listeners: list[Listener] = []
         self.puts: PutsHandler = _no_puts
+        self.transactional_puts: PutsHandler = _no_puts
         self.sends: SendsHandler = _no_sends
         self.commands: Mapping[type, CommandHandler] = {}
         self.requests: Mapping[int, RequestHandler] = {}

@@ -147,10 +147,12 @@ class RemotingSession(Session):
 
     # -- requests of the broker ---------------------------------------------------------------------------------------
 
-    def tell(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
-        """Send a one-way request, unless the client does not read what it is sent."""
-        if self._unsent <= self._handlers.max_unsent_bytes:
+    def tell(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> bool:
+        """Send a one-way request, unless the client does not read what it is sent: then false."""
+        reads = self._unsent <= self._handlers.max_unsent_bytes
+        if reads:
             self._request(code, fields, body, oneway=True)
+        return reads
 
     def ask(self, code: int, fields: Mapping[str, str], body: bytes, answered: Answered) -> None:
         """Send a request; ``answered`` is called when the client answers, closes, or lets ``ASK_TIMEOUT_S`` pass.

@@ -195,7 +195,8 @@ class Session:
     def flush(self) -> None:
         """Send what can be sent now, go on with the backlog as far as that makes room, and decide whether to read on."""
         limit = self._host.max_unsent_bytes
-        self._send()
+        if not self._backlog or not self._may_go_on():  # else what goes out now goes with what the backlog says
+            self._send()
         while self._backlog and self._may_go_on():
             commands, self._backlog = self._backlog, ()
             self._process(commands)

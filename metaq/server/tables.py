@@ -30,8 +30,12 @@ _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 OFFSETS_TOPIC: Final = "METAQ_SYS_OFFSETS"
 """Changes of consumer offsets (``metaq.server.offsetlog``)."""
+TRANSACTIONS_TOPIC: Final = "METAQ_SYS_TRANSACTIONS"
+"""Marks of transactions, and the messages that they park (``metaq.tx``)."""
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+"""Transactional messages that were never decided."""
 DEFAULT_TOPIC: Final = "TBW102"
 """The template of topics that clients create by sending to them."""
 RETRY_PREFIX: Final = "%RETRY%"
@@ -39,8 +43,8 @@ DEAD_PREFIX: Final = "%DLQ%"
 
 FORBIDDEN: Final = frozenset(
     (
-        *(SCHEDULE_TOPIC, HALF_TOPIC, HALF_OP_TOPIC, OFFSETS_TOPIC),
-        *("TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
+        *(SCHEDULE_TOPIC, HALF_TOPIC, HALF_OP_TOPIC, GIVEN_UP_TOPIC, OFFSETS_TOPIC, TRANSACTIONS_TOPIC),
+        *("SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
     )
 )
 """Topics nobody may send to (specs: remoting protocol, section 3.1)."""
@@ -191,11 +195,13 @@ class TopicTable:
         ]
         if auto_create:
             topics.append(Topic(DEFAULT_TOPIC, 16, 16, everything))
-        own = Topic(OFFSETS_TOPIC, 1, 1, READ)
-        self._system = frozenset(topic.name for topic in (*topics, own))
+        kept = {OFFSETS_TOPIC: 1, TRANSACTIONS_TOPIC: 2, HALF_TOPIC: 1, HALF_OP_TOPIC: 1, GIVEN_UP_TOPIC: 1}
+        own = [Topic(name, partitions, partitions, READ) for name, partitions in kept.items()]
+        self._system = frozenset(topic.name for topic in (*topics, *own))
         for topic in topics:
             self.put(self._topics.get(topic.name, topic))
-        self.put(own)  # whatever the table says: nobody writes there
+        for topic in own:
+            self.put(topic)  # whatever the table says: nobody writes there
 
     def configure(self, settings: Mapping[str, TopicSettings]) -> None:
         """Bring the configured topics into being and give them their permissions."""

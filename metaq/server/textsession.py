@@ -1,7 +1,7 @@
 """A session of the text protocol: replies leave in the order of the commands.
 
 A command whose reply must wait (a put for the disk, a held get, a cold read) is *owed*; puts may follow puts, every other
-command behind one that is owed waits in the backlog.
+command behind one that is owed waits in the backlog. A put in a transaction is such another one: it waits for nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,11 @@ class TextHandlers(Host, Protocol):
     """What a text session needs of the rest of the broker."""
 
     def puts(self, session: "TextSession", commands: Sequence[Command], at: int) -> int:
-        """Stage the run of puts at ``at``, each of which is owed from then on; return where the run ends."""
+        """Stage the run of plain puts at ``at``, each of which is owed from then on; return where the run ends."""
+        ...
+
+    def transactional_puts(self, session: "TextSession", commands: Sequence[Command], at: int) -> int:
+        """Answer the run of puts with a transaction key at ``at``; return where it ends."""
         ...
 
     def command(self, session: "TextSession", command: Command) -> None:
@@ -30,12 +34,20 @@ class TextHandlers(Host, Protocol):
 class TextSession(Session):
     """One client that speaks the text protocol."""
 
-    __slots__ = ("_handlers", "_waiting")
+    __slots__ = ("_handlers", "_waiting", "roll_back")
 
     def __init__(self, connection: Stream, address: Any, reader: CommandReader, handlers: TextHandlers) -> None:
         super().__init__(connection, address, handlers, reader.receive)
         self._handlers = handlers
         self._waiting = False
+        self.roll_back: Callable[[], object] | None = None
+        """Ends the transactions that belong to the connection, when it is lost; ``on_close`` is for what is held."""
+
+    def close(self) -> None:
+        super().close()
+        roll_back, self.roll_back = self.roll_back, None
+        if roll_back is not None:
+            roll_back()
 
     def _may_go_on(self) -> bool:
         return not self.owed and self._unsent <= self._handlers.max_unsent_bytes
@@ -45,13 +57,15 @@ class TextSession(Session):
         while at < end and self._socket is not None:
             if not self.owed:
                 self._waiting = False
-            if type(commands[at]) is Put and not self._waiting:
+            command = commands[at]
+            if type(command) is Put and command.transaction is None and not self._waiting:
                 at = self._handlers.puts(self, commands, at)
             elif self.owed or self._unsent > self._handlers.max_unsent_bytes:
                 self._backlog = commands[at:]
                 break
+            elif type(command) is Put:
+                at = self._handlers.transactional_puts(self, commands, at)
             else:
-                command = commands[at]
                 at += 1
                 if not self._one(command):
                     break

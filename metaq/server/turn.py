@@ -7,7 +7,7 @@ are answered then. At DISK they are parked until a sync covers them: one sync re
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gevent.event import Event
 from gevent.hub import Hub
@@ -21,6 +21,9 @@ from metaq.store.messagestore import MessageStore
 
 logger = logging.getLogger(__name__)
 
+NOT_STORED: Final = "was not stored"
+IN_DOUBT: Final = "may be stored or not"
+
 
 class Outcome(Protocol):
     """What one sender's puts of one turn lead to; exactly one of the three is called, once."""
@@ -33,7 +36,7 @@ class Outcome(Protocol):
         ...
 
     def refused(self, error: MetaqError, outcome: str) -> None:
-        """They failed; ``outcome`` goes on after "the message"."""
+        """They failed; ``outcome``, NOT_STORED or IN_DOUBT, goes on after "the message"."""
         ...
 
     def late(self) -> None:
@@ -142,7 +145,7 @@ class Turns:
         """The promised level is reached."""
         self.waiting_bytes -= parked.outcome.size
         if parked.failure is not None:
-            parked.outcome.refused(parked.failure, "was not stored")
+            parked.outcome.refused(parked.failure, NOT_STORED)
         else:
             parked.outcome.stored()
 
@@ -181,7 +184,7 @@ class Turns:
         while self._parked:
             outcome = self._parked.popleft().outcome
             self.waiting_bytes -= outcome.size
-            outcome.refused(error, "may be stored or not")
+            outcome.refused(error, IN_DOUBT)
 
     def expire(self) -> None:
         """Answer the puts that have waited too long: they are stored, but not yet as durable as asked."""

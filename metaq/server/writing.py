@@ -17,6 +17,7 @@ from metaq.server.remoting import Answer, RemotingSession
 from metaq.server.tables import LEVELS, SCHEDULE_TOPIC
 from metaq.server.turn import Turns
 from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.together import Ready
 
 CLEARED: Final = ~(TRANSACTION_TYPE | BORN_HOST_IPV6 | STORE_HOST_IPV6)
 """Bits of a sender's sysFlag that are the broker's to say."""
@@ -73,28 +74,34 @@ def delayed(draft: Draft) -> Draft:
     )
 
 
-def stage(context: Context, draft: Draft, own: Mapping[str, str] = properties.NONE) -> Placed:
-    """Stage a message as it is; the caller has checked that the topic may be written and stages an outcome.
+def ready(context: Context, draft: Draft, own: Mapping[str, str] = properties.NONE) -> Ready:
+    """A message as it is, for the store; ``MessageIllegal`` for properties that are too long.
 
     ``own`` are properties that only the broker may set.
-    Raises ``MessageIllegal`` for properties that are too long, ``DiskFull`` when the log cannot grow.
     """
     store, pairs, body = context.store, draft.properties, bytes(draft.body)
-    queue = store.queue(draft.topic, draft.partition)
     kept = properties.encode(pairs, own)
     tag = pairs.get(TAGS)
-    text_size = HEADER_SIZE_TEXT + len(body) + (0 if tag is None else 4 + len(tag.encode()))
     middle = constant_middle(
         *(draft.sys_flag, draft.born_ms, draft.born_host, store.clock.now_ms(), context.store_host, draft.reconsume_times)
     )
-    ordinal = queue.next
-    offset = store.put(
-        *(queue, draft.flag, body, zlib.crc32(body) & 0x7FFFFFFF, middle, text_size),
+    return Ready(
+        *(store.queue(draft.topic, draft.partition), draft.flag, body, zlib.crc32(body) & 0x7FFFFFFF, middle),
+        HEADER_SIZE_TEXT + len(body) + (0 if tag is None else 4 + len(tag.encode())),
         record_tail(draft.topic, kept) if kept else None,
         0 if tag is None else java_hash(tag),
         keys_of(draft.topic, draft.sys_flag, kept),
     )
-    return Placed(queue, ordinal, offset)
+
+
+def stage(context: Context, draft: Draft, own: Mapping[str, str] = properties.NONE) -> Placed:
+    """Stage a message as it is; the caller has checked that the topic may be written and stages an outcome.
+
+    Raises what ``ready`` does, and ``DiskFull`` when the log cannot grow.
+    """
+    message = ready(context, draft, own)
+    ordinal = message.queue.next
+    return Placed(message.queue, ordinal, context.store.put(*message))
 
 
 class Owed:

@@ -12,7 +12,7 @@ a write through a map into a hole on a full disk would kill the process. Reading
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -58,7 +58,7 @@ class Segment:
 
 
 class Gap(NamedTuple):
-    """A range of the log that holds no intact record although one stands behind it."""
+    """A range of the log that holds no record to keep, mostly no intact one, although such a record stands behind it."""
 
     start: int
     end: int
@@ -179,6 +179,16 @@ class CommitLog:
         """Have room for records of so many bytes in all, which one segment could hold; ``DiskFull`` before any is staged."""
         if self.staged_end + size > self.room_end and self._spare is None:
             self._spare = self._create(self._active.end, run_here)
+
+    def end_of(self, sizes: Iterable[int]) -> int:
+        """Log offset behind records of these sizes, which one segment could hold, if they were staged now."""
+        end, room_end = self.staged_end, self.room_end
+        for size in sizes:
+            if end + size > room_end:
+                end = self._active.end
+                room_end = end + self._segment_bytes - BLANK_SIZE
+            end += size
+        return end
 
     def make_room(self, size: int) -> None:
         """Go to the next segment: the active one has no room for ``size`` bytes and a blank record.

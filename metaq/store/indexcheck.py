@@ -4,7 +4,6 @@ Items stand in the order of the log, so one pass compares both: each key of each
 item, and what the items say of their chains is what the slots must say in the end.
 """
 
-import sys
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from metaq.protocol.record import decode_record
 from metaq.protocol.textmessage import Stored
 from metaq.store.disk import Disk
 from metaq.store.files import FileCache
-from metaq.store.indexfile import HEADER, HEADER_SIZE, SLOT_SIZE, IndexFile, Item, created_ms
+from metaq.store.indexfile import HEADER, HEADER_SIZE, SLOT_SIZE, IndexFile, Item, created_ms, swapped
 from metaq.store.keyindex import IndexMark
 
 OPEN_FILES: Final = 4
@@ -153,9 +152,7 @@ class _File:
     def finish(self, *, is_newest: bool) -> None:
         """Slots and header, after all items."""
         opened = self.file.opened()
-        table = array("i", opened.read(SLOT_SIZE * self.file.slots, HEADER_SIZE))
-        if sys.byteorder == "little":
-            table.byteswap()
+        table = swapped(opened.read(SLOT_SIZE * self.file.slots, HEADER_SIZE))
         if is_newest:
             for number, item in reversed(list(enumerate(self.file.items(self.count), self.count))):
                 if table[item.hash % self.file.slots] == number:

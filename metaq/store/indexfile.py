@@ -16,15 +16,18 @@
             32     4  slots in use
             36     4  items and one: the next item's number
 
-An item is in the file before anything leads to it. Which item a slot leads to is kept in memory (``_heads``) until ``flush``
-has made the items durable; only then the slots are written. So whatever a power cut leaves of the slots, the items that the
-checkpoint did not count can be taken back one by one, newest first, and entered again (``load``).
+An item is in the file before anything leads to it. While a file is entered into, its slots are a table in memory, which knows
+in which spans the file differs from it; ``flush`` makes the items durable and only then writes those spans. So whatever a power
+cut leaves of the slots, the items that the checkpoint did not count can be taken back one by one, newest first, and entered
+again (``take_back``).
 
-The files are written by ``pwrite`` into room that was allocated before, and read by ``pread``; only the slots of the newest one
-are read through a map.
+The files are written by ``pwrite`` into room that was allocated before, and read by ``pread``.
 """
 
+import mmap
 import struct
+import sys
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -45,11 +48,12 @@ ITEM_SIZE: Final = 20
 NAME_DIGITS: Final = 17
 MOST_SECONDS: Final = 0x7FFFFFFF
 
-SPAN_SLOTS: Final = 16 * 1024
-"""Slots in 64 KiB: what changed among so many is one write of a flush."""
-NONE: Final[dict[int, int]] = {}
+SPAN_SLOTS: Final = 1024
+"""Slots in 4 KiB: what a flush knows as changed or not."""
+SPANS_A_SYNC: Final = 512
+"""A flush copies 2 MiB of slots at once, which takes 1 ms, and syncs the items that they lead to."""
+SPANS_A_READ: Final = 1024
 ITEMS_A_READ: Final = 4096
-WARMED_AT_ONCE: Final = 4 * 1024 * 1024
 
 assert HEADER.size == HEADER_SIZE
 assert ITEM.size == ITEM_SIZE
@@ -87,6 +91,14 @@ def file_size(slots: int, entries: int) -> int:
     return HEADER_SIZE + slots * SLOT_SIZE + entries * ITEM_SIZE
 
 
+def swapped(data: bytes | memoryview) -> "array[int]":
+    """Slots as the file has them in the machine's byte order, or the reverse."""
+    slots = array("i", bytes(data))
+    if sys.byteorder == "little":
+        slots.byteswap()
+    return slots
+
+
 class Captured(NamedTuple):
     """One file as it was at some moment."""
 
@@ -96,7 +108,7 @@ class Captured(NamedTuple):
 
 
 class IndexFile:
-    """One hash file. Counters run ahead of the file: items from ``written`` on wait in memory, slots in two tables."""
+    """One hash file. Counters run ahead of the file: items from ``written`` on wait in memory, changed slots in the table."""
 
     def __init__(self, path: Path, files: FileCache, slots: int, entries: int) -> None:
         self.path = path
@@ -107,11 +119,10 @@ class IndexFile:
         self.used = 0
         self.count = self.written = 1
         self._tail = bytearray()  # the items written … count
-        # by span, so that a flush has nothing to sort
-        self._heads: dict[int, dict[int, int]] = {}  # slots that have changed since the last capture
-        self._flushing: dict[int, dict[int, int]] = {}  # slots captured and perhaps not yet in the file
+        self._table: memoryview[int] | None = None  # all slots, in the machine's byte order, while they may change
+        self._changed: set[int] = set()  # spans of the table that the file does not have
+        self._sealed = False
         self._durable = 0  # the count as of the last flush; 0: not even the file is durable
-        self._table: memoryview | None = None
         self.gone = False
         """The file is deleted."""
 
@@ -133,11 +144,6 @@ class IndexFile:
     @property
     def size(self) -> int:
         return file_size(self.slots, self.entries)
-
-    @property
-    def waiting(self) -> int:
-        """Slots that wait for a flush."""
-        return sum(map(len, self._heads.values())) + sum(map(len, self._flushing.values()))
 
     @property
     def changed(self) -> bool:
@@ -212,12 +218,32 @@ class IndexFile:
 
     # -- entering -----------------------------------------------------------------------------------------------------
 
+    @property
+    def is_open(self) -> bool:
+        """Whether records can be entered: ``load_slots`` came first, and nothing seals the file."""
+        return self._table is not None and not self._sealed
+
+    def load_slots(self, read: Read) -> None:
+        """Have the table of slots in memory, as the file has it."""
+        if self.is_open or self._sealed:
+            return
+        table = memoryview(mmap.mmap(-1, self.slots * SLOT_SIZE)).cast("i")  # what is never changed takes no memory
+        file = self.opened()
+        for first in range(0, self.slots if self.count > 1 else 0, SPANS_A_READ * SPAN_SLOTS):
+            last = min(self.slots, first + SPANS_A_READ * SPAN_SLOTS)
+            slots = swapped(read(file, (last - first) * SLOT_SIZE, self.slot_at(first)))
+            for at in range(0, last - first, SPAN_SLOTS):
+                span = slots[at : at + SPAN_SLOTS]
+                if any(span):
+                    table[first + at : first + at + len(span)] = memoryview(span)
+        if self._table is None:  # others may have done the same meanwhile, and entered something
+            self._table = table
+
     def enter(self, entries: Sequence[Entry], hasher: KeyHasher) -> int:
-        """Add the keys of records, in the order of the log; return how many records found room."""
-        if self._table is None:
-            self._table = self._slots()
-        table, heads, flushing, tail, slots = self._table, self._heads, self._flushing, self._tail, self.slots
-        hash_of, pack, slot_in = hasher.hash, ITEM.pack, SLOT.unpack_from
+        """Add the keys of records, in the order of the log; return how many records found room. The file is open."""
+        table, changed, tail, slots = self._table, self._changed, self._tail, self.slots
+        assert table is not None
+        hash_of, pack = hasher.hash, ITEM.pack
         count, done, most, seconds_of, seconds = self.count, 0, self.entries - 1, -1, 0
         for log_offset, topic, words, store_ms in entries:
             keys = words if len(words) == 1 else tuple(dict.fromkeys(words))
@@ -230,33 +256,17 @@ class IndexFile:
             for key in keys if len(keys) <= most else keys[:most]:
                 value = hash_of(topic, key)
                 slot = value % slots
-                span = slot // SPAN_SLOTS
-                changed = heads.get(span)
-                if changed is None:
-                    changed = heads[span] = {}
-                previous = changed.get(slot) or (flushing and flushing.get(span, NONE).get(slot))
-                if not previous:
-                    previous = slot_in(table, slot * SLOT_SIZE)[0]
+                previous = table[slot]
                 if not previous:
                     self.used += 1
                 tail += pack(value, log_offset, seconds, previous)
-                changed[slot] = count
+                table[slot] = count
+                changed.add(slot // SPAN_SLOTS)
                 count += 1
             self.end_ms, self.end_offset = store_ms, log_offset
             done += 1
         self.count = count
         return done
-
-    def _slots(self) -> memoryview:
-        return self.opened().view()[HEADER_SIZE : self.item_at(0)]
-
-    def warm(self, read: Read) -> None:
-        """Have the slots in the page cache: a page fault on the map would stop everybody for as long as the disk takes."""
-        if self._table is None and self.count > 1:
-            file = self.opened()
-            for at in range(HEADER_SIZE, self.item_at(0), WARMED_AT_ONCE):
-                read(file, min(WARMED_AT_ONCE, self.item_at(0) - at), at)
-            self._table = self._slots()
 
     def write(self, run: Run) -> None:
         """Write the items that wait. On ``DiskFull`` they stay."""
@@ -274,44 +284,56 @@ class IndexFile:
 
     def seal(self) -> None:
         """Nothing more is entered."""
-        self._table = None
+        self._sealed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._sealed and not self.changed:  # a flush that is going on may still fail
+            self._table = None
 
     # -- making it durable --------------------------------------------------------------------------------------------
 
     def capture(self) -> "Captured":
         """All that is entered so far, for ``flush`` to make durable."""
-        for span, changed in self._heads.items():
-            known = self._flushing.setdefault(span, changed)
-            if known is not changed:  # an earlier flush has failed
-                known.update(changed)
-        self._heads = {}
         return Captured(self, self.count, self._header())
 
     def flush(self, captured: "Captured", run: Run) -> None:
-        """Make what was captured durable; see the module for the order. One call at a time."""
-        self.write(run)
+        """Make what was captured durable, and perhaps more; see the module for the order. One call at a time."""
         file = self.opened()
-        run(file.datasync)
-        for span in sorted(self._flushing):
-            changed = self._flushing[span]
-            first, last = min(changed), max(changed)
-            data = bytearray(run(partial(file.read, (last + 1 - first) * SLOT_SIZE, self.slot_at(first))))
-            for slot, number in changed.items():
-                SLOT.pack_into(data, (slot - first) * SLOT_SIZE, number)
-            run(partial(file.write, data, self.slot_at(first)))
-        run(lambda: file.write(captured.header, 0))
-        run(file.datasync)
-        self._flushing = {}
+        changed, self._changed = self._changed, set()
+        try:
+            spans = sorted(changed)
+            for first in range(0, len(spans) or 1, SPANS_A_SYNC):
+                copies = self._copies(spans[first : first + SPANS_A_SYNC])
+                self.write(run)
+                run(file.datasync)
+                for at, data in copies:
+                    run(partial(file.write, data, at))
+            run(lambda: file.write(captured.header, 0))
+            run(file.datasync)
+            changed = set()
+        finally:
+            self._changed |= changed
         self._durable = captured.items
+        self._let_go()
+
+    def _copies(self, spans: Sequence[int]) -> list[tuple[int, bytes]]:
+        """What the slots of ascending spans are now, in runs of neighbours: where in the file, and what."""
+        copies, first = [], 0
+        for index, span in enumerate(spans, start=1):
+            if index == len(spans) or spans[index] != span + 1:
+                slot, end = spans[first] * SPAN_SLOTS, min(self.slots, (span + 1) * SPAN_SLOTS)
+                assert self._table is not None
+                copies.append((self.slot_at(slot), swapped(self._table[slot:end].tobytes()).tobytes()))
+                first = index
+        return copies
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def head(self, slot: int, read: Read, file: File) -> int:
         """Number of the newest item in a slot; ``file`` is the open file."""
-        for changed in (self._heads, self._flushing):
-            known = changed.get(slot // SPAN_SLOTS, NONE).get(slot)
-            if known is not None:
-                return known
+        if self._table is not None:
+            return self._table[slot]
         number: int = SLOT.unpack(read(file, SLOT_SIZE, self.slot_at(slot)))[0]
         return number
 

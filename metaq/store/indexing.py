@@ -5,10 +5,10 @@
     log   ├───────── entered ─────────┤──── behind ────┤──── pending ────┤
           begin                       walk_at          walk_until        end
 
-``put`` hands over the keys of new messages (*pending*); ``work`` enters them in slices, beside everything else. Whatever
-nobody remembers, *behind*, is read from the log again: what the last checkpoint does not cover when the folder is opened, and
-what was put while there was no room for an index file, or faster than it could be entered. Messages are never refused for the
-sake of the index.
+``append`` hands over the keys of new messages, which are entered at once, or wait (*pending*) until ``work`` enters them in
+slices, beside everything else: when a turn brings too many, or there is no file with room. Whatever nobody remembers,
+*behind*, is read from the log again: what the last checkpoint does not cover when the folder is opened, and what was put while
+there was no room for an index file, or faster than it could be entered. Messages are never refused for the sake of the index.
 """
 
 import logging
@@ -37,8 +37,6 @@ WINDOW: Final = 256 * 1024
 WINDOWS_A_ROUND: Final = 8
 WINDOWS_A_QUERY: Final = 256
 """64 MiB: more than is put between two checkpoints, unless the log grows faster than 12 MB/s."""
-FLUSHES_MISSED: Final = 4
-"""When so many times the slots of a flush wait for one, nothing more is entered."""
 RETRY_MS: Final = 1000
 
 
@@ -52,17 +50,8 @@ class Snapshot(NamedTuple):
 class Indexing:
     """The key index of one store, and what is to be entered. Everything that waits takes a ``Run`` or a ``Read``."""
 
-    def __init__(
-        self,
-        index: KeyIndex,
-        log: CommitLog,
-        disk: Disk,
-        clock: Clock,
-        rules: RetentionRules,
-        spare: int,
-        flush_slots: int,
-    ) -> None:
-        """``spare``: bytes that must stay free for the log when an index file is made; ``flush_slots``: see the settings."""
+    def __init__(self, index: KeyIndex, log: CommitLog, disk: Disk, clock: Clock, rules: RetentionRules, spare: int) -> None:
+        """``spare``: bytes that must stay free for the log when an index file is made."""
         self.index = index
         self.paused: str | None = None
         """Why nothing is entered for now."""
@@ -71,7 +60,6 @@ class Indexing:
         self._clock = clock
         self._rules = rules
         self._spare = spare
-        self._flush_slots = flush_slots
         self._pending: list[Entry] = []
         self._walk_at = self._walk_until = 0
         self._window = WINDOW
@@ -98,8 +86,11 @@ class Indexing:
     # -- what is new --------------------------------------------------------------------------------------------------
 
     def appended(self, entries: list[Entry]) -> None:
-        """Take the keys of messages that are now in the log."""
-        self._pending += entries
+        """Take the keys of messages that are now in the log, and enter them at once when nothing waits before them."""
+        entered = 0
+        if not self._pending and self.index.is_open and not self.behind and self.paused is None:
+            entered = self.index.enter(entries[:SLICE])
+        self._pending += entries[entered:]
         if len(self._pending) > PENDING_MOST:
             if not self.behind:
                 self._walk_at = self._pending[0][0]
@@ -131,7 +122,7 @@ class Indexing:
         """One round: catch up a little, then enter what is pending. What finds no room waits for a later round."""
         read = read_through(run)
         if self.behind or self._pending:
-            self.index.warm(read)
+            self.index.open(read)
         for _ in range(WINDOWS_A_ROUND):
             if not self.behind or not self._walk(read, run):
                 break
@@ -139,25 +130,15 @@ class Indexing:
         while not self.behind and self._pending and self._pending[0][0] < end:
             if not self._enter_pending(run):
                 break
-        if self.index.waiting >= self._flush_slots:
-            snapshot = self.capture()
-            if snapshot is not None:
-                self.flush(snapshot, run)
+        if not self.behind and not self._pending:
+            self._write(run)
 
     def _enter_pending(self, run: Run) -> bool:
         """Enter a slice; false when nothing more can be done now."""
         part = self._pending[:SLICE]
-        entered = self._enter(part)
+        entered = self.index.enter(part)
         del self._pending[:entered]
         return self._write(run) if entered == len(part) else self._grow(run)
-
-    def _enter(self, entries: list[Entry]) -> int:
-        """How many of them found room."""
-        return 0 if self._must_flush() else self.index.enter(entries)
-
-    def _must_flush(self) -> bool:
-        """Whether a flush has to come before anything else."""
-        return self.index.waiting >= FLUSHES_MISSED * self._flush_slots
 
     def _write(self, run: Run) -> bool:
         """Write what was entered; false when there is no room even though it was reserved."""
@@ -173,8 +154,6 @@ class Indexing:
 
     def _grow(self, run: Run) -> bool:
         """Begin a new index file if there is room for it beside the log; false when not now."""
-        if self._must_flush():
-            return False
         usage = self._disk.usage(self._log.directory)
         size = self.index.file_size
         left = Usage(usage.used + size, usage.available - size)
@@ -205,7 +184,7 @@ class Indexing:
         if self.behind and read is read_cached:
             raise ColdRead
         if self.behind:
-            self.index.warm(read)
+            self.index.open(read)
         for _ in range(WINDOWS_A_QUERY):
             if not self.behind or not self._walk(read, run_here):
                 break
@@ -228,7 +207,7 @@ class Indexing:
             return True
         window = _Window(memoryview(data), at, end, segment.end)
         entries = list(window.entries())
-        entered = self._enter(entries)
+        entered = self.index.enter(entries)
         if entered < len(entries):
             self._walk_at = entries[entered][0]
             return self._grow(run)

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from metaq.errors import CorruptRecord
 from metaq.protocol.keys import KeyHasher, key_hash
-from metaq.store.files import FileCache, Read, Run
+from metaq.store.files import FileCache, Read, Run, read_here
 from metaq.store.indexfile import Captured, Entry, IndexFile, created_ms, file_name, file_size
 
 logger = logging.getLogger(__name__)
@@ -93,11 +93,6 @@ class KeyIndex:
     def file_size(self) -> int:
         return file_size(self.slots, self.entries)
 
-    @property
-    def waiting(self) -> int:
-        """Slots that wait for a flush."""
-        return sum(file.waiting for file in self.files[-2:])
-
     def grow(self, now_ms: int, run: Run) -> bool:
         """Begin a new file; false when somebody else is about to. Raises ``DiskFull``."""
         if self._growing:
@@ -116,6 +111,7 @@ class KeyIndex:
                 self._files.forget(file.path)
                 disk.unlink(file.path)
                 raise
+            file.load_slots(read_here)
             if self.files:
                 self.files[-1].seal()
             self.files.append(file)
@@ -123,10 +119,15 @@ class KeyIndex:
         finally:
             self._growing = False
 
-    def warm(self, read: Read) -> None:
-        """Before the first ``enter``: see ``IndexFile.warm``."""
+    def open(self, read: Read) -> None:
+        """Have the newest file, if there is one, ready to be entered into."""
         if self.files:
-            self.files[-1].warm(read)
+            self.files[-1].load_slots(read)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a file that records can be entered into."""
+        return bool(self.files) and self.files[-1].is_open
 
     def enter(self, entries: Sequence[Entry]) -> int:
         """Add the keys of records, in the order of the log; return how many records found room in the newest file."""

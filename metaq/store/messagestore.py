@@ -10,7 +10,6 @@ nothing. Readers see whole appends, at MEMORY when they are written, at DISK whe
 import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -30,14 +29,15 @@ from metaq.protocol.textmessage import Stored, plain_overhead
 from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress, write_checkpoint, write_live
 from metaq.store.commitlog import CommitLog
 from metaq.store.consumequeue import WRITE_AT, ConsumeQueue, sync_together
-from metaq.store.disk import Disk, File, RealDisk
+from metaq.store.disk import Disk, File, RealDisk, Usage
 from metaq.store.files import FileCache, Read, Rest, Run, go_on, read_through, run_here
 from metaq.store.indexfile import Entry
 from metaq.store.indexing import Indexing
 from metaq.store.keyindex import NO_INDEX, IndexMark, KeyIndex
 from metaq.store.query import query
 from metaq.store.reading import Reader
-from metaq.store.retention import Plan, RetentionRules, SegmentAge, plan
+from metaq.store.retention import Plan, SegmentAge, plan
+from metaq.store.settings import StoreSettings
 from metaq.store.statistics import StoreStatistics
 
 LOG: Final = "commitlog"
@@ -48,26 +48,8 @@ FIRST_EPOCH: Final = 1
 """Not 0: the message at log offset 0 must not get the id 0, which tells Java clients that a put failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSettings:
-    """Sizes in bytes; each is described in ``metaq.config``."""
-
-    segment_bytes: int = 1024**3
-    queue_file_bytes: int = 20 * 1024**2
-    index_slots: int = 5_000_000
-    index_entries: int = 20_000_000
-    flush_slots: int = 128 * 1024
-    """Changed slots of the key index, about 12 MB, that are written without waiting for the next checkpoint."""
-    hot_bytes: int = 256 * 1024**2
-    open_files: int = 512
-    sync_together: int = 32
-    """Queues that are worth syncing the whole file system: each costs at least two calls, which take a millisecond or more."""
-    slice_ms: int = 5
-    """A sweep or a checkpoint of many queues lets others go on each time that it has worked so long."""
-    durability: Durability = Durability.DISK
-    broker_name: str = "metaq"
-    broker_number: int = 0
-    retention: RetentionRules = field(default_factory=RetentionRules)
+Message = tuple[ConsumeQueue, int, bytes, int, bytes, int, bytes | None, int, tuple[str, ...]]
+"""The arguments of ``MessageStore.put``."""
 
 
 class MessageStore:
@@ -92,7 +74,6 @@ class MessageStore:
         self.indexing = Indexing(
             *(index, self.log, self.disk, self.clock, self.settings.retention),
             spare=self.settings.segment_bytes,
-            flush_slots=self.settings.flush_slots,
         )
         self.epoch = FIRST_EPOCH
         self.failure: StoreError | None = None
@@ -100,6 +81,8 @@ class MessageStore:
         self.durable_end = 0
         self.no_room: str | None = None
         """Why puts are refused for now, as retention last saw the disk."""
+        self.reserved_bytes = 0
+        """Room on the disk that is promised to others than puts, which may have it when puts are refused."""
         self._behind: StoreError | None = None  # why pending units could not be written
         self.messages_put = 0
         self.syncs = 0
@@ -193,6 +176,30 @@ class MessageStore:
         if keys:
             self._keyed.append((offset, queue.topic, keys, STORE_MS_OF_MIDDLE.unpack(middle)[0]))
         return offset
+
+    def put_all(self, messages: Iterable[Message]) -> list[int]:
+        """Stage messages one behind the other, at four fifths of the cost of as many ``put``, whose arguments they are.
+
+        Room for all of them was reserved (``CommitLog.reserve``), so that this does not fail half way.
+        """
+        log, touched, turn, offsets = self.log, self._touched, self._turn, []
+        pack, stage = PATCHED_HEADER.pack, log.stage
+        for queue, flag, body, crc, middle, text_size, own_tail, tag, keys in messages:
+            tail, length, offset = own_tail or queue.tail, len(body), log.staged_end
+            size = HEADER_SIZE + length + len(tail) + CHECKSUM_SIZE
+            if offset + size > log.room_end:
+                log.make_room(size)
+                offset = log.staged_end
+            ordinal, position = queue.next, queue.text_end
+            if queue.turn != turn:
+                queue.turn = turn
+                touched.append((queue, ordinal, position, len(queue.pending)))
+            stage(pack(size, MAGIC, crc, queue.partition, flag, ordinal, offset, middle, position, length) + body + tail)
+            queue.add(offset, size, tag, text_size)
+            if keys:
+                self._keyed.append((offset, queue.topic, keys, STORE_MS_OF_MIDDLE.unpack(middle)[0]))
+            offsets.append(offset)
+        return offsets
 
     def append(self) -> list[ConsumeQueue]:
         """Write all staged messages; return the queues in which readers now see more.
@@ -427,19 +434,24 @@ class MessageStore:
 
     # -- retention ----------------------------------------------------------------------------------------------------
 
-    def retire(self, run: Run = run_here, rest: Rest = go_on, *, at_any_hour: bool = False) -> Plan:
-        """Delete what is due and look whether there is room to write.
+    def retire(
+        self, run: Run = run_here, rest: Rest = go_on, *, at_any_hour: bool = False, needed_from: int | None = None
+    ) -> Plan:
+        """Delete what is due and look whether there is room to write. What lies at ``needed_from`` and behind stays.
 
         A segment waits until the checkpoint and its backup cover all of it: they alone remember the ordinals and positions
         of its messages when it is gone.
         """
         rules, ages = self.settings.retention, self._ages(read_through(run))
-        decision = plan(ages, self.clock.now_ms(), self.disk.usage(self.directory), rules, at_any_hour=at_any_hour)
+        used, available = self.disk.usage(self.directory)
+        usage = Usage(used + self.reserved_bytes, available - self.reserved_bytes)
+        decision = plan(ages, self.clock.now_ms(), usage, rules, at_any_hour=at_any_hour)
+        last = self.log.find(decision.delete[-1]) if decision.delete else None
         deleted = []
         for base in decision.delete:
             segment = self.log.segments[0]
             assert segment.base == base
-            if segment.end > self._covered:
+            if segment.end > self._covered or (needed_from is not None and segment.end > needed_from):
                 break
             self.log.remove(segment, run)
             deleted.append(base)
@@ -450,7 +462,7 @@ class MessageStore:
                 queue.cursors.clear()
             self.indexing.index.drop_before(self.log.begin, self._index_covered, run)
         self.no_room = decision.refuse
-        return Plan(deleted, decision.refuse)
+        return Plan(deleted, decision.refuse, None if last is None else last.end)
 
     def _ages(self, read: Read) -> list[SegmentAge]:
         """When each full segment was closed: the store time of the first record behind it.

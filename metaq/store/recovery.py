@@ -1,9 +1,10 @@
 """Opening a data folder: decide where the log ends, rebuild what is derived, and say what was found.
 
 1. The newest mark that may be trusted (``checkpoint``) says from where the log must be walked; without one, from its begin.
-2. Every intact record behind the mark is dispatched to its queue. A bad range with intact records behind it stays in the log,
-   is listed in ``quarantine.json``, and its messages leave filler units in their queues.
-3. Behind the last intact record the log is cut: zeroed and synced before anything is appended.
+2. Every intact record behind the mark is dispatched to its queue, those of a group (``together``) when all of them are there.
+   A bad range with records behind it that are kept stays in the log, is listed in ``quarantine.json``, and its messages leave
+   filler units in their queues.
+3. Behind the last record that is kept the log is cut: zeroed and synced before anything is appended.
 
 Nothing here refuses to start over a short, empty, torn or altered file; only an unknown format version does.
 """
@@ -36,8 +37,10 @@ from metaq.store.disk import Disk, RealDisk
 from metaq.store.documents import read_document, write_document
 from metaq.store.files import read_here
 from metaq.store.keyindex import NO_INDEX, IndexMark
-from metaq.store.messagestore import ABORT, QUEUES, MessageStore, StoreSettings
+from metaq.store.messagestore import ABORT, QUEUES, MessageStore
 from metaq.store.reading import UNITS_AT_ONCE
+from metaq.store.settings import StoreSettings
+from metaq.store.together import Dropped, Ranges, whole_groups
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +60,8 @@ class Recovery:
     end: int = 0
     records: int = 0
     gaps: list[Gap] = field(default_factory=list)
+    dropped: int = 0
+    """Intact records in the gaps."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -151,14 +156,14 @@ def _recover(store: MessageStore, recovery: Recovery, *, rebuild: bool) -> None:
     partitions = _admit_short(store, checkpoint, trusted)
     starts = [_cut(store, queue, count, partitions, mark, live) for queue, count in trusted.items()]
     recovery.walked_from = log.begin if rebuild else min([mark, *starts])
-    recovery.end = max(mark, _walk(store, recovery, mark))
+    listed = _listed(store)
+    recovery.end = max(mark, _walk(store, recovery, mark, Ranges(listed)))
     log.start_at(recovery.end)
     for key, progress in partitions.items():
         queue = store.queue(*key)
         queue.fill(progress.next)  # what was acknowledged keeps its place even when its record is gone
         queue.text_end = max(queue.text_end, progress.text_end)
-    if recovery.gaps:
-        _quarantine(store, recovery)
+    _quarantine(store, recovery, listed)
     store.durable_end = log.begin if checkpoint is None else min(checkpoint.mark, recovery.end)
     if failed:
         log.rewrite(store.durable_end)
@@ -321,12 +326,15 @@ def _text_end(store: MessageStore, queue: ConsumeQueue, progress: Progress) -> i
     return progress.text_end + beyond
 
 
-def _walk(store: MessageStore, recovery: Recovery, mark: int) -> int:
-    """Dispatch every intact record from where it is needed on; return where the last one ends."""
+def _walk(store: MessageStore, recovery: Recovery, mark: int, quarantine: Ranges) -> int:
+    """Dispatch every record that is kept, from where it is needed on; return where the last one ends."""
     end = recovery.walked_from
-    for found in store.log.walk(end):
+    for found in whole_groups(store.log.walk(end), mark, quarantine):
         if isinstance(found, Gap):
             recovery.gaps.append(found)
+        elif isinstance(found, Dropped):
+            dispatch(store, found.stored, kept=False)
+            recovery.dropped += 1
         else:
             dispatch(store, found)
             recovery.records += 1
@@ -336,8 +344,11 @@ def _walk(store: MessageStore, recovery: Recovery, mark: int) -> int:
     return end
 
 
-def dispatch(store: MessageStore, stored: Stored) -> None:
-    """Enter an intact record into its queue unless it is there already; messages missing before it leave fillers."""
+def dispatch(store: MessageStore, stored: Stored, *, kept: bool = True) -> None:
+    """Enter an intact record into its queue unless it is there already; messages missing before it leave fillers.
+
+    One that is not kept leaves a filler too, so that its ordinal and text position are not used again.
+    """
     topic, partition, ordinal, position = identity(stored.buffer[stored.at :])
     queue = store.queue(topic, partition)
     if ordinal < queue.next:
@@ -347,18 +358,30 @@ def dispatch(store: MessageStore, stored: Stored) -> None:
             queue.reset(ordinal, 0)
         queue.fill(ordinal)
     queue.text_end = position
-    queue.add(stored.log_offset, stored.size, tag_hash(stored, queue.overhead), text_size(stored, queue.overhead))
+    size = text_size(stored, queue.overhead)
+    if kept:
+        queue.add(stored.log_offset, stored.size, tag_hash(stored, queue.overhead), size)
+    else:
+        queue.fill(ordinal + 1)
+        queue.text_end += size
     if len(queue.pending) >= WRITE_AT:
         store.write_units(queue)
 
 
-def _quarantine(store: MessageStore, recovery: Recovery) -> None:
-    """List the bad ranges; their bytes stay where they are."""
+def _listed(store: MessageStore) -> set[tuple[int, int]]:
+    """The bad ranges that are known."""
+    known, _ = read_document(store.disk, store.directory / QUARANTINE)
+    return {(start, end) for start, end in (known or {"ranges": []})["ranges"]}
+
+
+def _quarantine(store: MessageStore, recovery: Recovery, listed: set[tuple[int, int]]) -> None:
+    """List the bad ranges, whose bytes stay where they are; behind the log's end there is none, new records come there."""
     path = store.directory / QUARANTINE
-    known, _ = read_document(store.disk, path)
-    listed = {(start, end) for start, end in (known or {"ranges": []})["ranges"]}
-    ranges = listed | {tuple(gap) for gap in recovery.gaps}
+    ranges = listed.union(tuple(gap) for gap in recovery.gaps)
+    ranges = {(start, min(end, recovery.end)) for start, end in ranges if start < recovery.end}
     if ranges != listed:
         write_document(store.disk, path, {"ranges": sorted(ranges)})
     for gap in recovery.gaps:
-        recovery.problems.append(f"no intact record in log offsets {gap.start} … {gap.end}; listed in {path}")
+        recovery.problems.append(f"no record to keep in log offsets {gap.start} … {gap.end}; listed in {path}")
+    if recovery.dropped:
+        recovery.problems.append(f"{recovery.dropped} intact records there are kept from readers: their groups are not whole")

@@ -52,6 +52,8 @@ class Plan(NamedTuple):
     """Base offsets, oldest first."""
     refuse: str | None
     """Why puts are refused, or ``None``."""
+    due_before: int | None = None
+    """Log offset before which everything was due, deleted or not; filled in when it is done."""
 
 
 def passed(usage: Usage, ratio: float, rules: RetentionRules) -> bool:

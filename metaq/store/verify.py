@@ -3,7 +3,7 @@
 ``verify`` reads everything and writes nothing: every record of the log (checksum, place, ordinal, text position), every unit of
 every queue and every item of the key index against its record, and every document. What a killed broker leaves is no damage:
 units, items and records that the next start would rebuild or cut are passed over. Ranges that a recovery has listed in
-``quarantine.json`` are counted apart.
+``quarantine.json`` are counted apart, with the intact records in them.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,8 +23,10 @@ from metaq.store.disk import Disk, File, RealDisk, replace_file
 from metaq.store.documents import BACKUP, decode_document, read_document
 from metaq.store.indexcheck import IndexCheck
 from metaq.store.keyindex import NO_INDEX
-from metaq.store.messagestore import INDEX, LOG, QUEUES, StoreSettings
+from metaq.store.messagestore import INDEX, LOG, QUEUES
 from metaq.store.recovery import FORMAT_VERSION, IDENTITY, LOCK, QUARANTINE, open_store
+from metaq.store.settings import StoreSettings
+from metaq.store.together import Ranges
 
 UNITS_AT_ONCE: Final = 4096
 RECORDS_A_REPORT: Final = 1024
@@ -55,6 +57,8 @@ class Report:
     index_items: int = 0
     quarantined_bytes: int = 0
     """Bytes of the log in ranges that are known to be bad."""
+    dropped: int = 0
+    """Intact records among them: they are kept from readers because their groups are not whole (``metaq.store.together``)."""
 
 
 def verify(directory: Path, disk: Disk | None = None, progress: OnProgress | None = None) -> Report:
@@ -272,13 +276,19 @@ class _Verifier:
                 self._add(segment.path, size, f"the file ends {following.base - segment.base - size} bytes too early")
         total = self._segments[-1].end - self._begin if self._segments else 0
         end = self._begin
+        quarantine = Ranges(self._quarantined)
         for found in walk([(segment, self._files[segment.base]) for segment in self._segments], self._begin):
             if isinstance(found, Gap):
                 self._check_gap(found)
                 continue
-            self._check_record(found)
-            self._index.record(found)
             end = found.log_offset + found.size
+            self._index.record(found)
+            if quarantine.hold(found.log_offset):
+                self._bad.append(Gap(found.log_offset, end))
+                self._report.quarantined_bytes += found.size
+                self._report.dropped += 1
+                continue
+            self._check_record(found)
             self._report.records += 1
             if self._report.records % RECORDS_A_REPORT == 0:
                 self._progress(end - self._begin, total)

@@ -35,6 +35,7 @@ from metaq.protocol.routes import (
 )
 from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import ExpressionKind, Subscription, parse_subscription
+from metaq.testing.halves import Halves
 from metaq.testing.log import BROKER_NAME, HOST, PORT, Letter, Log, decode
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class Session:
     def ask(self, code: Request, header: tuple[object, ...], body: bytes = b"") -> None:
         """Ask the client; what it answers is dropped."""
         request = RemotingCommand(code, 0, ONEWAY_FLAG, encode_header(header), body, None, "JAVA", VERSION, JSON)
-        self._deliveries.put(lambda: self._asked(request, lambda answer: None))
+        self._deliveries.put(lambda: self._asked(_ADDRESS, request, lambda answer: None))
 
     def _deliver(self) -> None:
         while (deliver := self._deliveries.get()) is not None:
@@ -108,6 +109,7 @@ class InMemoryBroker:
         self._partitions = partitions
         self._guard = threading.RLock()  # guards what follows
         self._log = Log()
+        self._halves = Halves(self._log)
         self._held: list[_Held] = []
         self._beats: dict[Session, Heartbeat] = {}
         self._offsets: dict[tuple[str, str, int], int] = {}
@@ -120,6 +122,7 @@ class InMemoryBroker:
             Request.SEND_MESSAGE_V2: self._send,
             Request.SEND_BATCH_MESSAGE: self._send,
             Request.SEND_REPLY_MESSAGE_V2: self._reply,
+            Request.END_TRANSACTION: self._end_transaction,
             Request.CONSUMER_SEND_MSG_BACK: self._send_back,
             Request.HEART_BEAT: self._beat,
             Request.UNREGISTER_CLIENT: self._unregister,
@@ -165,6 +168,20 @@ class InMemoryBroker:
         with self._guard:
             self._log.advance(seconds)
             self._wake()
+
+    @property
+    def undecided(self) -> list[ReceivedMessage]:
+        """Half messages whose producers have not told yet what became of their local transactions."""
+        with self._guard:
+            return self._halves.messages()
+
+    def check_transactions(self) -> None:
+        """Ask a producer of its group about each half message that is undecided; the answers come on threads of the clients."""
+        with self._guard:
+            for half in self._halves.undecided():
+                asked = next((session for session, beat in self._beats.items() if half.group in beat.producers), None)
+                if asked is not None:
+                    asked.ask(Request.CHECK_TRANSACTION_STATE, half.question, half.record)
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """The offsets that a group has committed, by partition."""
@@ -262,13 +279,21 @@ class InMemoryBroker:
                 first._replace(body=item.body, flag=item.flag, properties={**names.parse(item.properties), **common})
                 for item in decode_batch(question.body)
             ]
-        placed = [self._log.put(letter) for letter in letters]
+        put = self._log.put
+        if common.get(names.TRANSACTION) == "true":
+            put = self._halves.put
+            beat = self._beats.get(session, Heartbeat("", (), ()))  # the one that names the group may still be on its way
+            self._beats[session] = beat._replace(producers=(*beat.producers, common.get(names.PRODUCER_GROUP, "")))
+        placed = [put(letter) for letter in letters]
         fields = {
             "msgId": ",".join(place.offset_id for place in placed),
             "queueId": str(partition),
             "queueOffset": str(placed[0].queue_offset),
         }
         return Answer(fields=fields)
+
+    def _end_transaction(self, session: Session, question: Question) -> Answer:
+        return self._halves.end(_fields(headers.EndTransaction, question))
 
     def _reply(self, session: Session, question: Question) -> Answer:
         header = decode_header(headers.SendMessage, with_names(dict(question.fields or {})))

@@ -88,17 +88,25 @@ class Log:
     def _append(self, letter: Letter) -> Placed:
         self.create(letter.topic, letter.partition + 1)
         rows = self.topics[letter.topic][letter.partition]
+        record = self.encode(letter, len(rows), self._end)
+        rows.append(record)
+        self._records[self._end] = record
+        placed = Placed(_offset_id(self._end), len(rows) - 1)
+        self._end += len(record)
+        return placed
+
+    def encode(self, letter: Letter, queue_offset: int, log_offset: int) -> bytes:
+        """The record of a message that is stored now and there."""
         pairs = b"".join(f"{name}\x01{value}\x02".encode() for name, value in letter.properties.items())
         topic = letter.topic.encode()
-        size = FIXED_SIZE + len(letter.body) + len(topic) + len(pairs)
         head = HEADER.pack(
-            size,
+            FIXED_SIZE + len(letter.body) + len(topic) + len(pairs),
             MAGIC,
             zlib.crc32(letter.body) & 0x7FFFFFFF,
             letter.partition,
             letter.flag,
-            len(rows),
-            self._end,
+            queue_offset,
+            log_offset,
             letter.sys_flag,
             letter.born_ms,
             _HOST,
@@ -108,12 +116,7 @@ class Log:
             0,
             len(letter.body),
         )
-        record = b"%b%b%b%b%b%b" % (head, letter.body, bytes((len(topic),)), topic, struct.pack(">h", len(pairs)), pairs)
-        rows.append(record)
-        self._records[self._end] = record
-        placed = Placed(_offset_id(self._end), len(rows) - 1)
-        self._end += size
-        return placed
+        return b"%b%b%b%b%b%b" % (head, letter.body, bytes((len(topic),)), topic, struct.pack(">h", len(pairs)), pairs)
 
     def record_at(self, log_offset: int) -> bytes | None:
         """The record at a place in the log."""

@@ -1,6 +1,7 @@
 """A broker whose syncs and clock a test controls: run as a program with the flags of ``metaq serve``.
 
-While there is a file ``stall`` beside the data folder, no sync of a file ends; while there is a file ``fail``, each one fails.
+While there is a file ``stall`` beside the data folder, no sync of a file ends; while there is a file ``fail``, each one fails;
+while there is a file ``cold``, nothing that is read is in memory.
 A file ``clock`` holds milliseconds: by so much the clock is fast.
 """
 
@@ -18,13 +19,16 @@ from metaq.store.disk import RealDisk, RealFile
 
 
 class ControlledFile(RealFile):
-    """A file whose syncs wait and fail as told."""
+    """A file whose syncs wait and fail, and whose reads wait, as told."""
 
     __slots__ = ("_control",)
 
     def __init__(self, path: Path, fd: int, control: Path) -> None:
         super().__init__(path, fd)
         self._control = control
+
+    def read_cached(self, size: int, offset: int) -> bytes | None:
+        return None if (self._control / "cold").exists() else super().read_cached(size, offset)
 
     def datasync(self) -> None:
         while (self._control / "stall").exists():

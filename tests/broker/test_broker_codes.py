@@ -209,15 +209,6 @@ def test_settings_refused(client: RemotingClient, text: str) -> None:
     assert settings(client)["deleteWhen"] == "04"
 
 
-def test_transactions_are_refused_with_the_reason(client: RemotingClient) -> None:
-    """SG-096, RD-105: 37 and 323, and messages that would begin one."""
-    for code in (Request.END_TRANSACTION, Request.RESUME_CHECK_HALF_MESSAGE):
-        with pytest.raises(Refused, match="not available yet"):
-            ask(client, code, msgId="x")
-    with pytest.raises(Refused, match="not available yet"):
-        send(client, "half", b"x", pairs="TRAN_MSG\x01true\x02PGROUP\x01pg")
-
-
 # -- too much to do ---------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ def echo(request: RemotingCommand) -> Reply:
     return Reply(body=request.body)
 
 
-def asked_nothing(request: RemotingCommand, answer: Callable[[Answer], None]) -> None:
+def asked_nothing(address: str, request: RemotingCommand, answer: Callable[[Answer], None]) -> None:
     answer(Answer(1, remark=f"{request.code} was not expected"))
 
 
@@ -149,7 +149,7 @@ def test_a_greeting_is_the_first_frame_of_each_connection(server: FakeRemoting) 
 
 def test_requests_of_the_broker_are_answered(server: FakeRemoting) -> None:
     """SG-096: they are told apart from answers by the flag alone, whatever their numbers."""
-    links = Links(lambda request, answer: answer(Answer(0, b"it is " + request.body)), lambda address: None)
+    links = Links(lambda address, request, answer: answer(Answer(0, b"it is " + request.body)), lambda address: None)
     call(links, server.address, Question(ECHO), later())
     opaque = server.push(Request.GET_CONSUMER_RUNNING_INFO, {}, b"well")
     server.push(Request.NOTIFY_CONSUMER_IDS_CHANGED, {}, oneway=True)

@@ -4,9 +4,11 @@ import random
 from typing import NamedTuple
 
 from metaq.message import TopicPartition
+from metaq.store.checkpoint import read_checkpoint
 from metaq.store.files import read_here
-from metaq.store.messagestore import MessageStore, StoreSettings
+from metaq.store.messagestore import MessageStore
 from metaq.store.recovery import open_store
+from metaq.store.settings import StoreSettings
 from tests.crash.driver import Driver, random_settings
 from tests.crash.model import Sent, compare, delivered, expect
 from tests.support.faultydisk import DATA, FaultyDisk
@@ -19,6 +21,8 @@ class Place(NamedTuple):
     ordinal: int
     sent: Sent
     size: int
+    group: int | None
+    """The number of the group of records that it belongs to."""
 
     @property
     def end(self) -> int:
@@ -35,6 +39,14 @@ class Folder(NamedTuple):
     stopped: bool
     """In order; else the process was killed after a sweep."""
     begin: int
+    mark: int
+    """What the checkpoint says: the log before it was whole."""
+
+    def falls_with(self, place: Place, *, reboot: bool) -> list[Place]:
+        """The messages that cannot be kept without this one: its group, unless something tells that it was whole once."""
+        group = [other for other in self.places if other.group == place.group is not None]
+        known = self.stopped or not reboot or not group or group[0].sent.log_offset < self.mark
+        return [place] if known else group
 
 
 def make_folder(rng: random.Random, steps: int) -> Folder:
@@ -52,19 +64,22 @@ def make_folder(rng: random.Random, steps: int) -> Folder:
     driver.sync()
     driver.sweep()
     store = driver.store
+    groups = {place: number for number, group in enumerate(driver.model.groups) for place in group}
     places = []
     for key, track in driver.model.tracks.items():
         queue = store.queue(*key)
         for ordinal, sent in enumerate(track.sent):
             if sent is not None and sent.log_offset >= store.log.begin:
-                places.append(Place(key, ordinal, sent, queue.unit(ordinal, read_here)[1]))
+                places.append(Place(key, ordinal, sent, queue.unit(ordinal, read_here)[1], groups.get((key, ordinal))))
     places.sort(key=lambda place: place.sent.log_offset)
     begin = store.log.begin
     stopped = rng.random() < 0.5
     if stopped:
         store.close()
     driver.ended(power=False)
-    return Folder(driver.disk, driver.settings, places, stopped, begin)
+    checkpoint, _ = read_checkpoint(driver.disk, DATA)
+    assert checkpoint is not None
+    return Folder(driver.disk, driver.settings, places, stopped, begin, checkpoint.mark)
 
 
 def reopen(folder: Folder, disk: FaultyDisk) -> MessageStore:

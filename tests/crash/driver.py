@@ -13,11 +13,12 @@ from metaq.message import Durability, TopicPartition
 from metaq.store.disk import Usage
 from metaq.store.documents import read_document, write_document
 from metaq.store.files import read_here, run_here
-from metaq.store.messagestore import LOG, StoreSettings
+from metaq.store.messagestore import LOG
 from metaq.store.recovery import Recovery, open_store
 from metaq.store.retention import RetentionRules
+from metaq.store.settings import StoreSettings
 from metaq.store.verify import repair, verify
-from tests.crash.model import KEYS, Model, compare, expect, random_message
+from tests.crash.model import KEYS, MARKS, Model, Put, compare, expect, random_message
 from tests.support.faultydisk import DATA, EMPTY, FaultyDisk
 
 T = TypeVar("T")
@@ -36,8 +37,8 @@ class CaseFailed(AssertionError):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The store's own reports are left out: damage is what these tests make."""
-    logger = logging.getLogger("metaq.store")
+    """The reports of the code under test are left out: damage is what these tests make."""
+    logger = logging.getLogger("metaq")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
@@ -63,7 +64,6 @@ def random_settings(rng: random.Random) -> StoreSettings:
         queue_file_bytes=rng.choice((64, 256, 512)),
         index_slots=rng.choice((1, 5)),
         index_entries=rng.choice((8, 40)),
-        flush_slots=rng.choice((3, 1000)),
         hot_bytes=rng.choice((0, 2000, 1 << 20)),
         open_files=rng.choice((2, 4, 64)),
         sync_together=rng.choice((1, 2, 32)),
@@ -125,18 +125,32 @@ class Driver:
     # -- single operations --------------------------------------------------------------------------------------------
 
     def put(self) -> None:
-        """One turn of the loop: some messages, one append. Raises ``DiskFull`` when any of them was refused."""
+        """One turn of the loop: some messages, perhaps a group among them, one append.
+
+        Raises ``DiskFull`` when any of them was refused.
+        """
         largest = self.settings.segment_bytes - 400 if self.rng.random() < 0.1 else 600
         count = self.rng.choice((1, 1, 2, 5))
-        self.put_messages([(self.rng.choice(KEYS), *random_message(self.rng, largest)) for _ in range(count)])
+        puts = [[(self.rng.choice(KEYS), *random_message(self.rng, largest))] for _ in range(count)]
+        if self.rng.random() < 0.3:
+            members = [(self.rng.choice(KEYS), *random_message(self.rng, 600)) for _ in range(self.rng.choice((1, 2, 4)))]
+            puts.insert(self.rng.randrange(count + 1), [(MARKS, self.rng.randbytes(20), 0, None), *members])
+        self._turn(puts)
 
-    def put_messages(self, messages: Sequence[tuple[TopicPartition, bytes, int, str | None]]) -> None:
-        """One turn of the loop with these: partition, body, flag, attribute."""
+    def put_messages(self, messages: Sequence[Put]) -> None:
+        """One turn of the loop with these."""
+        self._turn([[message] for message in messages])
+
+    def _turn(self, puts: Sequence[Sequence[Put]]) -> None:
+        """Single messages, and groups that begin with their mark."""
         self.store.check_writable()
         refused: DiskFull | None = None
-        for message in messages:
+        for put in puts:
             try:
-                self.model.put(self.store, *message)
+                if len(put) == 1:
+                    self.model.put(self.store, put[0])
+                else:
+                    self.model.put_group(self.store, put)
             except DiskFull as error:  # the turn goes on without this one
                 refused = error
         try:

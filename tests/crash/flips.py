@@ -1,4 +1,4 @@
-"""One flipped bit: it is named by ``verify``, delivered by nobody, and costs at most the message that it touched.
+"""One flipped bit: it is named by ``verify``, delivered by nobody, and costs at most the message that it touched, or its group.
 
 The class of the file is drawn evenly, then a byte in it that carries data, then a bit. The folder is opened as the same boot
 of the machine finds it (the live mark counts) and as the next one does. Flips in unused space change nothing at all.
@@ -36,7 +36,7 @@ class Extent(NamedTuple):
     start: int
     end: int
     touched: Place | None
-    """The message that a flip here may cost."""
+    """The message that a flip here may cost, perhaps with its group."""
 
 
 def run(seed: int, count: int) -> Result:
@@ -91,15 +91,19 @@ def classes(folder: Folder) -> dict[str, list[Extent]]:
 def _classify_segment(folder: Folder, path: Path, data: bytearray, found: dict[str, list[Extent]], *, last: bool) -> None:
     base = int(path.name)
     end = 0
+    before: Place | None = None
     for place in folder.places:
         at = place.sent.log_offset - base
         if 0 <= at < len(data):
             found["log"].append(Extent(path, at, at + place.size, place))
-            end = at + place.size
+            end, before = at + place.size, place
     rest = len(data) - end
     if rest >= BLANK_SIZE and BLANK.unpack_from(data, end) == (rest, BLANK_MAGIC):
         if not last:
-            found["log"].append(Extent(path, end, end + BLANK_SIZE, None))
+            group = None if before is None else before.group
+            behind = [place.group for place in folder.places if place.sent.log_offset >= base + len(data)]
+            across = group is not None and group in behind  # it might be a member that is lost
+            found["log"].append(Extent(path, end, end + BLANK_SIZE, before if across else None))
         end += BLANK_SIZE
     if end < len(data):
         found[UNUSED].append(Extent(path, end, len(data), None))
@@ -134,10 +138,13 @@ def check_flip(folder: Folder, rng: random.Random, extent: Extent, at: int, bit:
             expect(unused or (extent.path, extent.start) in named, "verify names file and place", named)
         store = reopen(folder, disk)
         lost = lost_messages(folder, store)
-        expect(set(lost) <= {extent.touched}, "at most the touched message is lost", lost)
+        in_log = extent.touched is not None and extent.path.parent == DATA / LOG
+        at_risk = folder.falls_with(extent.touched, reboot=reboot) if in_log and extent.touched else [extent.touched]
+        expect(set(lost) <= set(at_risk), "at most the touched message is lost, or its group", lost)
+        expect(len(lost) in (0, len(at_risk)), "all of a group or nothing", lost, at_risk)
         for place in folder.places:
             queue = store.queue(*place.key)
-            if place != extent.touched:
+            if place not in at_risk:
                 expect(queue.next > place.ordinal, "ordinals never go back", queue, place)
         for place in rng.sample(folder.places, min(3, len(folder.places))):
             if place not in lost:

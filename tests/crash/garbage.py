@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 import metaq
 from metaq.protocol.commands import Command, Get, Invalid, Put, Quit, Stats, Transaction, Version
 from metaq.protocol.replies import MOVED, NOT_FOUND, OK, VALUE, Reply, ReplyReader
-from metaq.protocol.text import CommandReader, TextLimits, write_get, write_line, write_offset, write_put
+from metaq.protocol.text import TRANSACTION_TYPES, CommandReader, TextLimits, write_get, write_line, write_offset, write_put
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT, decode_messages
 from tests.crash.command import Result
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
@@ -53,6 +53,7 @@ LIMIT_NUMBERS: Final = [
     str(sign * (1 << bits) + more) for bits in (15, 31, 32, 63, 64, 200) for sign in (1, -1) for more in (-1, 0, 1)
 ]
 NUMBERS: Final = ["", "-", "+", "0", "-0", "+1", "-1", "00007", "1_0", "1e3", "0x10", "1.0", "²", *LIMIT_NUMBERS]
+KINDS_OF_STEPS: Final = sorted(TRANSACTION_TYPES)
 LINE_ENDS: Final = [b"\n", b"\r", b"\r\r\n", b"\n\r", b"\r\n\r\n", b" \r\n", b"\t\r\n", b"\0\r\n", b""]
 REPLY_LINE: Final = re.compile(rb"(?:result (?:200|301|400|403|404|500|503)|value) \d+ [+-]?\d+")
 
@@ -79,7 +80,7 @@ def valid(chance: Chance) -> bytes:
     topic, partition, opaque = chance.choice(TOPICS), chance.choice((0, 0, 0, 1, -1)), chance.randrange(-100, 100)
     body = chance.choice((b"", b"hello", b"\r\nquit\r\n", b"\0\0\0\5colorhi", chance.randbytes(chance.randrange(60))))
     position = chance.choice((0, 0, 25, 1 << 20, (1 << 63) - 1))
-    key, kind = chance.choice(("null", "TX:S1:1", "XID:100:0a0b:0c0d:m")), chance.choice(("BEGIN", "END", "PREPARE", "RECOVER"))
+    key, kind = chance.choice(("null", "TX:S1:1", "XID:100:0a0b:0c0d:m")), chance.choice(KINDS_OF_STEPS)
     match chance.randrange(12):
         case 0 | 1 | 2:
             return write_put(topic, partition, chance.choice((0, 0, 1)), body, opaque, old=chance.random() < 0.5)

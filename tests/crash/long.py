@@ -20,7 +20,7 @@ TABLE: Final = Path(__file__).parents[2] / "benchmarks" / "results" / "crash-pro
 HEADER: Final = """# The crash proof
 
 `make test-long` wrote this table. A run that finds a violation writes no row and prints the command that replays it; each row
-found none. What each one does stands at the top of its module in `tests/crash`.
+found none. What each one does stands at the top of its module in `tests/crash` or `tests/xa`.
 
 | run | cases | seeds | minutes | commit | details |
 |---|---:|---|---:|---|---|
@@ -33,11 +33,12 @@ class Run(NamedTuple):
     """One row of the table."""
 
     name: str
-    """Of the module in ``tests.crash``."""
+    """Of the module in the package."""
     cases: int
     seed: int = 0
     spread: bool = True
     """Over several processes, each with seeds of its own."""
+    package: str = "tests.crash"
 
 
 RUNS: Final = [
@@ -46,15 +47,18 @@ RUNS: Final = [
     Run("flips", 20_000),
     Run("full", 500, seed=1, spread=False),
     Run("syncs", 5_000),
+    Run("halves", 20_000),
+    Run("transactions", 200_000),
     Run("kills", 2_000, spread=False),
     Run("garbage", 300_000, spread=False),
     Run("frames", 300_000, spread=False),
+    Run("atomic", 1_000, spread=False, package="tests.xa"),
 ]
 
 
 def execute(run: Run, seed: int, count: int) -> Result:
     """One run in this process."""
-    result: Result = importlib.import_module(f"tests.crash.{run.name}").run(seed, count)
+    result: Result = importlib.import_module(f"{run.package}.{run.name}").run(seed, count)
     return result
 
 

@@ -2,11 +2,12 @@
 
 The model keeps, per partition, every message by ordinal with the text position and log offset that the store gave it.
 ``appended`` of them survive a killed process, ``synced`` of them a power cut. ``check`` compares an opened store with that and
-takes over what else it found: messages in flight at the end may be there, whole and in their place, or not.
+takes over what else it found: messages in flight at the end may be there, whole and in their place, or not; of a group all
+are there or none.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -28,8 +29,11 @@ from metaq.protocol.textmessage import HEADER_SIZE_TEXT, Stored, decode_messages
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.files import read_here
 from metaq.store.messagestore import MessageStore
+from metaq.store.together import Ready, put_together
 
-KEYS: Final = [TopicPartition(topic, partition) for topic in ("orders", "t") for partition in (0, 1)]
+MARKS: Final = TopicPartition("METAQ_SYS_TRANSACTIONS", 0)
+"""Where marks of groups are put, and messages of their own."""
+KEYS: Final = [*(TopicPartition(topic, partition) for topic in ("orders", "t") for partition in (0, 1)), MARKS]
 _HOST: Final = host_bytes("127.0.0.1", 8123)
 
 
@@ -41,6 +45,10 @@ def expect(condition: bool, text: str, *details: object) -> None:
     """``assert`` that is never optimised away and formats only on failure."""
     if not condition:
         raise Violation(f"{text}: {' '.join(map(repr, details))}")
+
+
+Put = tuple[TopicPartition, bytes, int, str | None]
+"""What is to be put: partition, body, flag and attribute."""
 
 
 class Sent(NamedTuple):
@@ -68,9 +76,9 @@ class Track:
     synced: int = 0
 
 
-def message_keys(ordinal: int) -> tuple[str, ...]:
-    """Two of three messages have keys: one of their own, and perhaps one that they share."""
-    return (f"u{ordinal}", "shared")[: ordinal % 3]
+def message_keys(key: TopicPartition, ordinal: int) -> tuple[str, ...]:
+    """Two of three messages have keys: one of their own, and perhaps one that they share. Marks have none."""
+    return () if key == MARKS else (f"u{ordinal}", "shared")[: ordinal % 3]
 
 
 def random_message(rng: random.Random, largest: int) -> tuple[bytes, int, str | None]:
@@ -85,6 +93,8 @@ class Model:
 
     def __init__(self) -> None:
         self.tracks: dict[TopicPartition, Track] = {}
+        self.groups: list[list[tuple[TopicPartition, int]]] = []
+        """Partition and ordinal of the records that must all be there, or none of them."""
         self.begin_allowed = 0
         """The log may have lost what is before this offset: retention was told so."""
 
@@ -92,26 +102,33 @@ class Model:
         """For another future of the same past."""
         twin = Model()
         twin.tracks = {key: Track(list(track.sent), track.appended, track.synced) for key, track in self.tracks.items()}
+        twin.groups = list(self.groups)
         twin.begin_allowed = self.begin_allowed
         return twin
 
     # -- following what the store does --------------------------------------------------------------------------------
 
-    def put(self, store: MessageStore, key: TopicPartition, body: bytes, flag: int, attribute: str | None) -> None:
+    def put(self, store: MessageStore, put: Put) -> None:
         """Stage one message; it is remembered only when the store took it."""
-        queue = store.queue(*key)
-        keys = message_keys(queue.next)
-        pairs = [] if attribute is None else [(TAGS, attribute)]
-        pairs += zip((UNIQ_KEY, KEYS_PROPERTY), keys, strict=False)
-        tail = record_tail(key.topic, encode_properties(pairs)) if pairs else None
-        middle = constant_middle(0, store.clock.now_ms(), _HOST, store.clock.now_ms(), _HOST)
-        sent = Sent(body, flag, attribute, keys, queue.text_end, 0)
-        ordinal = queue.next
-        tag = 0 if attribute is None else java_hash(attribute)
-        log_offset = store.put(queue, flag, body, body_crc(body), middle, sent.text_size, tail, tag, keys)
+        ready, sent = _ready(store, put, [])
+        self._put(put[0], sent, store.put(*ready))
+
+    def put_group(self, store: MessageStore, puts: Sequence[Put]) -> None:
+        """Stage a mark and its members."""
+        made: list[tuple[Put, Sent]] = []
+        group = []
+        for put in puts:
+            ready, sent = _ready(store, put, [before for each, before in made if each[0] == put[0]])
+            made.append((put, sent))
+            group.append(ready)
+        offsets = put_together(store, group[0], group[1:])
+        places = [self._put(put[0], sent, offset) for (put, sent), offset in zip(made, offsets, strict=True)]
+        self.groups.append(places)
+
+    def _put(self, key: TopicPartition, sent: Sent, log_offset: int) -> tuple[TopicPartition, int]:
         track = self.tracks.setdefault(key, Track())
-        expect(ordinal == len(track.sent), "ordinals are consecutive", key, ordinal, len(track.sent))
         track.sent.append(sent._replace(log_offset=log_offset))
+        return key, len(track.sent) - 1
 
     def appended(self) -> None:
         """``append`` returned."""
@@ -122,6 +139,7 @@ class Model:
         """``append`` failed: nothing of the turn was stored."""
         for track in self.tracks.values():
             del track.sent[track.appended :]
+        self.groups = [group for group in self.groups if group[0][1] < self.tracks[group[0][0]].appended]
 
     def before_sync(self) -> dict[TopicPartition, int]:
         """What a sync that begins now will cover."""
@@ -158,6 +176,17 @@ class Model:
             track.appended = queue.next
             if store.settings.durability is Durability.DISK:
                 track.synced = queue.next
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        whole = []
+        for group in self.groups:
+            sent = [self.tracks[key].sent[ordinal : ordinal + 1] for key, ordinal in group]
+            there = [found not in ([], [None]) for found in sent]
+            expect(len(set(there)) == 1, "all of a group or nothing", group, there)
+            if there[0]:
+                whole.append(group)
+        self.groups = whole
 
     def check_found(self, store: MessageStore, key: TopicPartition, rng: random.Random) -> None:
         """Some readable messages are found by their keys, whatever the index has seen, unless it has no room."""
@@ -202,6 +231,20 @@ class Model:
             expect(answer == (ordinal, sent.position), "locate", queue, inside, answer, (ordinal, sent.position))
         end = (queue.readable, TextPosition(queue.text_end))
         expect(store.locate(queue, queue.text_end, read_here) == end, "locate the end", queue)
+
+
+def _ready(store: MessageStore, put: Put, before: Sequence[Sent]) -> tuple[Ready, Sent]:
+    """A message that follows those ``before`` it, which are not staged yet, in its partition."""
+    key, body, flag, attribute = put
+    queue = store.queue(*key)
+    keys = message_keys(key, queue.next + len(before))
+    pairs = [] if attribute is None else [(TAGS, attribute)]
+    pairs += zip((UNIQ_KEY, KEYS_PROPERTY), keys, strict=False)
+    tail = record_tail(key.topic, encode_properties(pairs)) if pairs else None
+    middle = constant_middle(0, store.clock.now_ms(), _HOST, store.clock.now_ms(), _HOST)
+    tag = 0 if attribute is None else java_hash(attribute)
+    sent = Sent(body, flag, attribute, keys, queue.text_end + sum(each.text_size for each in before), 0)
+    return Ready(queue, flag, body, body_crc(body), middle, sent.text_size, tail, tag, keys), sent
 
 
 def compare(queue: ConsumeQueue, ordinal: int, sent: Sent, stored: Stored, id_base: int) -> None:

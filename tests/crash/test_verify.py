@@ -12,8 +12,9 @@ from metaq.protocol.record import constant_middle, host_bytes
 from metaq.store.disk import RealDisk
 from metaq.store.documents import write_document
 from metaq.store.files import read_here
-from metaq.store.messagestore import MessageStore, StoreSettings
+from metaq.store.messagestore import MessageStore
 from metaq.store.recovery import open_store
+from metaq.store.settings import StoreSettings
 from metaq.store.verify import repair, verify
 from tests.crash.driver import Driver, quiet
 from tests.crash.model import KEYS

@@ -190,7 +190,7 @@ def read_rows() -> list[Row]:
 def promised() -> Iterator[str]:
     """The features that the table has to speak of."""
     for system, ranges in (
-        ("MQ", ((1, 19), (25, 33), (37, 41), (54, 64), (103, 103), (109, 110), (115, 115))),
+        ("MQ", ((1, 19), (25, 33), (37, 41), (54, 64), (71, 78), (103, 103), (107, 110), (115, 115))),
         (
             "SG",
             (

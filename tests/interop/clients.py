@@ -207,10 +207,14 @@ class ClientProcess:
         self.wait(lambda: not missing(), f"{len(wanted)} messages for {consumer}", seconds)
         return self.messages(consumer)
 
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """What the driver has reported of that kind up to now."""
+        with self._changed:
+            return [event for event in self._events if event["event"] == kind]
+
     def acknowledged(self, topic: str) -> list[str]:
         """The texts of a stream that the broker has acknowledged up to now."""
-        with self._changed:
-            return [event["text"] for event in self._events if event["event"] == "acknowledged" and event["topic"] == topic]
+        return [event["text"] for event in self.events("acknowledged") if event["topic"] == topic]
 
     def call(self, step: str, **arguments: object) -> Any:
         """Let the driver do one step, with the arguments that Driver.java and main.go read."""

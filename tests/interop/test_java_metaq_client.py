@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.partner("java", "mvn"), pytest.mark.timeout(900)]
 
 RECORD_HEADER_BYTES = 20
 MAX_INT64 = 2**63 - 1
-NO_TRANSACTIONS = "transactions are not available yet"
 BODIES: list[tuple[bytes, str | None]] = [
     (b"hello", None),
     (b"hello", "TagA"),
@@ -207,52 +206,6 @@ def test_statistics(client: JavaClient, broker: BrokerProcess) -> None:
     assert int(stats["cmd_put"]) >= len(BODIES)
     assert client.stats("java-stats")["message_count"] == str(len(BODIES))
     assert "realtime_put" in client.stats("realtime")
-
-
-def test_local_transaction_is_refused(client: JavaClient, relay: Relay) -> None:
-    """MQ-109: begin, put, commit and rollback fail with the broker's text and store nothing."""
-    client.step("begin")  # sends nothing: the client begins with the first message
-    with pytest.raises(JavaError, match=NO_TRANSACTIONS) as refused:
-        client.put(Outgoing("java-local", b"first"))
-    assert refused.value.chain[0][0] == "MetaClientException"
-    # The client now takes the transaction for begun, and the next message carries its key.
-    second = client.put(Outgoing("java-local", b"second"))
-    assert not second.success
-    assert NO_TRANSACTIONS in (second.error or "")
-    with pytest.raises(JavaError, match=NO_TRANSACTIONS):
-        client.step("commit")
-    client.step("begin")
-    with pytest.raises(JavaError, match=NO_TRANSACTIONS):
-        client.put(Outgoing("java-local", b"third"))
-    with pytest.raises(JavaError, match=NO_TRANSACTIONS):
-        client.step("rollback")
-
-    assert client.put(Outgoing("java-local", b"ordinary")).success
-    assert [message.payload for message in client.read_all("java-local", 1_024)] == [b"ordinary"]
-    assert re.search(rb"put java-local -1 6 0 \d+ TX:\S+ -\d+\r\nsecond", relay.requests)
-    assert relay.connections == 1
-
-
-def test_xa_branch_is_refused(client: JavaClient, relay: Relay) -> None:
-    """MQ-109: all but END, which has no answer, raise XAException with the broker's text."""
-
-    def refusal(step: str) -> JavaError:
-        with pytest.raises(JavaError, match=NO_TRANSACTIONS) as refused:
-            client.step(step)
-        return refused.value
-
-    refusals = [refusal("xa_start")]
-    client.step("xa_end")
-    refusals += map(refusal, ("xa_prepare", "xa_commit", "xa_commit_one_phase", "xa_rollback", "xa_forget"))
-    assert [error.chain[0][0] for error in refusals] == ["XAException"] * len(refusals)
-    assert all(error.code is not None and error.code < 0 for error in refusals)
-    # A broker that refuses is left out of a recovery, which then finds no branch.
-    assert client.step("xa_recover") == 0
-
-    assert client.put(Outgoing("java-xa", b"ordinary")).success
-    [end] = re.findall(rb"transaction XID:\S+ \S+ END \S+ (-\d+)\r\n", relay.requests)
-    assert b" %s\r\n" % end not in relay.answers
-    assert relay.connections == 1
 
 
 def test_client_returns_to_a_killed_broker(class_path: str, tmp_path: Path) -> None:

@@ -29,13 +29,12 @@ def only(kind: str) -> str:
     return fence.text
 
 
-def example(kind: str) -> tuple[str, str]:
-    """The document's one program of that kind, and the output shown behind it."""
+def examples(kind: str) -> list[tuple[str, str]]:
+    """The document's programs of that kind, each with the output shown behind it."""
     found = fences(DOCUMENT)
-    (place,) = (number for number, fence in enumerate(found) if fence.kind == kind)
-    output = found[place + 1]
-    assert output.kind == "text", f"{output.place}: no output is shown"
-    return found[place].text, output.text
+    pairs = [(fence, found[place + 1]) for place, fence in enumerate(found) if fence.kind == kind]
+    assert pairs and all(output.kind == "text" for _, output in pairs), "no program, or one without its output"
+    return [(program.text, output.text) for program, output in pairs]
 
 
 def run(command: Sequence[str], home: Path) -> str:
@@ -56,15 +55,17 @@ def run(command: Sequence[str], home: Path) -> str:
 
 
 def run_java(home: Path, registry: str, *properties: str) -> None:
-    program, output = example("java")
-    source = home / "QuickStart.java"
-    source.write_text(program.replace(ADDRESS, registry), "utf-8")
-    assert run(["java", f"-Duser.home={home}", *properties, *java_flags(), str(source)], home) == output
+    for program, output in examples("java"):
+        name = re.search(r"^public class (\w+)", program, re.MULTILINE)
+        assert name is not None
+        source = home / f"{name[1]}.java"
+        source.write_text(program.replace(ADDRESS, registry), "utf-8")
+        assert run(["java", f"-Duser.home={home}", *properties, *java_flags(), str(source)], home) == output
 
 
 @pytest.mark.partner("java", "mvn")
 def test_java(tmp_path: Path) -> None:
-    """RD-016, RD-017, SG-119, SG-131: the program runs as it stands, and prints what is shown."""
+    """RD-016, RD-017, RD-105, SG-119, SG-131: the programs run as they stand, and print what is shown."""
     with BrokerProcess(tmp_path / "data") as broker:
         run_java(tmp_path, broker.registry)
 
@@ -86,7 +87,7 @@ def test_java_with_tls(tmp_path: Path) -> None:
 @pytest.mark.partner("go")
 def test_go(tmp_path: Path) -> None:
     """RD-016, RD-017, SG-119, SG-131: the program runs as it stands, and prints what is shown."""
-    program, output = example("go")
+    ((program, output),) = examples("go")
     module = tmp_path / "module"
     module.mkdir()
     for name in ("go.mod", "go.sum"):

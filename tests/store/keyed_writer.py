@@ -13,8 +13,9 @@ from metaq.message import Durability
 from metaq.protocol.keys import KEYS, UNIQ_KEY, keys_of
 from metaq.protocol.record import constant_middle, encode_properties, host_bytes, record_tail
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
-from metaq.store.messagestore import MessageStore, StoreSettings
+from metaq.store.messagestore import MessageStore
 from metaq.store.recovery import open_store
+from metaq.store.settings import StoreSettings
 
 SETTINGS: Final = StoreSettings(
     segment_bytes=256 * 1024, index_slots=500, index_entries=5000, durability=Durability.MEMORY, open_files=8

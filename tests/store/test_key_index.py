@@ -24,9 +24,10 @@ from metaq.store.disk import RealDisk, Usage
 from metaq.store.files import ColdRead, FileCache, read_cached, read_here, run_here
 from metaq.store.indexfile import HEADER, ITEM, SLOT, Entry, file_size
 from metaq.store.keyindex import NO_INDEX, KeyIndex
-from metaq.store.messagestore import MessageStore, StoreSettings
+from metaq.store.messagestore import MessageStore
 from metaq.store.recovery import open_store
 from metaq.store.retention import RetentionRules
+from metaq.store.settings import StoreSettings
 from metaq.store.verify import repair, verify
 from tests.support.faultydisk import DATA, FaultyDisk, Stopped
 
@@ -378,6 +379,7 @@ class IndexMachine(RuleBasedStateMachine):
     def _open(self) -> None:
         self.index = KeyIndex(DATA / "index", FileCache(self.disk, 2), 3, 12)
         self.index.load(self.mark, {entry[0]: entry[3] for entry in self.entered}.get)
+        self.index.open(read_here)
         del self.entered[self.durable :]
 
     @rule(words=st.lists(st.sampled_from(WORDS), min_size=1, max_size=4, unique=True), later_ms=st.integers(-900, 9000))

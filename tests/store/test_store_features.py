@@ -27,9 +27,10 @@ from metaq.protocol.textmessage import HEADER_SIZE_TEXT
 from metaq.store.consumequeue import FILLER_SIZE
 from metaq.store.disk import File, RealDisk, RealFile, Usage
 from metaq.store.files import read_cached, read_here
-from metaq.store.messagestore import MessageStore, StoreSettings
+from metaq.store.messagestore import MessageStore
 from metaq.store.recovery import open_store
 from metaq.store.retention import RetentionRules
+from metaq.store.settings import StoreSettings
 from tests.support.faultydisk import DATA, FaultyDisk
 
 SEGMENT: Final = 16 * 1024

@@ -12,8 +12,9 @@ from metaq.message import Durability
 from metaq.protocol.record import HEADER_SIZE, constant_middle, host_bytes
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
 from metaq.store.files import read_here
-from metaq.store.messagestore import MessageStore, StoreSettings
+from metaq.store.messagestore import MessageStore
 from metaq.store.recovery import open_store
+from metaq.store.settings import StoreSettings
 
 HOST: Final = host_bytes("127.0.0.1", 10911)
 SETTINGS: Final = StoreSettings(segment_bytes=16 * 1024, queue_file_bytes=256, hot_bytes=0, durability=Durability.MEMORY)

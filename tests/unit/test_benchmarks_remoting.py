@@ -17,7 +17,7 @@ from benchmarks.holding import Holding, holder, measure_holding
 from benchmarks.link import Link
 from benchmarks.peers import Level, metaq
 from benchmarks.programs import LoadPlan, run_load
-from benchmarks.suites.remoting import held_checks, send_checks, topic_checks
+from benchmarks.suites.remoting import SENDS, held_checks, topic_checks
 from benchmarks.topics import Serving, Topics, measure_topics
 from metaq.protocol.batch import BatchItem, decode_batch
 from metaq.protocol.codes import Request, Response
@@ -136,9 +136,9 @@ def figures(rate: float) -> Load:
 
 
 def test_every_way_of_sending_is_compared_with_text_puts() -> None:
-    rates = {"text put": 100.0, "send, bare": 40.0, "send, as Java does": 24.0, "batch of 32, bare": 200.0}
-    loads = {name: [figures(rate * part) for part in (0.5, 1.0, 3.0)] for name, rate in rates.items()}
-    verdicts = {check.name: (check.must_verdict, check.aim_verdict) for check in send_checks(loads)}
+    rates = {"send, bare": 40.0, "send, as Java does": 24.0, "batch of 32, bare": 200.0}
+    pairs = {name: [(figures(rate * part), figures(100 * part)) for part in (0.5, 1.0, 3.0)] for name, rate in rates.items()}
+    verdicts = {check.name: (check.must_verdict, check.aim_verdict) for check in SENDS.checks(pairs)}
     assert verdicts == {
         "send, bare, 128 B: of text put": (Verdict.HELD, Verdict.NOT_REACHED),
         "send, as Java does, 128 B: of text put": (Verdict.MISSED, Verdict.NOT_REACHED),

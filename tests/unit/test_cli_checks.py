@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from metaq.cli.doctor import check_advertised, check_clocks, check_disks, check_reached, check_registered, reach_of
+from metaq.cli.doctor import (
+    check_advertised,
+    check_clocks,
+    check_disks,
+    check_reached,
+    check_registered,
+    check_transactions,
+    reach_of,
+)
 from metaq.cli.doctorfacts import BrokerState, DoctorFacts, RegistryState, difference
 from metaq.cli.findings import Finding, Level, some
 from metaq.client.views import BrokerIdentity, BrokerView
@@ -93,6 +101,24 @@ def test_disks(ratio: str, free_gib: float, config: dict[str, str], found: Level
     info = {"commitLogDiskRatio": ratio, "commitLogDirCapacity": f"Total : 100.0 GiB, Free : {free_gib:.1f} GiB."}
     (finding,) = check_disks(facts(info=info, config=config))
     assert finding.level is found
+
+
+@pytest.mark.parametrize(
+    ("prepared_s", "half_s", "found"),
+    [
+        (0, 0, [Level.OK]),
+        (599, 599, [Level.OK]),
+        (600, 0, [Level.WARNING]),
+        (0, 3599, [Level.WARNING]),
+        (3600, 0, [Level.PROBLEM]),
+        (600, 3600, [Level.WARNING, Level.PROBLEM]),
+    ],
+)
+def test_old_transactions(prepared_s: int, half_s: int, found: list[Level]) -> None:
+    """MQ-107: nobody decides what has been undecided for ten minutes, and after an hour that is a problem."""
+    ages = {"tx_oldest_prepared_s": str(prepared_s), "half_oldest_s": str(half_s)}
+    assert levels(list(check_transactions(facts(info={"tx_prepared": "3", "half_undecided": "2", **ages})))) == found
+    assert list(check_transactions(facts(info={}))) == []  # another kind of broker
 
 
 def test_a_process_that_is_registered_twice() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.store.disk import Usage
-from metaq.store.retention import FORCED_AT_ONCE, HOUR_MS, RetentionRules, SegmentAge, plan, room_refusal
+from metaq.store.retention import FORCED_AT_ONCE, HOUR_MS, Plan, RetentionRules, SegmentAge, plan, room_refusal
 
 GIB: Final = 1024**3
 RULES: Final = RetentionRules()
@@ -29,7 +29,7 @@ def ages(now_ms: int, *hours: float) -> list[SegmentAge]:
 def test_expired_segments_go_at_their_hour() -> None:
     """SG-045: 72 hours, at four o'clock."""
     segments = ages(FOUR, 100, 73, 72, 71.9, 1)
-    assert plan(segments, FOUR, disk(0.5), RULES) == ([0, GIB, 2 * GIB], None)
+    assert plan(segments, FOUR, disk(0.5), RULES) == Plan([0, GIB, 2 * GIB], None)
 
 
 @pytest.mark.parametrize(("minutes", "due"), [(-1, False), (0, True), (59, True), (60, False), (8 * 60, False)])
@@ -52,7 +52,7 @@ def test_the_log_loses_only_its_oldest_end() -> None:
 @pytest.mark.parametrize(("ratio", "due"), [(0.74, False), (0.75, True), (0.84, True)])
 def test_above_the_clean_watermark_expired_segments_go_at_any_hour(ratio: float, due: bool) -> None:
     """SG-046."""
-    assert plan(ages(NOON, 100, 80, 1), NOON, disk(ratio), RULES) == ([0, GIB] if due else [], None)
+    assert plan(ages(NOON, 100, 80, 1), NOON, disk(ratio), RULES) == Plan([0, GIB] if due else [], None)
 
 
 @pytest.mark.parametrize("now", [NOON, FOUR])
@@ -60,8 +60,8 @@ def test_above_the_force_watermark_young_segments_go_a_few_at_a_time(now: int) -
     """SG-047."""
     young = ages(now, *[1.0] * 15)
     oldest = [segment.base for segment in young[:FORCED_AT_ONCE]]
-    assert plan(young, now, disk(0.85), RULES) == (oldest, None)
-    assert plan(young[:3], now, disk(0.89), RULES) == (oldest[:3], None)
+    assert plan(young, now, disk(0.85), RULES) == Plan(oldest, None)
+    assert plan(young[:3], now, disk(0.89), RULES) == Plan(oldest[:3], None)
     assert plan(young, now, disk(0.84), RULES).delete == []
 
 
@@ -77,7 +77,7 @@ def test_above_the_refuse_watermark_puts_are_refused() -> None:
 def test_a_large_disk_with_room_is_not_full() -> None:
     """A ratio alone would refuse puts with a hundred gigabytes free."""
     roomy = disk(0.99, RULES.ample_free_bytes)
-    assert plan(ages(NOON, 100), NOON, roomy, RULES) == ([], None)
+    assert plan(ages(NOON, 100), NOON, roomy, RULES) == Plan([], None)
     scarce = disk(0.99, RULES.ample_free_bytes - 1)
     assert plan(ages(NOON, 100), NOON, scarce, RULES).delete == [0]
     assert room_refusal(scarce, RULES) is not None

@@ -1,33 +1,34 @@
 """``stats``, ``version``, ``help``, ``create`` and the commands that are refused for now."""
 
+import contextlib
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import gevent
 
 import metaq
 from metaq.errors import MetaqError, NotWritable, StoreError
-from metaq.message import Durability, TopicPartition
+from metaq.message import INTERNAL_TOPICS, Durability, TopicPartition
 from metaq.protocol.codes import READ, WRITE
-from metaq.protocol.commands import Auth, Create, Help, Stats, Sync, Transaction, Version
-from metaq.protocol.replies import BAD_REQUEST, ERROR, FORBIDDEN, OK, UNAVAILABLE, write_result
+from metaq.protocol.commands import Auth, Create, Help, Stats, Sync, Version
+from metaq.protocol.replies import BAD_REQUEST, FORBIDDEN, OK, UNAVAILABLE, write_result
 from metaq.server.context import Context
 from metaq.server.counters import Meter
-from metaq.server.handlers.put import NO_TRANSACTIONS
 from metaq.server.permissions import Action, allowed
 from metaq.server.session import Session
 from metaq.server.tables import Topic
 from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.files import ColdRead, read_cached
+from metaq.store.files import ColdRead, Read, read_cached
 
 HELP: Final = """\
 put TOPIC PARTITION LENGTH FLAG [CHECKSUM] OPAQUE, then LENGTH bytes   store a message; partition -1: the broker chooses
 get TOPIC GROUP PARTITION POSITION MAXSIZE OPAQUE [wait=MS]           read messages from a position on
 offset TOPIC GROUP PARTITION POSITION OPAQUE                          the valid position nearest to one
 create TOPIC PARTITIONS OPAQUE                                        create a topic or give it more partitions
+transaction KEY SESSION TYPE [TIMEOUT] [QUALIFIER] OPAQUE             messages put together, with their KEY before the OPAQUE
 stats [ITEM] OPAQUE                                                   statistics; `stats help 1` lists the items
 version OPAQUE                                                        the version
 quit                                                                  close the connection
@@ -53,10 +54,13 @@ UNKNOWN: Final = 1
 class AdminHandler:
     """Answers at once: what is not in the page cache is left out rather than waited for."""
 
-    def __init__(self, context: Context, save_topics: Callable[[], None]) -> None:
-        """``save_topics`` returns when the topic table as it is now is durable."""
+    def __init__(
+        self, context: Context, save_topics: Callable[[], None], transactions: Callable[[Read], Mapping[str, object]]
+    ) -> None:
+        """``save_topics`` returns when the topic table as it is now is durable; ``transactions`` tells numbers by name."""
         self._context = context
         self._save_topics = save_topics
+        self._transactions = transactions
         self._topic_base: dict[str, tuple[int, int]] = {}  # messages and bytes of a topic when real-time counting began
 
     # -- commands -----------------------------------------------------------------------------------------------------
@@ -72,11 +76,6 @@ class AdminHandler:
 
     def sync(self, session: Session, sync: Sync) -> None:
         session.reply(write_result(UNAVAILABLE, "sync is answered by synchronous slaves only", sync.opaque))
-
-    def transaction(self, session: Session, transaction: Transaction) -> None:
-        """END is never answered (specs: text protocol, section 1.6)."""
-        if transaction.type != "END":
-            session.reply(write_result(ERROR, NO_TRANSACTIONS, transaction.opaque))
 
     def create(self, session: Session, create: Create) -> None:
         if not allowed(session.principal, Action.CREATE, create.topic):
@@ -184,13 +183,14 @@ class AdminHandler:
         yield f"cmd_put {counters.put.count}"
         yield f"cmd_get {counters.get.count}"
         yield f"cmd_offset {counters.offset.count}"
-        yield "tx_begin 0"
-        yield "tx_xa_begin 0"
-        yield "tx_commit 0"
-        yield "tx_rollback 0"
+        yield f"tx_begin {counters.tx_begin.count}"
+        yield f"tx_xa_begin {counters.tx_xa_begin.count}"
+        yield f"tx_commit {counters.tx_commit.count}"
+        yield f"tx_rollback {counters.tx_rollback.count}"
         yield f"get_miss {counters.get_miss.count}"
         yield f"put_failed {counters.put_failed.count}"
-        yield f"total_messages {sum(queue.readable - self._first(queue)[0] for queue in context.store.queues.values())}"
+        users = [queue for queue in context.store.queues.values() if queue.topic not in INTERNAL_TOPICS]
+        yield f"total_messages {sum(queue.readable - self._first(queue)[0] for queue in users)}"
         yield f"topics {len(context.topics.of_users())}"
         yield f"config_checksum {zlib.crc32(self._config().encode())}"
         yield f"durability {context.settings.durability}"
@@ -204,6 +204,8 @@ class AdminHandler:
         yield f"index_behind {store.index_behind_bytes}"
         yield f"indexing {'no: ' + store.index_paused if store.index_paused else 'yes'}"
         yield f"writable {'no: ' + refusal if (refusal := self._refusal()) else 'yes'}"
+        with contextlib.suppress(ColdRead):
+            yield from (f"{name} {value}" for name, value in self._transactions(read_cached).items())
 
     def _refusal(self) -> str | None:
         try:

@@ -39,13 +39,23 @@ class BrokerInfoHandler:
     """Shows, and changes the little that can be changed while the broker runs."""
 
     def __init__(
-        self, context: Context, turns: Turns, positions: Callable[[], Mapping[int, int]], later: Later, advertised: Address
+        self,
+        context: Context,
+        turns: Turns,
+        positions: Callable[[], Mapping[int, int]],
+        transactions: Callable[[Read], Mapping[str, object]],
+        later: Later,
+        advertised: Address,
     ) -> None:
-        """``positions`` says up to which ordinal the messages of each delay level are delivered."""
+        """``positions`` says up to which ordinal the messages of each delay level are delivered.
+
+        ``transactions`` tells numbers by name.
+        """
         self._context = context
         self._store = context.store
         self._turns = turns
         self._positions = positions
+        self._transactions = transactions
         self._later = later
         self._advertised = advertised
         self._started_ms = context.store.clock.now_ms()
@@ -150,6 +160,7 @@ class BrokerInfoHandler:
 
     def _runtime(self, read: Read) -> Answer:
         table = {**self._identity(), **self._log(read), **self._counted(), **self._waiting(), **self._schedule(), **_NOTHING}
+        table.update(self._transactions(read))
         return Answer(body=(encode_kv_table({name: str(value) for name, value in table.items()}),))
 
     def _identity(self) -> dict[str, object]:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from metaq.errors import (
     AccessDenied,
-    BadRequest,
     BrokerError,
     ChecksumMismatch,
     MetaqError,
@@ -25,8 +24,6 @@ from metaq.server.tables import FORBIDDEN
 from metaq.server.textsession import TextOutcome, TextSession, result
 from metaq.server.turn import Turns
 from metaq.store.consumequeue import ConsumeQueue
-
-NO_TRANSACTIONS = "transactions are not available yet in this version of metaq"
 
 
 class PutHandler:
@@ -54,15 +51,13 @@ class PutHandler:
             self._known_for = self._context.topics.version
         obstacle = None if store.writable and not self._turns.overloaded else self._obstacle()
         for put in commands[at:] if at else commands:
-            if type(put) is not Put:
+            if type(put) is not Put or put.transaction is not None:
                 break
-            put_topic, number, flag, checksum, transaction, opaque, body = put
+            put_topic, number, flag, checksum, _, opaque, body = put
             size += len(body)
             try:
                 if obstacle is not None:
                     raise obstacle
-                if transaction is not None:
-                    raise BadRequest(NO_TRANSACTIONS)
                 if put_topic != topic or number != asked or number < 0:
                     self._check_allowed(session, put)
                     queue = known.get((put_topic, number)) or self._partition(put)
@@ -73,7 +68,7 @@ class PutHandler:
                 else:
                     crc = zlib.crc32(body) & 0x7FFFFFFF
                     if crc != checksum != NO_CHECKSUM:
-                        raise _checksum_mismatch()
+                        raise checksum_mismatch()
                     offset = store.put(queue, flag, body, crc, middle, HEADER_SIZE_TEXT + len(body))
             except (BrokerError, ProtocolError, StoreError) as error:
                 failed += 1
@@ -110,6 +105,16 @@ class PutHandler:
             return error
         return None
 
+    def partition(self, session: TextSession, put: Put) -> ConsumeQueue:
+        """The partition that a put in a transaction names, when it may be put to now."""
+        if (obstacle := self._obstacle()) is not None:
+            raise obstacle
+        if self._known_for != self._context.topics.version:
+            self._partitions.clear()
+            self._known_for = self._context.topics.version
+        self._check_allowed(session, put)
+        return self._partitions.get((put.topic, put.partition)) or self._partition(put)
+
     def _check_allowed(self, session: TextSession, put: Put) -> None:
         if not allowed(session.principal, Action.PUBLISH, put.topic):
             raise AccessDenied(f"{session.principal} may not publish to {put.topic}")
@@ -142,7 +147,7 @@ class PutHandler:
         """The attribute becomes the TAGS property, so that a binary client sees payload and tag."""
         crc = zlib.crc32(put.body) & 0x7FFFFFFF
         if crc != put.checksum != NO_CHECKSUM:
-            raise _checksum_mismatch()
+            raise checksum_mismatch()
         attribute, payload = split_attribute(put.flag, put.body)
         assert attribute is not None
         properties = encode_properties([(TAGS, attribute)])
@@ -155,11 +160,9 @@ class PutHandler:
     def _refusal(self, put: Put, error: MetaqError) -> str:
         where = TopicPartition(put.topic, put.partition)
         text = f"Put message to [broker '{self._context.url}'] [partition '{where}'] failed.Detail:{error}"
-        if put.transaction is not None:
-            return result(500, str(error), put.opaque)
         return result(error.status, text, put.opaque)
 
 
-def _checksum_mismatch() -> ChecksumMismatch:
+def checksum_mismatch() -> ChecksumMismatch:
     # the original broker's words, misspelling included: clients' logs are searched for them
     return ChecksumMismatch("Checksum failure,message may be corrupted when transfering on networking.")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from metaq.errors import AccessDenied, MessageIllegal, MetaqError, RequestFailed, UnknownTopic, WrongPartition
+from metaq.errors import AccessDenied, MessageIllegal, MetaqError, UnknownTopic, WrongPartition
 from metaq.protocol import properties
 from metaq.protocol.batch import decode_batch
 from metaq.protocol.codes import (
@@ -23,21 +23,22 @@ from metaq.protocol.codes import (
     Response,
 )
 from metaq.protocol.headers import Int32, SendMessage, decode_header, with_names
-from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, HEADER_SIZE, constant_middle, java_hash
+from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, HEADER_SIZE, constant_middle, java_hash, longer_tail
 from metaq.protocol.remoting import HEAD, RemotingCommand, encode_response
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
 from metaq.server.context import Context
 from metaq.server.counters import Counters
 from metaq.server.front import RequestHandler
+from metaq.server.handlers.half import HalfHandler, half_of, is_half, is_transactional
 from metaq.server.handlers.sendback import dead_letter, most_retries, report_dead_letter
 from metaq.server.permissions import Action, allowed
 from metaq.server.remoting import Answer, RemotingSession
-from metaq.server.tables import DEFAULT_TOPIC, FORBIDDEN, RETRY_PREFIX, Topic
+from metaq.server.tables import DEFAULT_TOPIC, FORBIDDEN, HALF_TOPIC, RETRY_PREFIX, Topic
 from metaq.server.turn import Turns
 from metaq.server.writing import CLEARED, Draft, Placed, delayed, stage
 from metaq.store.consumequeue import ConsumeQueue
 
-NO_TRANSACTIONS: Final = "transactional messages are not available yet in this version of metaq"
+NO_BATCH: Final = "a message of a batch can be neither delayed nor transactional nor a request"
 BESIDE_BODY: Final = 33 * 1024
 """Of a record: at most 32 KiB of properties and less than 1 KiB of everything else."""
 BATCH_GROWTH: Final = 4
@@ -46,7 +47,6 @@ UNUSUAL: Final = ~(COMPRESSED | COMPRESSION_KIND)
 """Bits of a sender's sysFlag that take the long way."""
 SEND_V2: Final = int(Request.SEND_MESSAGE_V2)
 _INT32: Final = 1 << 31
-_LENGTH: Final = struct.Struct(">h")
 _new: Final = tuple.__new__
 """A third of the cost of a named tuple's own constructor."""
 
@@ -75,10 +75,12 @@ class Sent(NamedTuple):
     queue_offset: int
     ids: bytes
     """Offset message ids, separated by commas."""
+    transaction_id: str
+    """The unique id of a transactional message; empty for others."""
 
     def encode(self, code: int) -> bytes:
-        opaque, serialization, partition, queue_offset, ids = self
-        if serialization == JSON:
+        opaque, serialization, partition, queue_offset, ids, transaction_id = self
+        if serialization == JSON and not transaction_id:
             header = _SENT_JSON % (code, partition, ids, queue_offset, opaque, VERSION)
             return HEAD.pack(4 + len(header), len(header)) + header
         fields = {
@@ -88,6 +90,8 @@ class Sent(NamedTuple):
             "msgId": ids.decode(),
             "queueOffset": str(queue_offset),
         }
+        if transaction_id:
+            fields["transactionId"] = transaction_id
         return encode_response(self, code, fields)
 
 
@@ -124,9 +128,10 @@ class SendOutcome:
 class SendHandler:
     """Stages messages sent by RocketMQ clients."""
 
-    def __init__(self, context: Context, turns: Turns) -> None:
+    def __init__(self, context: Context, turns: Turns, halves: HalfHandler) -> None:
         self._context = context
         self._turns = turns
+        self._halves = halves
         self._store = context.store
         self._host = context.store_host.hex().upper().encode()
         settings = context.settings
@@ -141,13 +146,7 @@ class SendHandler:
             Request.SEND_MESSAGE: partial(self._counted, self.send),
             Request.SEND_MESSAGE_V2: partial(self._counted, self.send),
             Request.SEND_BATCH_MESSAGE: partial(self._counted, self.send_batch),
-            Request.END_TRANSACTION: self.transaction,
-            Request.RESUME_CHECK_HALF_MESSAGE: self.transaction,
         }
-
-    def transaction(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """37, 323."""
-        raise RequestFailed(Response.SYSTEM_ERROR, NO_TRANSACTIONS)
 
     def _counted(self, handle: RequestHandler, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """What is refused at once is a put that failed."""
@@ -208,7 +207,9 @@ class SendHandler:
             offset = self._store.put(queue, flag, body, zlib.crc32(body) & 0x7FFFFFFF, middle, *record)
         except (KeyError, ValueError, struct.error, MetaqError):
             return None
-        return _new(Sent, (request.opaque, request.serialization, queue.partition, ordinal, b"%b%016X" % (self._host, offset)))
+        return _new(
+            Sent, (request.opaque, request.serialization, queue.partition, ordinal, b"%b%016X" % (self._host, offset), "")
+        )
 
     def _fill(self, queue: ConsumeQueue, text: str | None, body: bytes) -> Filled | None:
         """What a message adds to its record; ``None`` when its properties ask for more than to be kept."""
@@ -218,7 +219,7 @@ class SendHandler:
         if kept is None:
             return None
         data, tag, keys = kept
-        tail = b"%b%b%b" % (queue.tail[:-2], _LENGTH.pack(len(data) + CHECKSUM_SIZE), data)
+        tail = longer_tail(queue.tail, data)
         if tag is None:
             return HEADER_SIZE_TEXT + len(body), tail, 0, keys
         known = self._tags.get(tag)
@@ -243,21 +244,29 @@ class SendHandler:
         )
         if group is not None and header.reconsume_times >= most_retries(group, request.version, header.max_reconsume_times):
             draft = dead_letter(self._context, group, draft)
-        placed = stage(self._context, self._prepare(draft))
+        prepared = self._prepare(header, draft)
+        placed = stage(self._context, prepared)
         if draft.topic != header.topic:
             report_dead_letter(self._context, draft)
-        # a delayed message answers with the partition that was asked for, and its place in the schedule
-        sent = Sent(request.opaque, request.serialization, queue.partition, placed.ordinal, self.message_id(placed))
+        transaction_id = ""
+        if prepared.topic == HALF_TOPIC:
+            self._halves.staged()
+            transaction_id = prepared.properties.get(properties.UNIQUE_KEY, "")
+        # a delayed or transactional message answers with the partition that was asked for, and the place where it is parked
+        place = (queue.partition, placed.ordinal, self.message_id(placed))
+        sent = Sent(request.opaque, request.serialization, *place, transaction_id)
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
         return None
 
-    def _prepare(self, draft: Draft) -> Draft:
+    def _prepare(self, header: SendMessage, draft: Draft) -> Draft:
         """What the broker does to a message before it is stored."""
         pairs = draft.properties
-        if pairs.get(properties.TRANSACTION) == "true":
-            raise RequestFailed(Response.SYSTEM_ERROR, NO_TRANSACTIONS)
         if properties.REPLY_TO in pairs:  # who answers derives the topic of replies from it
             pairs[properties.CLUSTER] = self._context.settings.cluster_name
+        if is_half(draft):
+            return half_of(draft, header.producer_group)
+        if header.sys_flag & TRANSACTION_TYPE and not is_transactional(pairs):
+            raise MessageIllegal(f"sysFlag {header.sys_flag} is transactional and the property {properties.TRANSACTION} is not")
         return delayed(draft)
 
     # -- many ---------------------------------------------------------------------------------------------------------
@@ -265,6 +274,8 @@ class SendHandler:
     def send_batch(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Stage all messages of a batch, which become visible together, or none; one reply is owed."""
         header = read_header(request)
+        if header.sys_flag & TRANSACTION_TYPE:
+            raise MessageIllegal(NO_BATCH)
         queue = self.admit(session, header, request.body)
         parts, size = self._fill_batch(queue, header.properties or "", request.body)
         store, host, ordinal = self._store, self._host, queue.next
@@ -273,9 +284,9 @@ class SendHandler:
             *(self._context.store_host, header.reconsume_times),
         )
         store.log.reserve(size)
-        places = [store.put(queue, flag, body, crc, middle, *record) for flag, body, crc, record in parts]
+        places = store.put_all([(queue, flag, body, crc, middle, *record) for flag, body, crc, record in parts])
         ids = b",".join([b"%b%016X" % (host, place) for place in places])
-        sent = Sent(request.opaque, request.serialization, queue.partition, ordinal, ids)
+        sent = Sent(request.opaque, request.serialization, queue.partition, ordinal, ids, "")
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
         return None
 
@@ -288,7 +299,7 @@ class SendHandler:
         for flag, body, text in decode_batch(data):
             record = self._fill(queue, f"{text}\x02{shared}" if shared else text, body)
             if record is None:
-                raise MessageIllegal("a message of a batch can be neither delayed nor transactional nor a request")
+                raise MessageIllegal(NO_BATCH)
             size += HEADER_SIZE + len(body) + len(record[1] or queue.tail) + CHECKSUM_SIZE
             if size > self._most_batch_bytes:
                 limit = f"over the limit of {self._most_batch_bytes} bytes (from max_message_bytes)"
@@ -337,8 +348,6 @@ class SendHandler:
 
     def _partition(self, session: RemotingSession, header: SendMessage) -> ConsumeQueue:
         name = header.topic
-        if header.sys_flag & TRANSACTION_TYPE:
-            raise RequestFailed(Response.SYSTEM_ERROR, NO_TRANSACTIONS)
         if name in FORBIDDEN:
             raise AccessDenied(f"nobody may send to the topic {name}")
         if not allowed(session.principal, Action.PUBLISH, name):

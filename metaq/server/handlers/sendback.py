@@ -8,22 +8,23 @@ import logging
 import random
 from typing import Final
 
-from metaq.errors import AccessDenied, MetaqError, RequestFailed
+from metaq.errors import AccessDenied, RequestFailed
 from metaq.protocol import properties
 from metaq.protocol.codes import VERSION_WITH_MAX_RECONSUME, WRITE, Request, Response
 from metaq.protocol.headers import SendBack, decode_header
 from metaq.protocol.record import Record, decode_record
 from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.textmessage import Stored
+from metaq.server.change import Change
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
 from metaq.server.groups import Group
-from metaq.server.look import Looks, Question
+from metaq.server.look import Looks
 from metaq.server.permissions import Action, demand
-from metaq.server.remoting import DONE, Answer, RemotingSession, failure
+from metaq.server.remoting import DONE, Answer, RemotingSession
 from metaq.server.tables import DEAD_PREFIX, Topic
 from metaq.server.turn import Turns
-from metaq.server.writing import Draft, delayed, owe, stage
+from metaq.server.writing import Draft, delayed, stage
 from metaq.store.files import Read
 
 logger = logging.getLogger(__name__)
@@ -89,51 +90,35 @@ class SendBackHandler:
         return topics.get(name) or topics.put(Topic(name, count, count, sys_flag=UNIT_SUBSCRIBED * unit))
 
 
-class _SendBack(Question):
+class _SendBack(Change):
     """A request on its way: the message is read, then its copy is stored."""
 
-    __slots__ = ("_group", "_handler", "_header", "_owed", "_request", "session")
+    __slots__ = ("_group", "_header")
 
     def __init__(
         self, handler: SendBackHandler, session: RemotingSession, request: RemotingCommand, header: SendBack, group: Group
     ) -> None:
-        self._handler = handler
-        self.session: RemotingSession = session
-        self._request = request
+        super().__init__(handler.context, handler.turns, session, request)
         self._header = header
         self._group = group
-        self._owed = False
 
     def look(self, read: Read) -> Stored | None:
-        return self._handler.context.store.record_at_offset(self._header.offset, read)
+        return self._context.store.record_at_offset(self._header.offset, read)
 
-    def owe(self) -> None:
-        if not self._owed:
-            self._owed = True
-            self.session.owe()
-
-    def found(self, answer: Stored | None) -> None:
-        try:
-            self._store(answer)
-        except MetaqError as error:
-            self.fail(error)
-
-    def _store(self, stored: Stored | None) -> None:
-        context, turns = self._handler.context, self._handler.turns
+    def change(self, stored: Stored | None) -> None:
+        context = self._context
         if stored is None:
             raise RequestFailed(Response.SYSTEM_ERROR, f"there is no message at the log offset {self._header.offset}")
         record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
         demand(self.session.principal, Action.SUBSCRIBE, record.topic)
-        turns.check_load()
-        context.store.check_writable()
+        self.check_load()
         draft = self._again(record)
         stage(context, draft)
         context.counters.sent_back.add(1)
         context.statistics.sent_back(self._group.name, record.topic)
         if draft.topic == self._group.dead_topic:
             report_dead_letter(context, draft)
-        self.owe()
-        owe(turns, self.session, self._request, DONE, len(record.body))
+        self.answer_stored(len(record.body))
 
     def _again(self, record: Record) -> Draft:
         """The copy, as it is to be stored."""
@@ -148,13 +133,6 @@ class _SendBack(Question):
         )
         most = most_retries(group, self._request.version, header.max_reconsume_times)
         if record.reconsume_times >= most or header.delay_level < 0:
-            return dead_letter(self._handler.context, group, draft)
+            return dead_letter(self._context, group, draft)
         pairs[properties.DELAY] = str(header.delay_level or FIRST_LEVEL + record.reconsume_times)
         return delayed(draft)
-
-    def fail(self, error: MetaqError) -> None:
-        answer = failure(error)
-        if self._owed:
-            self.session.pay(self._request, answer)
-        else:
-            self.session.respond(self._request, answer)

@@ -151,9 +151,32 @@ class JavaClient:
         return values
 
     def step(self, name: str) -> object:
-        """Run a step without arguments: await_connected, begin, commit, rollback, or an ``xa_`` step."""
+        """Run a step without arguments: await_connected, commit, rollback."""
         result: object = self._call(name)
         return result
+
+    # -- transactions -------------------------------------------------------------------------------------------------
+
+    def publish(self, topic: str, partitions: int) -> None:
+        """Tell the producers of transactions of a topic, as ZooKeeper would."""
+        self._call("publish", topic=topic, partitions=partitions)
+
+    def begin(self, timeout_s: int = 0) -> None:
+        """Begin a local transaction; the broker is told with the first message."""
+        self._call("begin", timeout_s=timeout_s)
+
+    def put_in_transaction(self, message: Outgoing) -> Sent:
+        """Send one message in the local transaction."""
+        return Sent(**self._call("put_in_transaction", **_message(message)))
+
+    def put_in_branch(self, message: Outgoing) -> Sent:
+        """Send one message in the XA branch that has been started."""
+        return Sent(**self._call("xa_put", **_message(message)))
+
+    def xa(self, step: str, number: int = 1) -> Any:
+        """Call the XA resource: start, end, prepare, commit, commit_one_phase, rollback, forget, recover, commit_recovered,
+        is_same, or timeout, whose number are seconds; of the others it is the branch's."""
+        return self._call(f"xa_{step}", number=number)
 
     def _call(self, step: str, **arguments: object) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -15,14 +15,11 @@ import com.taobao.metamorphosis.client.consumer.storage.LocalOffsetStorage;
 import com.taobao.metamorphosis.client.producer.MessageProducer;
 import com.taobao.metamorphosis.client.producer.SendMessageCallback;
 import com.taobao.metamorphosis.client.producer.SendResult;
-import com.taobao.metamorphosis.client.transaction.TransactionContext;
-import com.taobao.metamorphosis.client.transaction.TransactionSession;
 import com.taobao.metamorphosis.cluster.Broker;
 import com.taobao.metamorphosis.cluster.Partition;
 import com.taobao.metamorphosis.consumer.MessageIterator;
 import com.taobao.metamorphosis.exception.InvalidMessageException;
 import com.taobao.metamorphosis.exception.MetaClientException;
-import com.taobao.metamorphosis.utils.LongSequenceGenerator;
 import com.taobao.metamorphosis.utils.MetaZookeeper;
 import com.taobao.metamorphosis.utils.ZkUtils.ZKConfig;
 import java.io.IOException;
@@ -41,8 +38,6 @@ import org.I0Itec.zkclient.ZkClient;
 
 /**
  * One session factory in direct mode ({@code serverUrl} set, no ZooKeeper), its producer, and a consumer per group.
- *
- * <p>A transaction belongs to the calling thread, so one thread makes all calls.
  */
 final class DirectSession {
     private static final long WAIT_SECONDS = 20;
@@ -53,7 +48,7 @@ final class DirectSession {
     private final MessageProducer producer;
     private final Map<String, MessageConsumer> consumers = new HashMap<>();
     private final Map<String, BlockingQueue<Message>> received = new HashMap<>();
-    private TransactionContext branch;
+    private Transactions transactions;
 
     /** @param home folder for what the client keeps locally */
     DirectSession(String serverUrl, Path home) throws MetaClientException {
@@ -78,6 +73,10 @@ final class DirectSession {
         protected ConsumerZooKeeper initConsumerZooKeeper(
                 RemotingClientWrapper client, ZkClient zk, ZKConfig config) {
             return new ConsumerZooKeeper(new MetaZookeeper(null, "/meta"), client, zk, config);
+        }
+
+        RemotingClientWrapper client() {
+            return remotingClient;
         }
     }
 
@@ -178,31 +177,12 @@ final class DirectSession {
         }
     }
 
-    void begin() throws MetaClientException {
-        producer.beginTransaction();
-    }
-
-    void commit() throws MetaClientException {
-        producer.commit();
-    }
-
-    void rollback() throws MetaClientException {
-        producer.rollback();
-    }
-
-    /**
-     * The XA resource of this session. The XA producer finds its brokers in ZooKeeper only and refuses to publish in
-     * direct mode, so the resource it would return is made here in the same way.
-     */
-    TransactionContext branch() {
-        if (branch == null) {
-            long requestTimeoutMs = 5_000;
-            branch = new TransactionContext(factory.getRemotingClient(), serverUrl, (TransactionSession) producer,
-                    new LongSequenceGenerator(), 0, requestTimeoutMs);
-            branch.setUniqueQualifier("metaq-driver");
-            branch.setXareresourceURLs(new String[] {serverUrl});
+    /** The producers of transactions, made when they are first asked for. */
+    Transactions transactions() {
+        if (transactions == null) {
+            transactions = new Transactions(factory, factory.client(), new MetaClientConfig(), serverUrl);
         }
-        return branch;
+        return transactions;
     }
 
     /**

@@ -16,8 +16,6 @@ import java.util.Map;
 import java.util.Timer;
 import java.util.TimerTask;
 import javax.transaction.xa.XAException;
-import javax.transaction.xa.XAResource;
-import javax.transaction.xa.Xid;
 import org.codehaus.jackson.map.ObjectMapper;
 
 /**
@@ -30,7 +28,6 @@ import org.codehaus.jackson.map.ObjectMapper;
  */
 public final class Driver {
     private static final ObjectMapper JSON = new ObjectMapper();
-    private static final Xid BRANCH = new DriverXid();
 
     private final DirectSession session;
 
@@ -91,7 +88,7 @@ public final class Driver {
 
     private Object run(Map<?, ?> request) throws Exception {
         String step = (String) request.get("step");
-        return step.startsWith("xa_") ? branchStep(step) : switch (step) {
+        return step.startsWith("xa_") ? branchStep(step, request) : switch (step) {
             case "put" -> put(message(request));
             case "put_pipelined" -> putPipelined((List<?>) request.get("messages"));
             case "get" -> get(request);
@@ -102,26 +99,26 @@ public final class Driver {
             case "take" -> view(session.take(text(request, "topic")));
             case "stats" -> session.stats(text(request, "item"));
             case "await_connected" -> done(session::awaitConnected);
-            case "begin" -> done(session::begin);
-            case "commit" -> done(session::commit);
-            case "rollback" -> done(session::rollback);
+            case "publish" -> done(() -> session.transactions().publish(
+                    text(request, "topic"), (int) number(request, "partitions")));
+            case "begin" -> done(() -> session.transactions().begin((int) number(request, "timeout_s")));
+            case "put_in_transaction" -> putInTransaction(message(request));
+            case "commit" -> done(session.transactions()::commit);
+            case "rollback" -> done(session.transactions()::rollback);
             default -> throw new IllegalArgumentException("no such step: " + step);
         };
     }
 
-    private Object branchStep(String step) throws XAException {
-        XAResource resource = session.branch();
-        return switch (step) {
-            case "xa_start" -> done(() -> resource.start(BRANCH, XAResource.TMNOFLAGS));
-            case "xa_end" -> done(() -> resource.end(BRANCH, XAResource.TMSUCCESS));
-            case "xa_prepare" -> resource.prepare(BRANCH);
-            case "xa_commit" -> done(() -> resource.commit(BRANCH, false));
-            case "xa_commit_one_phase" -> done(() -> resource.commit(BRANCH, true));
-            case "xa_rollback" -> done(() -> resource.rollback(BRANCH));
-            case "xa_forget" -> done(() -> resource.forget(BRANCH));
-            case "xa_recover" -> resource.recover(XAResource.TMSTARTRSCAN | XAResource.TMENDRSCAN).length;
-            default -> throw new IllegalArgumentException("no such step: " + step);
-        };
+    private Object branchStep(String step, Map<?, ?> request) throws Exception {
+        if (step.equals("xa_put")) {
+            Message message = message(request);
+            return view(message, session.transactions().putInBranch(message));
+        }
+        return session.transactions().step(step, (int) number(request, "number"));
+    }
+
+    private Map<String, Object> putInTransaction(Message message) throws Exception {
+        return view(message, session.transactions().put(message));
     }
 
     private Map<String, Object> put(Message message) throws Exception {
@@ -189,22 +186,5 @@ public final class Driver {
     private static <E extends Exception> Object done(Action<E> action) throws E {
         action.run();
         return null;
-    }
-
-    private record DriverXid() implements Xid {
-        @Override
-        public int getFormatId() {
-            return 4_660;
-        }
-
-        @Override
-        public byte[] getGlobalTransactionId() {
-            return new byte[] {0x0a, (byte) 0xff};
-        }
-
-        @Override
-        public byte[] getBranchQualifier() {
-            return new byte[] {0x01};
-        }
     }
 }

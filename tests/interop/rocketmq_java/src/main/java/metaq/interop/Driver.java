@@ -28,12 +28,14 @@ public final class Driver {
     private final PrintStream lines;
     private final Producers producers;
     private final Consumers consumers;
+    private final Transactions transactions;
     private final Administration administration;
 
     private Driver(String registry, PrintStream lines) {
         this.lines = lines;
         this.producers = new Producers(registry, this::emit);
         this.consumers = new Consumers(registry, producers, this::emit);
+        this.transactions = new Transactions(registry, this::emit);
         this.administration = new Administration(registry);
     }
 
@@ -48,6 +50,7 @@ public final class Driver {
         }
         driver.producers.close();
         driver.consumers.close();
+        driver.transactions.close();
         driver.administration.close();
         Runtime.getRuntime().halt(0);
     }
@@ -100,6 +103,10 @@ public final class Driver {
             case "stop" -> consumers.stop(request);
             case "pull" -> consumers.pull(request);
             case "poll" -> consumers.poll(request);
+            case "start_transaction_producer" -> transactions.start(request);
+            case "begin_transaction" -> transactions.begin(request);
+            case "decide_transaction" -> transactions.decide(request);
+            case "find_transactions" -> transactions.find(request);
             case "create_topic" -> administration.createTopic(request);
             case "query_by_key" -> administration.queryByKey(request);
             case "query_by_id" -> administration.queryById(request);

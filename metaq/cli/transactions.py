@@ -1,0 +1,269 @@
+"""``metaq tx``: transactions that nobody has decided yet, and deciding them in the place of who should."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final, NamedTuple
+
+import click
+
+from metaq.cli.common import FAILED, NOTHING_CHANGED, examples, json_option, print_json, registry_option, yes_option
+from metaq.cli.tables import Row, print_record, print_rows
+from metaq.client import connect
+from metaq.client.transactionadmin import TransactionAdmin
+from metaq.client.views import BranchView, BrokerView
+from metaq.errors import BadRequest
+from metaq.protocol.ids import decode_offset_id
+from metaq.protocol.undecided import Branch, BranchMessage, Half, State
+from metaq.tx.branches import Outcome
+
+DEFAULT_COUNT: Final = 1000
+KEY_EXAMPLE: Final = "XID:1:6f72646572:6d65746171:billing"
+
+HEURISTIC_WARNING: Final = """\
+This is a heuristic decision. The transaction's other participants, a database say, do not follow it: decide only what its
+transaction manager will never decide any more, and in the way that the others have ended. Should it come after all, it is told
+what was done here (HEURCOM or HEURRB) until it, or metaq tx forget, forgets the branch."""
+HALF_WARNING: Final = """\
+This decides in the place of the producers, which know whether their local transaction succeeded; what they say later is void.
+Decide only what they will never decide any more, and as that transaction ended."""
+FORGET_WARNING: Final = """\
+The transaction manager will not be told any more that an operator has decided; it gets NOTA, as for any branch that is gone."""
+
+
+class Found(NamedTuple):
+    """An undecided transaction, and where it is."""
+
+    broker: BrokerView
+    what: BranchView | Half
+
+
+@click.group()
+def tx() -> None:
+    """Look at undecided transactions, and decide them."""
+
+
+# -- looking ----------------------------------------------------------------------------------------------------------
+
+
+@tx.command("list", epilog=examples("metaq tx list", "metaq tx list --count 100000 --json"))
+@click.option("--count", type=click.IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="So many at most.")
+@registry_option
+@json_option
+def list_undecided(count: int, registry: str, as_json: bool) -> None:
+    """List XA branches that are prepared, or were decided by operators, and transactional messages without a decision."""
+    with connect(registry) as client:
+        admin = client.admin()
+        masters, transactions = admin.masters(), admin.transactions()
+        all_branches = (branch_row(each, one) for each in masters for one in transactions.branches(each.address))
+        all_halves = (half_row(each, one) for each in masters for one in transactions.halves(each.address))
+        branches, halves = list(islice(all_branches, count)), list(islice(all_halves, count))
+    for rows in (branches, halves):
+        if rows:
+            print_rows(rows, as_json=as_json, hidden=("kind", "partition", "due_ms"))
+    if max(len(branches), len(halves)) >= count:
+        click.echo(f"there may be more; this shows {count} of each kind (--count)", err=True)
+    if not branches and not halves and not as_json:
+        click.echo("nothing is undecided", err=True)
+
+
+def branch_row(broker: BrokerView, branch: Branch) -> Row:
+    """A branch in one line."""
+    return {
+        "kind": "branch",
+        "broker": broker.name,
+        "key": branch.key,
+        "state": branch.state if branch.outcome is None else f"{branch.state} {branch.outcome}",
+        "since_ms": branch.since_ms,
+        "age_s": None if branch.since_ms is None else age_s(branch.since_ms),
+        "messages": branch.messages,
+        "bytes": branch.size,
+    }
+
+
+def half_row(broker: BrokerView, half: Half) -> Row:
+    """A transactional message in one line."""
+    return {
+        "kind": "half",
+        "broker": broker.name,
+        "id": half.message_id,
+        "offset_id": half.offset_id,
+        "topic": half.topic,
+        "partition": half.partition,
+        "group": half.group,
+        "since_ms": half.since_ms,
+        "age_s": age_s(half.since_ms),
+        "checks": half.checks,
+        "due_ms": half.due_ms,
+        "bytes": half.size,
+    }
+
+
+def age_s(since_ms: int) -> int:
+    """By the clock here."""
+    return max(0, time.time_ns() // 1_000_000 - since_ms) // 1000
+
+
+@tx.command(epilog=examples(f"metaq tx show {KEY_EXAMPLE}", "metaq tx show 7F0000010B2C18B4AAC20000D8A50000"))
+@click.argument("key", metavar="KEY|ID")
+@registry_option
+@json_option
+def show(key: str, registry: str, as_json: bool) -> int:
+    """Show the branch KEY with its messages, or the transactional message ID."""
+    with connect(registry) as client:
+        admin = client.admin()
+        found = list(find(admin.transactions(), admin.masters(), key))
+    for broker, what in found:
+        if isinstance(what, Half):
+            print_record(half_row(broker, what), as_json=as_json)
+            continue
+        row, messages = branch_row(broker, what.branch), [message_row(each) for each in what.messages]
+        if as_json:
+            print_json({**row, "message_list": messages, "problem": what.problem})
+            continue
+        print_record({name: value for name, value in row.items() if name != "kind"}, as_json=False)
+        if messages:
+            click.echo()
+            print_rows(messages, as_json=False)
+        if what.problem is not None:
+            click.echo(f"metaq: {what.problem}; it can only be rolled back", err=True)
+        elif len(messages) < (what.branch.messages or 0):
+            click.echo(f"these are the first {len(messages)} of {what.branch.messages} messages", err=True)
+    return 0 if found else missing(key)
+
+
+def message_row(message: BranchMessage) -> Row:
+    """A message of a branch in one line."""
+    return {
+        "topic": message.topic,
+        "partition": message.partition,
+        "id": message.message_id,
+        "tag": message.attribute,
+        "born_ms": message.born_ms,
+        "bytes": message.size,
+    }
+
+
+def find(transactions: TransactionAdmin, masters: list[BrokerView], key: str) -> Iterator[Found]:
+    """The undecided transactions with this key or id: on one broker, unless a program uses one key with several."""
+    for broker in masters:
+        address = broker.address
+        what = transactions.branch(address, key) if ":" in key else find_half(transactions, address, key)
+        if what is not None:
+            yield Found(broker, what)
+
+
+def find_half(transactions: TransactionAdmin, address: str, message_id: str) -> Half | None:
+    """By the broker's id or by the sender's, by which brokers do not find it: the list is gone through."""
+    with contextlib.suppress(BadRequest):
+        decode_offset_id(message_id)
+        half = transactions.half(address, message_id)
+        if half is not None:
+            return half
+    return next((half for half in transactions.halves(address) if half.message_id == message_id), None)
+
+
+def missing(key: str) -> int:
+    """Say that there is nothing; the exit code."""
+    click.echo(f"metaq: no broker has an undecided transaction {key}", err=True)
+    return FAILED
+
+
+# -- deciding ---------------------------------------------------------------------------------------------------------
+
+
+@tx.command(epilog=examples(f"metaq tx commit {KEY_EXAMPLE}      # what would be done", f"metaq tx commit {KEY_EXAMPLE} --yes"))
+@click.argument("key", metavar="KEY|ID")
+@yes_option
+@registry_option
+@json_option
+def commit(key: str, yes: bool, registry: str, as_json: bool) -> int:
+    """Deliver the messages of the prepared branch KEY, or the transactional message ID.
+
+    Of a branch this is a heuristic decision: the other participants of its transaction do not follow it.
+    """
+    return decide(key, Outcome.COMMIT, yes=yes, registry=registry, as_json=as_json)
+
+
+@tx.command(
+    epilog=examples(f"metaq tx rollback {KEY_EXAMPLE}      # what would be done", f"metaq tx rollback {KEY_EXAMPLE} --yes")
+)
+@click.argument("key", metavar="KEY|ID")
+@yes_option
+@registry_option
+@json_option
+def rollback(key: str, yes: bool, registry: str, as_json: bool) -> int:
+    """Drop the messages of the prepared branch KEY, or the transactional message ID.
+
+    Of a branch this is a heuristic decision: the other participants of its transaction do not follow it.
+    """
+    return decide(key, Outcome.ROLLBACK, yes=yes, registry=registry, as_json=as_json)
+
+
+@tx.command(epilog=examples(f"metaq tx forget {KEY_EXAMPLE} --yes"))
+@click.argument("key")
+@yes_option
+@registry_option
+@json_option
+def forget(key: str, yes: bool, registry: str, as_json: bool) -> int:
+    """Forget that an operator has decided the branch KEY, when its transaction manager never will."""
+    with connect(registry) as client:
+        admin = client.admin()
+        transactions = admin.transactions()
+        found = list(find(transactions, admin.masters(), key)) if ":" in key else []
+        decided = [one for one in found if isinstance(one.what, BranchView) and one.what.branch.state == State.HEURISTIC]
+        for broker, _ in decided:
+            if yes:
+                transactions.forget(broker.address, key)
+    if not decided:
+        click.echo(f"metaq: no operator has decided a branch {key}", err=True)
+        return FAILED
+    tell(decided, key, "forget", FORGET_WARNING, yes=yes, as_json=as_json)
+    return 0
+
+
+def decide(key: str, outcome: Outcome, *, yes: bool, registry: str, as_json: bool) -> int:
+    """Decide what has this key or id, or say what that would do; the exit code."""
+    with connect(registry) as client:
+        admin = client.admin()
+        transactions = admin.transactions()
+        found = list(find(transactions, admin.masters(), key))
+        for _, what in found:
+            if isinstance(what, BranchView) and what.branch.state == State.HEURISTIC:
+                click.echo(f"metaq: an operator has decided {key} already: {what.branch.outcome}", err=True)
+                return FAILED
+        for broker, what in found if yes else ():
+            if isinstance(what, Half):
+                transactions.decide_half(broker.address, what, commit=outcome is Outcome.COMMIT)
+            else:
+                transactions.decide(broker.address, key, outcome)
+    if not found:
+        return missing(key)
+    warning = HALF_WARNING if isinstance(found[0].what, Half) else HEURISTIC_WARNING
+    tell(found, key, outcome.value, warning, yes=yes, as_json=as_json)
+    return 0
+
+
+_DONE: Final = {"commit": "committed", "rollback": "rolled back", "forget": "forgot"}
+_WOULD: Final = {"commit": "would commit", "rollback": "would roll back", "forget": "would forget"}
+
+
+def tell(found: list[Found], key: str, action: str, warning: str, *, yes: bool, as_json: bool) -> None:
+    """One line about each, and what it means when it is not done yet."""
+    for broker, what in found:
+        row = half_row(broker, what) if isinstance(what, Half) else branch_row(broker, what.branch)
+        if as_json:
+            print_json({**row, "action": action, "applied": yes})
+        else:
+            click.echo(f"{_DONE[action] if yes else _WOULD[action]} {key} on {broker.name}{_size(what)}")
+    if not yes:
+        click.echo(warning, err=True)
+        click.echo(NOTHING_CHANGED, err=True)
+
+
+def _size(what: BranchView | Half) -> str:
+    if isinstance(what, Half):
+        return f": one message to {what.topic}"
+    count = what.branch.messages
+    return "" if count is None else f": {count} message{'' if count == 1 else 's'}"

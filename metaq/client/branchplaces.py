@@ -1,0 +1,129 @@
+"""Where branches can be: brokers that are named, or those that a registry names."""
+
+import configparser
+import itertools
+import random
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from metaq.client.core import Core
+from metaq.client.link import split_address
+from metaq.client.routing import MASTER
+from metaq.client.textclient import DEFAULT_PORT, TextClient
+from metaq.errors import BadRequest, ClientError, RouteNotFound, RouteProblem
+from metaq.message import MessageQueue
+
+_BY_DEFAULT: Final = ("system", "numPartitions")
+
+
+class Brokers(Protocol):
+    """The brokers of one session; addresses are ``host:port``."""
+
+    def choose(self) -> str:
+        """One for a new branch, at random."""
+        ...
+
+    def everyone(self) -> Sequence[str]:
+        """All that may have branches."""
+        ...
+
+    def partition(self, topic: str, address: str, client: TextClient) -> int:
+        """Where the next message of a topic goes on the broker at ``address``, to which ``client`` is connected."""
+        ...
+
+
+class _Turns:
+    """Partitions of topics, one after the other."""
+
+    def __init__(self) -> None:
+        self._count: defaultdict[str, itertools.count[int]] = defaultdict(lambda: itertools.count(random.randrange(1 << 16)))
+
+    def next(self, topic: str, partitions: Sequence[int]) -> int:
+        return partitions[next(self._count[topic]) % len(partitions)]
+
+
+class Named:
+    """Brokers named by the program. How many partitions a topic has they say themselves (``stats config``)."""
+
+    def __init__(self, addresses: str) -> None:
+        """``host:port;host2:port2``; without a port it is 8123."""
+        self._addresses = [_with_port(part.strip()) for part in re.split("[;,]", addresses) if part.strip()]
+        if not self._addresses:
+            raise BadRequest(f"{addresses!r} names no broker; write host:port")
+        self._turns = _Turns()
+        self._partitions: dict[tuple[str, str], int] = {}
+
+    def choose(self) -> str:
+        return random.choice(self._addresses)
+
+    def everyone(self) -> Sequence[str]:
+        return self._addresses
+
+    def partition(self, topic: str, address: str, client: TextClient) -> int:
+        count = self._partitions.get((address, topic)) or self._ask(topic, address, client)
+        return self._turns.next(topic, range(count))
+
+    def _ask(self, topic: str, address: str, client: TextClient) -> int:
+        """Of one that is not there yet: what it will have when the message creates it. That is not kept."""
+        config = configparser.ConfigParser(interpolation=None, strict=False)
+        try:
+            config.read_string(client.stats("config"))
+            counts = {name: config.getint(name, "numPartitions") for name in config.sections() if name.startswith("topic=")}
+            count = counts.get(f"topic={topic}") or config.getint(*_BY_DEFAULT)
+        except (configparser.Error, ValueError) as error:
+            raise ClientError(f"the settings of {address} do not tell the partitions of {topic}; name one: {error}") from error
+        self._partitions.update(((address, name.removeprefix("topic=")), number) for name, number in counts.items())
+        return count
+
+
+class Routed:
+    """Brokers found by a registry: every port of a broker speaks the text protocol, too."""
+
+    def __init__(self, core: Core, topics: Sequence[str]) -> None:
+        """A branch goes to a broker that has all of ``topics``; without any, to any."""
+        self._core = core
+        self._topics = topics
+        self._turns = _Turns()
+        self._seen: dict[str, str] = {}  # addresses by name: a registry drops a broker that is down, with all its branches
+
+    def choose(self) -> str:
+        if not self._topics:
+            return random.choice(sorted(self._masters().values()))
+        common = set.intersection(*({queue.broker_name for queue in self._writable(topic)} for topic in self._topics))
+        if not common:
+            shown = ", ".join(self._topics)
+            details = f"A branch lives on one broker, and none takes messages for all of {shown}"
+            raise RouteNotFound(shown, RouteProblem.NO_LIVE_MASTER, details)
+        return self._core.master(random.choice(sorted(common)))
+
+    def everyone(self) -> Sequence[str]:
+        """Also those that were there before and are not now."""
+        self._seen.update(self._masters())
+        return [self._seen[name] for name in sorted(self._seen)]
+
+    def partition(self, topic: str, address: str, client: TextClient) -> int:
+        mine = [queue.partition for queue in self._writable(topic) if self._core.routes.address(queue.broker_name) == address]
+        if not mine:
+            details = f"The branch is on {address}, which takes no message for it; name all topics in xa_session()"
+            raise RouteNotFound(topic, RouteProblem.NO_LIVE_MASTER, details)
+        if self._core.routes.provisional(topic):
+            return 0  # how many there will be when this message creates the topic is the broker's own setting
+        return self._turns.next(topic, mine)
+
+    def _writable(self, topic: str) -> Sequence[MessageQueue]:
+        return self._core.routes.writable(topic, self._core.deadline())
+
+    def _masters(self) -> dict[str, str]:
+        brokers = self._core.routes.clusters(self._core.deadline()).brokers
+        masters = {name: broker.addresses[MASTER] for name, broker in brokers.items() if MASTER in broker.addresses}
+        if not masters:
+            raise RouteNotFound("(any)", RouteProblem.NO_LIVE_MASTER, "The registry knows no broker at all")
+        return masters
+
+
+def _with_port(place: str) -> str:
+    place = place if re.search(r":\d+$", place) else f"{place}:{DEFAULT_PORT}"
+    split_address(place)
+    return place

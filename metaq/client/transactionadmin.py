@@ -1,0 +1,86 @@
+"""Administration: what is undecided, and deciding it in the place of who should (docs/transactions.md)."""
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from metaq.client.core import Core
+from metaq.client.transport import Question, ask, call, successful
+from metaq.client.views import BranchView, read_branch, read_branches, read_half, read_halves
+from metaq.protocol import headers
+from metaq.protocol.codes import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, Request, Response
+from metaq.protocol.headers import Int32
+from metaq.protocol.undecided import (
+    FORGET,
+    Branch,
+    DecideTransaction,
+    Half,
+    ListTransactions,
+    Page,
+    State,
+    TransactionKey,
+)
+from metaq.tx.branches import Outcome
+
+R = TypeVar("R", Branch, Half)
+T = TypeVar("T")
+
+
+class TransactionAdmin:
+    """Asks one broker at a time, by its address. Made by ``Admin.transactions``; threads may share it."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def branches(self, address: str) -> Iterator[Branch]:
+        """XA branches that are prepared, the oldest first, then those that operators have decided."""
+        for state in (State.PREPARED, State.HEURISTIC):
+            yield from self._pages(address, state, read_branches)
+
+    def halves(self, address: str) -> Iterator[Half]:
+        """RocketMQ's transactional messages without a decision, the oldest first."""
+        return self._pages(address, State.HALF, read_halves)
+
+    def branch(self, address: str, key: str) -> BranchView | None:
+        """One branch with its messages; ``None`` when it is neither prepared nor decided by an operator."""
+        return self._one(address, key, read_branch)
+
+    def half(self, address: str, offset_id: str) -> Half | None:
+        """One transactional message; ``None`` when there is none there that waits."""
+        return self._one(address, offset_id, read_half)
+
+    def decide(self, address: str, key: str, outcome: Outcome) -> None:
+        """Decide a prepared branch against XA's rules: a *heuristic* decision, which the other participants do not follow.
+
+        The transaction manager gets HEURCOM or HEURRB when it comes with its own, until it forgets the branch. ``Refused``
+        when it is not prepared any more.
+        """
+        self._decide(address, DecideTransaction(key, outcome))
+
+    def forget(self, address: str, key: str) -> None:
+        """Forget an operator's decision, in the place of the transaction manager."""
+        self._decide(address, DecideTransaction(key, FORGET))
+
+    def decide_half(self, address: str, half: Half, *, commit: bool) -> None:
+        """Decide a transactional message in the place of its producers. ``Refused`` when it is decided already."""
+        kind = Int32(TRANSACTION_COMMIT if commit else TRANSACTION_ROLLBACK)
+        header = headers.EndTransaction(half.group, half.ordinal, half.log_offset, kind, half.message_id)
+        ask(self._core.transport, address, Question.of(Request.END_TRANSACTION, header), self._core.deadline())
+
+    def _pages(self, address: str, state: State, read: Callable[[bytes], Page[R]]) -> Iterator[R]:
+        after: str | None = None
+        while True:
+            question = Question.of(Request.LIST_TRANSACTIONS, ListTransactions(state, after=after))
+            page = read(ask(self._core.transport, address, question, self._core.deadline()).body)
+            yield from page.rows
+            after = page.next
+            if after is None:
+                return
+
+    def _one(self, address: str, key: str, read: Callable[[bytes], T]) -> T | None:
+        question = Question.of(Request.GET_TRANSACTION, TransactionKey(key))
+        response = call(self._core.transport, address, question, self._core.deadline())
+        return None if response.code == Response.QUERY_NOT_FOUND else read(successful(response).body)
+
+    def _decide(self, address: str, header: DecideTransaction) -> None:
+        question = Question.of(Request.DECIDE_TRANSACTION, header)
+        ask(self._core.transport, address, question, self._core.deadline())

@@ -1,0 +1,55 @@
+"""Requests that store something about a message which has to be read first."""
+
+from metaq.errors import MetaqError
+from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.textmessage import Stored
+from metaq.server.context import Context
+from metaq.server.look import Question
+from metaq.server.remoting import DONE, RemotingSession, failure
+from metaq.server.turn import Turns
+from metaq.server.writing import owe
+
+
+class Change(Question):
+    """One such request on its way; a subclass says what to read (``look``) and what then to do (``change``)."""
+
+    __slots__ = ("_context", "_owed", "_request", "_turns", "session")
+
+    def __init__(self, context: Context, turns: Turns, session: RemotingSession, request: RemotingCommand) -> None:
+        self._context = context
+        self._turns = turns
+        self.session: RemotingSession = session
+        self._request = request
+        self._owed = False
+
+    def change(self, stored: Stored | None) -> None:
+        """Store what the request asks for and answer, or raise ``MetaqError``; ``stored`` is what was read."""
+        raise NotImplementedError
+
+    def owe(self) -> None:
+        if not self._owed:
+            self._owed = True
+            self.session.owe()
+
+    def found(self, answer: Stored | None) -> None:
+        try:
+            self.change(answer)
+        except MetaqError as error:
+            self.fail(error)
+
+    def fail(self, error: MetaqError) -> None:
+        answer = failure(error)
+        if self._owed:
+            self.session.pay(self._request, answer)
+        else:
+            self.session.respond(self._request, answer)
+
+    def check_load(self) -> None:
+        """Raise why nothing can be stored now."""
+        self._turns.check_load()
+        self._context.store.check_writable()
+
+    def answer_stored(self, size: int) -> None:
+        """Answer when what was staged, ``size`` bytes of bodies, is durable."""
+        self.owe()
+        owe(self._turns, self.session, self._request, DONE, size)

@@ -1,0 +1,336 @@
+"""``transaction``, and ``put`` with a transaction key (specs: text protocol, section 5)."""
+
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from metaq.errors import BadRequest, BrokerError, MetaqError, WrongPartition
+from metaq.protocol.commands import BROKER_CHOOSES, NO_CHECKSUM, Command, Put, Transaction
+from metaq.protocol.replies import ERROR, OK, write_result
+from metaq.protocol.textmessage import split_attribute
+from metaq.server.context import Context
+from metaq.server.handlers.put import PutHandler, checksum_mismatch
+from metaq.server.look import Looks, Question
+from metaq.server.permissions import Action, demand
+from metaq.server.textsession import TextSession, result
+from metaq.server.turn import NOT_STORED, Turns
+from metaq.server.writing import note
+from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.files import Read, Run, read_through
+from metaq.tx.branches import OpenBranch, Work, XaCode, XaError
+from metaq.tx.journal import PARKED_GROWTH, Held
+from metaq.tx.local import LocalBranches
+from metaq.tx.manager import Step, Transactions
+from metaq.tx.xid import read_key
+
+ACKNOWLEDGED: Final = ""
+READ_ONLY: Final = str(int(XaCode.RDONLY))
+PREPARED: Final = str(int(XaCode.OK))
+NO_KEY: Final = "null"
+"""What RECOVER names, which needs none."""
+_new: Final = tuple.__new__
+"""A third of the cost of a named tuple's own constructor."""
+
+
+class TransactionHandler:
+    """Answers the commands of local transactions and XA branches."""
+
+    def __init__(
+        self,
+        context: Context,
+        turns: Turns,
+        looks: Looks,
+        puts: PutHandler,
+        transactions: Transactions,
+        local: LocalBranches[Held],
+        run: Run,
+    ) -> None:
+        self.turns = turns
+        self.transactions = transactions
+        self.log = context.store.log
+        self._context = context
+        self._looks = looks
+        self._puts = puts
+        self._local = local
+        self._run = run
+        self._clock = context.store.clock
+        self._xa_steps: dict[str, Callable[[TextSession, Transaction, str], None]] = {
+            "BEGIN": self._begin,
+            "PREPARE": self._prepare,
+            "COMMIT_ONE_PHASE": partial(self._commit, one_phase=True),
+            "COMMIT_TWO_PHASE": partial(self._commit, one_phase=False),
+            "ROLLBACK": self._rollback,
+            "FORGET": self._forget,
+        }
+        self._local_steps: dict[str, Callable[[TextSession, Transaction, str], None]] = {
+            "BEGIN": self._begin_local,
+            "PREPARE": self._prepare_local,
+            "COMMIT_ONE_PHASE": self._commit_local,
+            "COMMIT_TWO_PHASE": self._commit_local,
+            "ROLLBACK": self._rollback_local,
+            "FORGET": self._forget_local,
+        }
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def transaction(self, session: TextSession, command: Transaction) -> None:
+        """One step in the life of a branch. END is never answered (section 1.6), and means nothing here."""
+        if command.type == "END":
+            return
+        try:
+            demand(session.principal, Action.PUBLISH)
+            if command.type == "RECOVER":
+                keys = self.transactions.branches.recover(command.qualifier or None)
+                session.reply(write_result(OK, "\r\n".join(keys), command.opaque))
+                return
+            if command.key == NO_KEY:
+                raise XaError(XaCode.INVAL, f"{command.type} needs the key of a transaction")
+            key, is_local = read_key(command.key)
+            self._context.counters.count_step(command.type, local=is_local)
+            steps = self._local_steps if is_local else self._xa_steps
+            steps[command.type](session, command, key)
+        except MetaqError as error:
+            session.reply(refusal(error, command.opaque))
+
+    def puts(self, session: TextSession, commands: Sequence[Command], at: int) -> int:
+        """Keep the run of puts at ``at`` with their branches; return where it ends.
+
+        Each gets an id at once, and a position when its branch is committed.
+        """
+        replies, size, failed = [], 0, 0
+        now_ms, born_host, next_id = self._clock.now_ms(), session.born_host, self.transactions.next_id
+        queue: ConsumeQueue | None = None  # of the put before, as the next four: puts that follow each other share them
+        branch: OpenBranch[Held] | None = None
+        topic, partition, transaction = "", -1, ""
+        for put in commands[at:] if at else commands:
+            if type(put) is not Put or put.transaction is None:
+                break
+            body = put.body
+            size += len(body)
+            try:
+                if put.topic != topic or put.partition != partition or queue is None:
+                    queue = self._partition(session, put)
+                    topic, partition = put.topic, put.partition
+                crc = zlib.crc32(body) & 0x7FFFFFFF
+                if crc != put.checksum != NO_CHECKSUM:
+                    raise checksum_mismatch()
+                if branch is None or put.transaction != transaction:
+                    branch = self._open(session, put.transaction)
+                    transaction = put.transaction
+                message_id = next_id()
+                if put.flag & 1:
+                    attribute, payload = split_attribute(put.flag, body)
+                    crc = zlib.crc32(payload) & 0x7FFFFFFF
+                    held = Held(queue, put.flag, payload, crc, attribute, message_id, now_ms, born_host)
+                    branch.put(held, held.size)
+                else:
+                    held = _new(Held, (queue, put.flag, body, crc, None, message_id, now_ms, born_host))
+                    branch.put(held, len(body) + PARKED_GROWTH)
+            except MetaqError as error:
+                failed += 1
+                self._context.topic_counters(put.topic).put_failed.add(1)
+                text = error.wire if isinstance(error, XaError) else str(error)
+                replies.append(result(error.status, text, put.opaque))
+            else:
+                text = f"{message_id} {partition} -1"
+                replies.append(f"result 200 {len(text)} {put.opaque}\r\n{text}")
+        self._context.counters.put.add(len(replies), size)
+        if failed:
+            self._context.counters.put_failed.add(failed)
+        session.reply("".join(replies).encode())
+        return at + len(replies)
+
+    def _partition(self, session: TextSession, put: Put) -> ConsumeQueue:
+        if put.partition == BROKER_CHOOSES:
+            raise WrongPartition(f"Invalid partition for transaction command:{put.partition}")
+        return self._puts.partition(session, put)
+
+    def _open(self, session: TextSession, transaction: str) -> OpenBranch[Held]:
+        key, is_local = read_key(transaction)
+        return self._local.open(session, key) if is_local else self.transactions.branches.open(key)
+
+    # -- XA branches --------------------------------------------------------------------------------------------------
+
+    def _begin(self, session: TextSession, command: Transaction, key: str) -> None:
+        self.transactions.branches.begin(key, self._clock.monotonic(), command.timeout_s)
+        self._acknowledge(session, command)
+
+    def _prepare(self, session: TextSession, command: Transaction, key: str) -> None:
+        start = self.log.staged_end
+        step = self.transactions.prepare(key)
+        if step is None:
+            session.reply(write_result(OK, READ_ONLY, command.opaque))
+        else:
+            self.owe(session, command.opaque, step, start, PREPARED)
+
+    def _commit(self, session: TextSession, command: Transaction, key: str, *, one_phase: bool) -> None:
+        work = self.transactions.commit(key, one_phase=one_phase)
+        messages = self.transactions.at_hand(work)
+        if messages:
+            start = self.log.staged_end
+            self.owe(session, command.opaque, self.transactions.store_commit(key, work, messages), start)
+        elif work.place is not None:
+            self._looks.look(_Committing(self, session, command.opaque, key, work))
+        else:
+            self.transactions.branches.done(key)
+            self._acknowledge(session, command)
+
+    def _rollback(self, session: TextSession, command: Transaction, key: str) -> None:
+        start = self.log.staged_end
+        self._after(session, command, self.transactions.rollback(key), start)
+
+    def _forget(self, session: TextSession, command: Transaction, key: str) -> None:
+        start = self.log.staged_end
+        self._after(session, command, self.transactions.forget(key), start)
+
+    def _after(self, session: TextSession, command: Transaction, step: Step | None, start: int) -> None:
+        if step is None:
+            self._acknowledge(session, command)
+        else:
+            self.owe(session, command.opaque, step, start)
+
+    # -- local transactions -------------------------------------------------------------------------------------------
+
+    def _begin_local(self, session: TextSession, command: Transaction, key: str) -> None:
+        self._local.begin(session, key, self._clock.monotonic(), command.timeout_s)
+        if session.roll_back is None:
+            session.roll_back = partial(self._local.close, session)
+        self._acknowledge(session, command)
+
+    def _prepare_local(self, session: TextSession, command: Transaction, key: str) -> None:
+        self._local.prepare(session, key)
+
+    def _commit_local(self, session: TextSession, command: Transaction, key: str) -> None:
+        messages = self._local.commit(session, key)
+        start = self.log.staged_end
+        try:
+            step = self.transactions.store_local(key, messages)
+        except MetaqError as error:
+            raise BrokerError(f"the transaction is rolled back: {error}") from error
+        self._after(session, command, step, start)
+
+    def _rollback_local(self, session: TextSession, command: Transaction, key: str) -> None:
+        self._local.rollback(session, key)
+        self._acknowledge(session, command)
+
+    def _forget_local(self, session: TextSession, command: Transaction, key: str) -> None:
+        self._local.forget(key)
+
+    # -- answering ----------------------------------------------------------------------------------------------------
+
+    def _acknowledge(self, session: TextSession, command: Transaction) -> None:
+        session.reply(write_result(OK, ACKNOWLEDGED, command.opaque))
+
+    def owe(self, session: TextSession, opaque: str, step: Step, start: int, text: str = ACKNOWLEDGED) -> None:
+        """Answer when what was staged from log offset ``start`` on is as durable as promised."""
+        outcome = _StepOutcome(session, opaque, step, text, self.log.staged_end - start)
+        session.owed += 1
+        self.turns.staged(outcome)
+        self.turns.waiting_bytes += outcome.size
+
+    # -- duties -------------------------------------------------------------------------------------------------------
+
+    @property
+    def oldest(self) -> int | None:
+        """Of what undecided branches need the lowest log offset."""
+        return self.transactions.oldest
+
+    def keep(self, before: int) -> None:
+        """Put again what undecided branches need before a log offset."""
+        for step in self.transactions.keep(before, read_through(self._run)):
+            note(self.turns, partial(_settle, step))
+
+    def expire(self) -> None:
+        """Roll back what has been open for too long."""
+        now_s = self._clock.monotonic()
+        self.transactions.branches.expire(now_s)
+        self._local.expire(now_s)
+
+
+def _settle(step: Step, error: MetaqError | None) -> None:
+    if error is None:
+        step.succeeded()
+    else:
+        step.failed()
+
+
+class _StepOutcome:
+    """The outcome of one step that stored something."""
+
+    __slots__ = ("_opaque", "_session", "_step", "_text", "size")
+
+    def __init__(self, session: TextSession, opaque: str, step: Step, text: str, size: int) -> None:
+        self._session = session
+        self._opaque = opaque
+        self._step = step
+        self._text = text
+        self.size = size
+
+    def stored(self) -> None:
+        self._step.succeeded()
+        self._session.answer(1, 0, write_result(OK, self._text, self._opaque))
+
+    def refused(self, error: MetaqError, outcome: str) -> None:
+        self._step.failed()
+        code = self._step.refusal if outcome == NOT_STORED else XaCode.RMFAIL
+        self._fail(f"the transaction {outcome}: {error}", code)
+
+    def late(self) -> None:
+        """It is in the log and cannot be taken back, but a power cut may."""
+        self._step.succeeded()
+        self._fail("stored, but not yet on the disk; ask again, or let recover tell", XaCode.RMFAIL)
+
+    def _fail(self, reason: str, code: XaCode | None) -> None:
+        error = BrokerError(reason) if code is None or self._step.refusal is None else XaError(code, reason)
+        self._session.answer(1, 0, refusal(error, self._opaque))
+
+
+class _Committing(Question):
+    """The commit of a prepared branch: its messages are read, then stored."""
+
+    __slots__ = ("_handler", "_key", "_opaque", "_owed", "_work", "session")
+
+    def __init__(self, handler: TransactionHandler, session: TextSession, opaque: str, key: str, work: Work[Held]) -> None:
+        self._handler = handler
+        self.session: TextSession = session
+        self._opaque = opaque
+        self._key = key
+        self._work = work
+        self._owed = False
+
+    def look(self, read: Read) -> Sequence[Held]:
+        return self._handler.transactions.messages(self._work, read)
+
+    def owe(self) -> None:
+        self._owed = True
+        self.session.owed += 1
+
+    def found(self, answer: Any) -> None:
+        handler = self._handler
+        start = handler.log.staged_end
+        try:
+            step = handler.transactions.store_commit(self._key, self._work, answer)
+        except XaError as error:
+            self._reply(error)
+            return
+        self.session.owed -= self._owed
+        handler.owe(self.session, self._opaque, step, start)
+
+    def fail(self, error: MetaqError) -> None:
+        self._handler.transactions.branches.failed(self._key)
+        self._reply(XaError(XaCode.RMFAIL, f"the branch stays prepared: {error}"))
+
+    def _reply(self, error: XaError) -> None:
+        reply = refusal(error, self._opaque)
+        if self._owed:
+            self.session.answer(1, 0, reply)
+        else:
+            self.session.reply(reply)
+
+
+def refusal(error: MetaqError, opaque: str) -> bytes:
+    """What a client is told; the code of an XA error stands in the text."""
+    if isinstance(error, XaError):
+        return write_result(ERROR, error.wire, opaque)
+    return write_result(error.status if isinstance(error, BadRequest) else ERROR, str(error), opaque)

@@ -1,0 +1,76 @@
+"""Half messages in memory (specs: remoting protocol, section 5.5)."""
+
+from typing import Final, NamedTuple
+
+from metaq.client.message import ReceivedMessage
+from metaq.client.transport import Answer
+from metaq.protocol import properties as names
+from metaq.protocol.codes import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_TYPE, Response
+from metaq.protocol.headers import CheckTransaction, EndTransaction
+from metaq.protocol.ids import decode_offset_id
+from metaq.testing.log import Letter, Log, Placed, decode
+
+_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+
+
+class Half(NamedTuple):
+    """An undecided message, and how its producers are asked about it."""
+
+    group: str
+    question: CheckTransaction
+    record: bytes
+
+
+class _Staged(NamedTuple):
+    letter: Letter
+    log_offset: int
+
+
+class Halves:
+    """The undecided messages of a broker in memory. Not thread-safe."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._undecided: dict[int, _Staged] = {}
+        """By number in the half topic."""
+
+    def put(self, letter: Letter) -> Placed:
+        """Keep a message until its transaction is decided."""
+        letter = letter._replace(sys_flag=letter.sys_flag & ~TRANSACTION_TYPE)
+        real = {names.REAL_TOPIC: letter.topic, names.REAL_QUEUE: str(letter.partition)}
+        placed = self._log.put(letter._replace(topic=_TOPIC, partition=0, properties=letter.properties | real))
+        self._undecided[placed.queue_offset] = _Staged(letter, decode_offset_id(placed.offset_id).log_offset)
+        return placed
+
+    def end(self, header: EndTransaction) -> Answer:
+        """Do what became of a transaction."""
+        number, outcome = header.tran_state_table_offset, header.commit_or_rollback
+        staged = self._undecided.get(number)
+        if staged is None or staged.log_offset != header.commit_log_offset:
+            return Answer(Response.SYSTEM_ERROR, remark=f"no undecided half message {number} at {header.commit_log_offset}")
+        group = staged.letter.properties.get(names.PRODUCER_GROUP)
+        if group != header.producer_group:
+            return Answer(
+                Response.SYSTEM_ERROR, remark=f"half message {number} is of group {group}, not {header.producer_group}"
+            )
+        if outcome in {TRANSACTION_COMMIT, TRANSACTION_ROLLBACK}:
+            del self._undecided[number]
+        if outcome == TRANSACTION_COMMIT:
+            kept = {name: value for name, value in staged.letter.properties.items() if name != names.TRANSACTION}
+            self._log.put(staged.letter._replace(properties=kept, sys_flag=staged.letter.sys_flag | TRANSACTION_COMMIT))
+        return Answer()
+
+    def undecided(self) -> list[Half]:
+        """What to ask about, the oldest first."""
+        return [
+            Half(
+                staged.letter.properties.get(names.PRODUCER_GROUP, ""),
+                CheckTransaction(number, staged.log_offset, staged.letter.properties.get(names.UNIQUE_KEY)),
+                self._log.encode(staged.letter, number, staged.log_offset),
+            )
+            for number, staged in self._undecided.items()
+        ]
+
+    def messages(self) -> list[ReceivedMessage]:
+        """The undecided messages, the oldest first."""
+        return [decode(half.record) for half in self.undecided()]

@@ -1,0 +1,193 @@
+"""What transactions leave in the log: marks, and messages parked until their branch is decided.
+
+Both are ordinary records of the internal topic ``METAQ_SYS_TRANSACTIONS``. Partition 0 holds the marks, whose bodies are JSON::
+
+    {"do":"prepare","key":"XID:1:0a:0b:app","messages":2,"bytes":310}     behind it, in its group: the messages, parked
+    {"do":"prepare", …, "since_ms":1700000000000}                         again, when its segment is to be deleted
+    {"do":"commit","key":"XID:1:0a:0b:app","messages":2}                  behind it, in its group: the messages
+    {"do":"rollback","key":"XID:1:0a:0b:app"}
+    {"do":"heuristic","key":"XID:1:0a:0b:app","outcome":"commit"}         behind it, when it commits: the messages
+    {"do":"forget","key":"XID:1:0a:0b:app"}
+
+Each has "ids" too: how far text ids of messages without a place were given.
+
+Partition 1 holds the parked messages: as they will be, with their topic and partition in the properties REAL_TOPIC and
+REAL_QID. A mark and the records of its group are in the log all or none (``metaq.store.together``), so the marks alone, in
+their order, say which branches are undecided.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from metaq.errors import CorruptRecord
+from metaq.protocol.properties import MESSAGE_ID, REAL_QUEUE, REAL_TOPIC
+from metaq.protocol.record import (
+    BLANK,
+    BLANK_MAGIC,
+    BLANK_SIZE,
+    TAGS,
+    Record,
+    constant_middle,
+    decode_properties,
+    decode_record,
+    encode_properties,
+    is_intact,
+    java_hash,
+    longer_tail,
+    store_ms,
+)
+from metaq.protocol.textmessage import HEADER_SIZE_TEXT, Stored
+from metaq.store.commitlog import SMALLEST_RECORD, CommitLog
+from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.files import Read
+from metaq.store.messagestore import MessageStore
+from metaq.store.together import Ready, group_end
+
+TOPIC: Final = "METAQ_SYS_TRANSACTIONS"
+MARKS, PARKED = 0, 1
+"""Partitions of the topic."""
+_ID: Final = b"%b" + MESSAGE_ID.encode() + b"\x01%d\x02"
+"""Behind other properties, the id."""
+_new: Final = tuple.__new__
+"""A third of the cost of a named tuple's own constructor."""
+PARKED_GROWTH: Final = 600
+"""At most so many bytes more than its body and tag takes a message that is parked."""
+
+
+class Held(NamedTuple):
+    """A message of a branch, as it was put."""
+
+    queue: ConsumeQueue
+    flag: int
+    payload: bytes
+    crc: int
+    """Of the payload."""
+    attribute: str | None
+    message_id: int
+    born_ms: int
+    born_host: bytes
+
+    @property
+    def size(self) -> int:
+        """What its limits count, in bytes."""
+        return len(self.payload) + PARKED_GROWTH + (len(self.attribute.encode()) if self.attribute else 0)
+
+
+class Prepared(NamedTuple):
+    """A prepared branch."""
+
+    since_ms: int
+    """When it was prepared."""
+    messages: int
+    size: int
+    """Of them in bytes, as limits count it."""
+
+
+class Journal:
+    """Makes and reads the records of transactions in one store."""
+
+    def __init__(self, store: MessageStore, store_host: bytes) -> None:
+        """``store_host``: the broker's address as it stands in records."""
+        self._store = store
+        self._host = store_host
+
+    # -- making -------------------------------------------------------------------------------------------------------
+
+    def mark(self, content: dict[str, Any]) -> Ready:
+        """A mark, ready to be staged."""
+        now_ms = self._store.clock.now_ms()
+        body = orjson.dumps(content)
+        middle = constant_middle(0, now_ms, self._host, now_ms, self._host)
+        queue = self._store.queue(TOPIC, MARKS)
+        return Ready(queue, 0, body, zlib.crc32(body) & 0x7FFFFFFF, middle, HEADER_SIZE_TEXT + len(body))
+
+    def parked(self, messages: Sequence[Held]) -> list[Ready]:
+        """Messages on their way to where they wait."""
+        return self._ready(messages, self._store.queue(TOPIC, PARKED))
+
+    def real(self, messages: Sequence[Held]) -> list[Ready]:
+        """Messages on their way to their readers."""
+        return self._ready(messages, None)
+
+    def _ready(self, messages: Sequence[Held], park: ConsumeQueue | None) -> list[Ready]:
+        now_ms, host = self._store.clock.now_ms(), self._host
+        made = []
+        # of the message before, which are most often those of the next
+        born, host_before, middle, real, at = 0, b"", b"", None, b""
+        for queue, flag, payload, crc, attribute, message_id, born_ms, born_host in messages:
+            if born_ms != born or born_host != host_before:
+                born, host_before = born_ms, born_host
+                middle = constant_middle(0, born_ms, born_host, now_ms, host)
+            if queue is not real:
+                real, target = queue, park or queue
+                if park is not None:
+                    at = encode_properties(((REAL_TOPIC, queue.topic), (REAL_QUEUE, str(queue.partition))))
+            properties = _ID % (at, message_id)
+            tag, size = 0, HEADER_SIZE_TEXT + len(payload)
+            if attribute is not None:
+                tag, size = java_hash(attribute), size + 4 + len(attribute.encode())
+                properties = encode_properties(((TAGS, attribute),)) + properties
+            made.append(_new(Ready, (target, flag, payload, crc, middle, size, longer_tail(target.tail, properties), tag, ())))
+        return made
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def messages(self, place: int, read: Read) -> list[Held]:
+        """The messages of the branch whose prepare mark is at a log offset; ``CorruptRecord`` when one is damaged."""
+        stored = self._prepare_mark(place, read)
+        count = content_of(stored)["messages"]
+        end = group_end(stored)
+        at = place + stored.size
+        found = [] if end is None else [self._held(record) for record in _records(self._store.log, at, end, read)]
+        if len(found) != count:
+            raise CorruptRecord(f"of {count} messages prepared at log offset {place} {len(found)} are left; run metaq verify")
+        return found
+
+    def _held(self, record: Record) -> Held:
+        pairs = decode_properties(record.properties)
+        queue = self._store.queue(pairs[REAL_TOPIC], int(pairs[REAL_QUEUE]))
+        return Held(
+            *(queue, record.flag, bytes(record.body), record.body_crc, pairs.get(TAGS), int(pairs[MESSAGE_ID])),
+            *(record.born_ms, record.born_host),
+        )
+
+    def prepared(self, place: int, read: Read) -> Prepared:
+        """What the prepare mark at a log offset says; ``CorruptRecord`` when it is damaged."""
+        stored = self._prepare_mark(place, read)
+        content = content_of(stored)
+        since_ms = content.get("since_ms") or store_ms(stored.buffer[stored.at : stored.at + stored.size])
+        return Prepared(since_ms, content["messages"], content["bytes"])
+
+    def _prepare_mark(self, place: int, read: Read) -> Stored:
+        stored = self._store.log.record_at(place, read)
+        if stored is None:
+            raise CorruptRecord(f"the prepare mark at log offset {place} is damaged; run metaq verify")
+        return stored
+
+
+def content_of(stored: Stored) -> dict[str, Any]:
+    """What a mark says."""
+    content: dict[str, Any] = orjson.loads(decode_record(stored.buffer[stored.at : stored.at + stored.size]).body)
+    return content
+
+
+def _records(log: CommitLog, at: int, end: int, read: Read) -> Iterator[Record]:
+    """The intact records between two log offsets, which at most two segments hold, one behind the other."""
+    while at < end:
+        segment = log.find(at)
+        if segment is None:
+            return
+        size = min(end, segment.end) - at
+        data = memoryview(read(log.file(segment), size, at - segment.base))
+        base, at = at, segment.end
+        while len(data) >= BLANK_SIZE:
+            length, magic = BLANK.unpack_from(data)
+            if magic == BLANK_MAGIC:
+                break
+            if not SMALLEST_RECORD <= length <= len(data) or not is_intact(data[:length], base):
+                return
+            yield decode_record(data[:length])
+            data, base = data[length:], base + length

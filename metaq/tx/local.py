@@ -1,0 +1,86 @@
+"""Local transactions: a pure table of those that belong to connections (specs: text protocol, section 5.2)."""
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from metaq.tx.branches import Counts, OpenBranch, OpenBranches, Room, XaCode, XaError
+
+T = TypeVar("T")
+
+
+class LocalBranches(Generic[T]):
+    """Transactions that belong to a connection, their *owner*: each sees only its own, and they end with it.
+
+    Nothing of them is in the log before they commit, so every command takes effect at once: when the messages that ``commit``
+    returns cannot be stored, the transaction is rolled back all the same.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._open: OpenBranches[tuple[Hashable, str], T] = OpenBranches(room)
+        self._keys: dict[Hashable, set[str]] = {}
+
+    def begin(self, owner: Hashable, key: str, now_s: float, timeout_s: float) -> None:
+        """Open a transaction that expires after ``timeout_s``, never when it is 0; one that exists is left as it is."""
+        if (owner, key) not in self._open:
+            self._room.check_branches(len(self._open))
+            self._open.begin((owner, key), now_s, timeout_s)
+            self._keys.setdefault(owner, set()).add(key)
+
+    def open(self, owner: Hashable, key: str) -> OpenBranch[T]:
+        """An open transaction, to be put into before anything else happens."""
+        self._check_open(owner, key)
+        return self._open[owner, key]
+
+    def put(self, owner: Hashable, key: str, message: T, size: int) -> None:
+        """Add a message of ``size`` bytes; beyond a limit it is refused and the transaction stays."""
+        self.open(owner, key).put(message, size)
+
+    def prepare(self, owner: Hashable, key: str) -> None:
+        """Always an error: a local transaction has one phase."""
+        self._check_open(owner, key)
+        raise XaError(XaCode.RMERR, "Prepare not implemented on Local Transactions.")
+
+    def commit(self, owner: Hashable, key: str) -> list[T]:
+        """End a transaction, whatever the number of phases that is asked for; the messages to be made visible."""
+        self._check_open(owner, key)
+        self._forget_key(owner, key)
+        return self._open.close((owner, key))
+
+    def rollback(self, owner: Hashable, key: str) -> None:
+        """Drop a transaction."""
+        self._check_open(owner, key)
+        self._forget_key(owner, key)
+        self._open.close((owner, key))
+
+    def forget(self, key: str) -> None:
+        """Always an error: FORGET is for XA."""
+        raise XaError(XaCode.NOTA, f"{key} is not a valid xid")
+
+    def close(self, owner: Hashable) -> int:
+        """Roll back what a connection leaves behind; how many transactions that was."""
+        keys = self._keys.pop(owner, set())
+        for key in keys:
+            self._open.close((owner, key))
+        return len(keys)
+
+    def expire(self, now_s: float) -> list[str]:
+        """Roll back the transactions whose time is over; their keys."""
+        expired = self._open.expire(now_s, ())
+        for owner, key in expired:
+            self._forget_key(owner, key)
+        return [key for _, key in expired]
+
+    def counts(self) -> Counts:
+        """How many transactions there are: all are open."""
+        return Counts(len(self._open), 0, 0, self._open.oldest_s)
+
+    def _forget_key(self, owner: Hashable, key: str) -> None:
+        keys = self._keys[owner]
+        keys.discard(key)
+        if not keys:
+            del self._keys[owner]
+
+    def _check_open(self, owner: Hashable, key: str) -> None:
+        if (owner, key) not in self._open:
+            raise XaError(XaCode.NOTA, f"Local transaction '{key}' has not been started.", bare=True)

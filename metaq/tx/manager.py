@@ -1,0 +1,422 @@
+"""The transactions of one broker: the branch table over its store.
+
+Everything that is to survive is a group of records in the log (``metaq.tx.journal``), staged here and appended at the end of
+the turn like every put. So a step that stores something comes in two halves: it is staged, and its *outcome* follows when the
+append is as durable as promised, or has failed. In between the branch is busy.
+
+``config/transactions.json`` holds the undecided branches, each with the log offset of its mark and the bytes that it was
+promised, and the ordinal of the first mark whose outcome was open when the snapshot was taken::
+
+    {"crc32c":"…","next":204,"ids":1880000000000000000,"prepared":[["XID:1:0a:0b:app",8123904,1024]],
+     "heuristic":[["XID:1:0a:0c:app","commit"]]}
+
+A start takes the snapshot and applies the marks from there on; again those that it covers already changes nothing. A snapshot
+is written when the log is durable up to where it was when the snapshot was taken. ``ids`` is further than any id that was
+given until the next snapshot, unless the clock goes back; marks say how far ids were too.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from metaq.errors import BadRequest, CorruptRecord, MetaqError
+from metaq.message import TopicPartition
+from metaq.store.documents import read_document, write_document
+from metaq.store.files import Read, Run, read_here, run_here
+from metaq.store.messagestore import MessageStore
+from metaq.store.together import Ready, put_together
+from metaq.tx.branches import Branches, Outcome, Room, Work, XaCode, XaError
+from metaq.tx.journal import MARKS, TOPIC, Held, Journal, Prepared, content_of
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT: Final = "transactions.json"
+READ_BYTES: Final = 256 * 1024
+KEPT_A_ROUND: Final = 64 << 20
+"""About so many bytes of branches are put again in a round before retention deletes their segments."""
+RECENT_BYTES: Final = 8 * 1024 * 1024
+LOOK_S: Final = 0.1
+"""How old a look at the room on the disk may be when a branch votes: a third of ``least_free_bytes`` may be gone since."""
+IDS_AHEAD: Final = 1 << 40
+_ID_SHIFT: Final = 20
+_MARKS: Final = TopicPartition(TOPIC, MARKS)
+_SIZE_BITS: Final = 24
+_KIB: Final = 1024
+
+
+class Step(NamedTuple):
+    """Something that is staged; one of the two is called, once."""
+
+    succeeded: Callable[[], None]
+    failed: Callable[[], None]
+    refusal: XaCode | None
+    """What it means when nothing is stored; ``None`` for a local transaction, which knows no codes."""
+
+
+class _Snapshot(NamedTuple):
+    content: dict[str, Any]
+    log_end: int
+    needed_from: int
+    """Log offset of the first mark that it does not cover."""
+    version: int
+
+
+class _Recent:
+    """Messages that were parked lately and need not be read again when their branch commits, which is most often soon."""
+
+    def __init__(self) -> None:
+        self._messages: dict[int, tuple[list[Held], int]] = {}  # by place
+        self._bytes = 0
+
+    def add(self, place: int, messages: list[Held], size: int) -> None:
+        self._messages[place] = messages, size
+        self._bytes += size
+        while self._bytes > RECENT_BYTES:
+            self.take(next(iter(self._messages)))
+
+    def take(self, place: int) -> list[Held]:
+        """The messages of a branch, once; none when they are to be read."""
+        messages, size = self._messages.pop(place, ([], 0))
+        self._bytes -= size
+        return messages
+
+
+class Transactions:
+    """All XA branches, and what is undecided in the log. It knows no event loop: who calls it appends and waits."""
+
+    def __init__(self, store: MessageStore, room: Room, store_host: bytes, folder: Path) -> None:
+        """Find out which branches are undecided. ``folder`` is where the snapshot is kept."""
+        self.branches: Branches[Held] = Branches(room)
+        self._store = store
+        self._journal = Journal(store, store_host)
+        self._path = folder / SNAPSHOT
+        self._version = self._saved_version = 0
+        self._begun = 0
+        self._open_steps: dict[int, tuple[int, int]] = {}  # number of a step → ordinal and log offset of its mark
+        self._uncovered = store.log.end  # log offset from which on the written snapshot does not cover marks
+        self._waiting: _Snapshot | None = None  # for the log to be durable
+        self._left: deque[tuple[int, int]] = deque()  # log offsets: an end, and a place needed until it is durable
+        self._unreadable: set[int] = set()  # places of damaged branches, for which no segment is kept
+        self._recent = _Recent()
+        self._looked_s, self._available = -LOOK_S, 0
+        self._next_id = store.clock.now_ms() << _ID_SHIFT
+        self._recover()
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        content, problems = read_document(self._store.disk, self._path)
+        for problem in problems:
+            logger.error("snapshot of transactions damaged, made good from the log problem=%s", problem)
+        content = content or {"next": 0, "ids": 0, "prepared": [], "heuristic": []}
+        following: int = content["next"]
+        if following > self._next_mark:
+            logger.error("the log has lost marks of transactions that the snapshot covers: the other marks count")
+            following, content["prepared"] = 0, []
+        self._next_id = max(self._next_id, content["ids"])
+        for key, outcome in content["heuristic"]:  # before a branch of the same name that was prepared later
+            self.branches.restore_heuristic(key, Outcome(outcome))
+        for key, place, size in content["prepared"]:
+            self._restored(key, _packed(place, size))
+        queue = self._store.queues.get(_MARKS)
+        if queue is not None:
+            first = max(following, self._store.first(queue, read_here)[0])
+            for stored in self._store.records(queue, first, READ_BYTES, read_here):
+                if stored is not None:
+                    self._version = 1
+                    self._uncovered = min(self._uncovered, stored.log_offset)
+                    self._apply(content_of(stored), stored.log_offset)
+        self._drop_aged()
+
+    @property
+    def _next_mark(self) -> int:
+        queue = self._store.queues.get(_MARKS)
+        return 0 if queue is None else queue.next
+
+    def _drop_aged(self) -> None:
+        """Drop what an old snapshot has: branches are put again before their segment goes, unless they are decided."""
+        begin = self._store.log.begin
+        for key in [key for key, value in self.branches.places() if _offset(value) < begin]:
+            logger.warning("a branch was decided long ago, or lost with its damaged messages key=%s", key)
+            self._release(self.branches.place(key))
+            self.branches.restore_decided(key)
+
+    def _apply(self, mark: dict[str, Any], log_offset: int) -> None:
+        key = mark["key"]
+        self._next_id = max(self._next_id, mark["ids"])
+        match mark["do"]:
+            case "prepare":
+                self._restored(key, _packed(log_offset, mark["bytes"]))
+            case "commit" | "rollback":
+                self._release(self.branches.place(key))
+                self.branches.restore_decided(key)
+            case "heuristic":
+                self._release(self.branches.place(key))
+                self.branches.restore_heuristic(key, Outcome(mark["outcome"]))
+            case "forget":
+                self.branches.restore_forgotten(key)
+
+    def _restored(self, key: str, value: int) -> None:
+        self._release(self.branches.place(key))
+        self.branches.restore_prepared(key, value)
+        self._store.reserved_bytes += _bytes(value)
+
+    def _release(self, value: int | None) -> None:
+        if value is not None:
+            self._store.reserved_bytes -= _bytes(value)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def next_id(self) -> int:
+        """The text id of a message that has no place yet: negative, and never given before."""
+        self._next_id += 1
+        return -self._next_id
+
+    def prepare(self, key: str) -> Step | None:
+        """Vote; ``None``: nothing was put in the branch, which is gone. ``XaError`` with ``RBOTHER``: no, and rolled back."""
+        messages = self.branches.prepare(key)
+        if not messages:
+            return None
+        size = sum(message.size for message in messages)
+        try:
+            self._check_room(size)
+            mark = self._mark({"do": "prepare", "key": key, "messages": len(messages), "bytes": size})
+            place = put_together(self._store, mark, self._journal.parked(messages))[0]
+        except MetaqError as error:
+            self.branches.refused(key)
+            raise XaError(XaCode.RBOTHER, f"the branch is rolled back, it cannot be prepared: {error}") from error
+        value = _packed(place, size)
+        self._store.reserved_bytes += _bytes(value)
+        succeeded = partial(self._prepared, key, value, messages, size)
+        failed = partial(self._refused, key, value)
+        return self._step(succeeded, failed, XaCode.RBOTHER)
+
+    def _mark(self, content: dict[str, Any]) -> Ready:
+        """With how far ids are: those of the messages in the log are never given again, whatever the clock says."""
+        return self._journal.mark({**content, "ids": self._next_id})
+
+    def _prepared(self, key: str, value: int, messages: list[Held], size: int) -> None:
+        self._recent.add(value, messages, size)
+        self.branches.prepared(key, value)
+
+    def _refused(self, key: str, value: int) -> None:
+        self._release(value)
+        self.branches.refused(key)
+
+    def _check_room(self, size: int) -> None:
+        """Both the parked messages and, later, the real ones must find room, beside what other branches were promised."""
+        store, now_s = self._store, self._store.clock.monotonic()
+        store.check_writable()
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s, self._available = now_s, store.disk.usage(store.directory).available
+        needed = 2 * size + store.reserved_bytes + store.settings.retention.least_free_bytes
+        if self._available < needed:
+            raise XaError(XaCode.RBOTHER, f"{self._available} bytes are free on the disk, {needed} are needed")
+
+    def commit(self, key: str, *, one_phase: bool) -> Work[Held]:
+        """Begin to commit; ``store_commit`` or ``branches.failed`` follows, for which a prepared one is to be read first."""
+        return self.branches.commit(key, one_phase=one_phase)
+
+    def at_hand(self, work: Work[Held]) -> Sequence[Held]:
+        """What is to be committed; nothing when it is to be read (``messages``), or an open branch is empty."""
+        return work.messages if work.place is None else self._recent.take(work.place)
+
+    def messages(self, work: Work[Held], read: Read) -> Sequence[Held]:
+        """What is to be committed. Raises ``ColdRead`` as ``read`` does."""
+        return work.messages if work.place is None else self._journal.messages(_offset(work.place), read)
+
+    def store_commit(self, key: str, work: Work[Held], messages: Sequence[Held]) -> Step:
+        """Stage the messages; ``XaError``: they cannot be, and the branch is as it was, or rolled back."""
+        return self._decide(key, work, {"do": "commit", "key": key, "messages": len(messages)}, messages)
+
+    def rollback(self, key: str) -> Step | None:
+        """Stage the end of a prepared branch; ``None``: it was open, and is gone."""
+        work = self.branches.rollback(key)
+        return None if work.place is None else self._decide(key, work, {"do": "rollback", "key": key}, ())
+
+    def decide(self, key: str, outcome: Outcome) -> Work[Held]:
+        """Begin an operator's decision on a prepared branch; ``store_decision`` or ``branches.failed`` follows."""
+        return self.branches.decide(key, outcome)
+
+    def store_decision(self, key: str, work: Work[Held], outcome: Outcome, messages: Sequence[Held]) -> Step:
+        """Stage the decision; ``messages`` are those of the branch when it commits."""
+        mark = {"do": "heuristic", "key": key, "outcome": outcome.value}
+        return self._decide(key, work, mark, messages if outcome is Outcome.COMMIT else ())
+
+    def forget(self, key: str) -> Step | None:
+        """Stage that an operator's decision is known; ``None``: there is nothing to forget."""
+        if not self.branches.forget(key):
+            return None
+        self._stage(key, {"do": "forget", "key": key}, (), XaCode.RMFAIL)
+        return self._step(partial(self.branches.done, key), partial(self.branches.failed, key))
+
+    def _decide(self, key: str, work: Work[Held], mark: dict[str, Any], messages: Sequence[Held]) -> Step:
+        refusal = XaCode.RBOTHER if work.place is None else XaCode.RMFAIL
+        self._stage(key, mark, messages, refusal)
+        succeeded = partial(self._decided, key, self._store.log.staged_end)
+        return self._step(succeeded, partial(self.branches.failed, key), refusal)
+
+    def _stage(self, key: str, mark: dict[str, Any], messages: Sequence[Held], refusal: XaCode) -> None:
+        try:
+            if refusal is XaCode.RBOTHER:  # only who has voted was promised room
+                self._store.check_writable()
+            self._store.check_healthy()
+            put_together(self._store, self._mark(mark), self._journal.real(messages))
+        except MetaqError as error:
+            self.branches.failed(key)
+            state = "is rolled back" if refusal is XaCode.RBOTHER else "stays as it was"
+            raise XaError(refusal, f"the branch {state}: {error}") from error
+
+    def store_local(self, key: str, messages: Sequence[Held]) -> Step | None:
+        """Stage the messages of a local transaction, which is gone already; ``None``: there are none."""
+        if not messages:
+            return None
+        self._store.check_writable()
+        mark = self._mark({"do": "commit", "key": key, "messages": len(messages)})
+        put_together(self._store, mark, self._journal.real(messages))
+        return self._step(_nothing, _nothing, None)
+
+    def _decided(self, key: str, end: int) -> None:
+        place = self.branches.place(key)  # it may have moved since the decision began
+        if place is not None:
+            self._release(place)
+            self._leave(place, end)
+            self._recent.take(place)
+        self.branches.done(key)
+
+    def _leave(self, value: int, end: int) -> None:
+        """A place is needed no more when the log is durable up to ``end``; before that a power cut may take back why."""
+        self._forget_left()
+        if end > self._store.durable_end:
+            self._left.append((end, _offset(value)))
+
+    def _forget_left(self) -> None:
+        while self._left and self._left[0][0] <= self._store.durable_end:
+            self._left.popleft()
+
+    def _step(self, succeeded: Callable[[], None], failed: Callable[[], None], refusal: XaCode | None = XaCode.RMFAIL) -> Step:
+        """After a mark was staged, with its group."""
+        self._begun += 1
+        number = self._begun
+        queue = self._store.queues[_MARKS]
+        self._open_steps[number] = queue.next - 1, queue.unit(queue.next - 1, read_here)[0]
+        return Step(partial(self._end, number, succeeded), partial(self._end, number, failed), refusal)
+
+    def _end(self, number: int, outcome: Callable[[], None]) -> None:
+        del self._open_steps[number]
+        self._version += 1
+        outcome()
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def prepared(self, value: int, read: Read) -> Prepared:
+        """About the prepared branch with this place; ``CorruptRecord``, and ``ColdRead`` as ``read`` raises it."""
+        return self._journal.prepared(_offset(value), read)
+
+    # -- before retention ---------------------------------------------------------------------------------------------
+
+    @property
+    def oldest(self) -> int | None:
+        """The lowest log offset that an undecided branch still needs, or the next snapshot."""
+        self._forget_left()
+        places = (_offset(value) for _, value in self.branches.places() if value not in self._unreadable)
+        covered = self._version == self._saved_version and not self._open_steps
+        marks = () if covered else (self._uncovered,)
+        return min(chain(places, (place for _, place in self._left), marks), default=None)
+
+    def keep(self, before: int, read: Read) -> Iterator[Step]:
+        """Prepare again the branches that lie before a log offset, some of them: their segments are about to be deleted.
+
+        A damaged one is lost with its segment: it can be rolled back until then.
+        """
+        room = KEPT_A_ROUND
+        for key, value in [(key, value) for key, value in self.branches.places() if _offset(value) < before]:
+            if room <= 0 or self._store.failure is not None:
+                return
+            if value in self._unreadable:
+                continue
+            try:
+                step = self._kept(key, value, read)
+            except CorruptRecord as error:
+                self._unreadable.add(value)
+                logger.error("a prepared branch cannot be kept, it can only be rolled back key=%s reason=%s", key, error)
+            except BadRequest as error:
+                logger.error("a prepared branch cannot be put again, its segment stays key=%s reason=%s", key, error)
+            else:
+                if step is not None:
+                    room -= _bytes(value)
+                    yield step
+
+    def _kept(self, key: str, value: int, read: Read) -> Step | None:
+        messages = self._journal.messages(_offset(value), read)
+        since_ms = self._journal.prepared(_offset(value), read).since_ms
+        if self.branches.is_busy(key) or self.branches.place(key) != value:  # decided while this one read
+            return None
+        counts = {"messages": len(messages), "bytes": _bytes(value)}
+        mark = self._mark({"do": "prepare", "key": key, **counts, "since_ms": since_ms})
+        place = put_together(self._store, mark, self._journal.parked(messages))[0]
+        moved = _packed(place, _bytes(value))
+        return self._step(partial(self._moved, key, value, moved, self._store.log.staged_end), _nothing)
+
+    def _moved(self, key: str, value: int, moved: int, end: int) -> None:
+        # who is deciding it may still be reading it where it was
+        if self.branches.place(key) == value and not self.branches.is_busy(key):
+            self._leave(value, end)
+            self._recent.take(value)
+            self.branches.move(key, moved)
+
+    # -- snapshots ----------------------------------------------------------------------------------------------------
+
+    def save(self, run: Run) -> None:
+        """Take a snapshot when something has changed, and write the last one when the log is durable up to it."""
+        if self._store.failure is not None:
+            return
+        if self._waiting is None and self._version != self._saved_version:
+            self._waiting = self._taken()
+        waiting = self._waiting
+        if waiting is not None and self._store.durable_end >= waiting.log_end:
+            self._write(waiting, run)
+            self._waiting = None
+
+    def save_last(self) -> None:
+        """Keep everything at an orderly stop; the log is synced, and nobody else writes any more."""
+        if self._store.failure is None:
+            self._store.sync()
+            self._write(self._taken(), run_here)
+
+    def _taken(self) -> _Snapshot:
+        following, needed_from = min(self._open_steps.values(), default=(self._next_mark, self._store.log.end))
+        content = {
+            "next": following,
+            "ids": self._next_id + IDS_AHEAD,
+            "prepared": [[key, _offset(value), _bytes(value)] for key, value in self.branches.places()],
+            "heuristic": [[key, outcome.value] for key, outcome in self.branches.heuristics()],
+        }
+        return _Snapshot(content, self._store.log.end, needed_from, self._version)
+
+    def _write(self, snapshot: _Snapshot, run: Run) -> None:
+        disk = self._store.disk
+        run(lambda: disk.make_directories(self._path.parent))
+        run(lambda: write_document(disk, self._path, snapshot.content))
+        self._saved_version, self._uncovered = snapshot.version, snapshot.needed_from
+
+
+def _nothing() -> None:
+    """No branch changes with the outcome."""
+
+
+def _packed(log_offset: int, size: int) -> int:
+    """Where a prepared branch is and how much room it was promised, in KiB, as one number: 100,000 branches take memory."""
+    return log_offset << _SIZE_BITS | min((size + _KIB - 1) // _KIB, (1 << _SIZE_BITS) - 1)
+
+
+def _offset(value: int) -> int:
+    return value >> _SIZE_BITS
+
+
+def _bytes(value: int) -> int:
+    return (value & (1 << _SIZE_BITS) - 1) * _KIB
