@@ -72,11 +72,42 @@ class Settings(BaseModel):
         6, ge=0, le=6, multiple_of=2, description="what this broker does for clients: 4 gives messages, 2 takes them, 6 both"
     )
     cluster_name: str = Field("DefaultCluster", description="name of the cluster that this broker belongs to")
+    role: Literal["master", "slave", "elected"] = Field(
+        "master", description="what this replica of the broker is at first: master, slave, or elected through ZooKeeper"
+    )
+    replica_number: int = Field(
+        1, ge=1, le=1023, description="number of this replica among those that share a broker_name; a slave's RocketMQ brokerId"
+    )
+    replication_listen: str = Field(
+        "none", description='HOST:PORT where slaves connect while this replica is master; "none" takes no slaves'
+    )
+    master: str = Field(
+        "", description="replication_listen of the master, for a slave that is not to ask its registries or ZooKeeper for it"
+    )
+    zookeeper: str = Field(
+        "", description="ZooKeeper to register with, HOST:PORT,HOST:PORT; then the registry of this broker says what that knows"
+    )
+    zookeeper_root: str = Field("/meta", description="where MetaQ clients look in ZooKeeper (their zk.zkRoot)")
+    zookeeper_session_ms: int = Field(
+        10_000, ge=1000, le=60_000, description="silence after which ZooKeeper takes this broker for dead"
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least severe log line that is written")
 
     durability: Durability = Field(
-        Durability.DISK, description="what a put waits for: disk (survives a power cut) or memory (survives a killed process)"
+        Durability.DISK,
+        description="what a put waits for: memory (survives a killed process), disk (a power cut), "
+        "replica (the loss of the master) or disk+replica",
     )
+    min_in_sync: int = Field(
+        2,
+        ge=1,
+        le=16,
+        description="at replica: how many replicas must hold a put, the master among them; fewer: it is not safe",
+    )
+    replica_timeout_ms: int = Field(
+        3000, ge=1, description="at replica: how long a put waits for the replicas before it is answered as not yet safe"
+    )
+    replica_lag_ms: int = Field(3000, ge=100, description="how long a slave may lag before it is no longer in sync")
     flush_messages: int = Field(1000, ge=1, description="at memory: messages after which the log is synced")
     flush_interval_ms: int = Field(10_000, ge=1, description="at memory: longest time between two syncs")
     sync_timeout_ms: int = Field(5000, ge=1, description="at disk: how long a put waits for the sync before it is answered 500")
@@ -167,6 +198,12 @@ class Settings(BaseModel):
             raise ValueError("segment_bytes is smaller than max_body_bytes and 33 KiB: the largest message would not fit")
         if not self.clean_ratio <= self.force_ratio <= self.refuse_ratio:
             raise ValueError("clean_ratio, force_ratio and refuse_ratio do not rise")
+        if self.durability.on_replicas and self.replication_listen == "none":
+            raise ValueError(f"durability {self.durability} needs replication_listen, where slaves connect")
+        if self.role == "elected" and not self.zookeeper:
+            raise ValueError("role elected needs zookeeper, through which the master is elected")
+        if self.role != "master" and self.replication_listen == "none":
+            raise ValueError(f"role {self.role} needs replication_listen, where slaves connect when this replica is master")
         return self
 
 

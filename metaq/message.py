@@ -34,6 +34,22 @@ class Durability(enum.StrEnum):
     DISK = "disk"
     """Synced by group commit: survives a power cut."""
 
+    REPLICA = "replica"
+    """Held by all replicas in sync: survives the loss of the master."""
+
+    DISK_REPLICA = "disk+replica"
+    """Both: synced here, and held by all replicas in sync."""
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether the master's sync is waited for."""
+        return self in {Durability.DISK, Durability.DISK_REPLICA}
+
+    @property
+    def on_replicas(self) -> bool:
+        """Whether the replicas in sync are waited for."""
+        return self in {Durability.REPLICA, Durability.DISK_REPLICA}
+
 
 class TopicPartition(NamedTuple):
     """One partition of one topic on one broker."""

@@ -14,7 +14,6 @@ from gevent.hub import Hub
 
 from metaq.config import Settings
 from metaq.errors import MetaqError, Overloaded, StoreError
-from metaq.message import Durability
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.files import Run
 from metaq.store.messagestore import MessageStore
@@ -67,7 +66,7 @@ class Turns:
         self._loop = hub.loop
         self._run = run
         self._wake = wake
-        self._at_disk = settings.durability is Durability.DISK
+        self._at_disk = settings.durability.on_disk
         self._sync_timeout = settings.sync_timeout_ms / 1000
         self._flush_messages = settings.flush_messages
         self._flush_interval = settings.flush_interval_ms / 1000

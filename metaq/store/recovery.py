@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from metaq.clock import Clock
 from metaq.errors import CorruptRecord, StoreError, UnknownVersion, WrongBroker
-from metaq.message import Durability
 from metaq.protocol.record import identity
 from metaq.protocol.textmessage import Stored, tag_hash, text_size
 from metaq.store.checkpoint import (
@@ -171,7 +170,7 @@ def _recover(store: MessageStore, recovery: Recovery, *, rebuild: bool) -> None:
         checkpoint = checkpoint._replace(partitions=partitions)
     index_mark = _recover_index(store, recovery, checkpoint, rebuild=rebuild)
     store.recovered(partitions, index_mark, covered_by_both(disk, store.directory))
-    if store.settings.durability is Durability.DISK:
+    if store.settings.durability.on_disk:
         store.sync()
 
 

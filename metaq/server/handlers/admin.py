@@ -11,7 +11,7 @@ import gevent
 
 import metaq
 from metaq.errors import MetaqError, NotWritable, StoreError
-from metaq.message import INTERNAL_TOPICS, Durability, TopicPartition
+from metaq.message import INTERNAL_TOPICS, TopicPartition
 from metaq.protocol.codes import READ, WRITE
 from metaq.protocol.commands import Auth, Create, Help, Stats, Sync, Version
 from metaq.protocol.replies import BAD_REQUEST, FORBIDDEN, OK, UNAVAILABLE, write_result
@@ -144,7 +144,7 @@ class AdminHandler:
     def _config(self) -> str:
         """In the form of the original's ``server.ini``: a slave of its kind takes its topics from here."""
         context, settings = self._context, self._context.settings
-        at_disk = settings.durability is Durability.DISK
+        at_disk = settings.durability.on_disk
         sections: dict[str, dict[str, object]] = {
             "system": {
                 "brokerId": settings.broker_number,

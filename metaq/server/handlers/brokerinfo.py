@@ -9,7 +9,7 @@ from typing import Final
 
 import metaq
 from metaq.errors import BadRequest, MetaqError, RequestFailed
-from metaq.message import Durability, TopicPartition
+from metaq.message import TopicPartition
 from metaq.protocol.adminbodies import decode_settings, encode_rates, encode_settings
 from metaq.protocol.codes import READ, VERSION, WRITE, Request, Response
 from metaq.protocol.headers import ViewStats, decode_header
@@ -105,7 +105,7 @@ class BrokerInfoHandler:
             "useTLS": bool(settings.tls_certificate),
             "messageDelayLevel": " ".join(map(_duration, LEVEL_SECONDS)),
             "maxMessageSize": settings.max_message_bytes,
-            "flushDiskType": "SYNC_FLUSH" if settings.durability is Durability.DISK else "ASYNC_FLUSH",
+            "flushDiskType": "SYNC_FLUSH" if settings.durability.on_disk else "ASYNC_FLUSH",
             "storePathRootDir": settings.data,
             "mapedFileSizeCommitLog": settings.segment_bytes,
             "fileReservedTime": f"{rules.keep_ms / HOUR_MS:g}",
