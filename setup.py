@@ -19,6 +19,12 @@ LINTERS = ["mypy~=2.4.0", "ruff~=0.17.0"]
 # What metaq.client.datamanager works with.
 TRANSACTION = ["transaction>=4.0", "zope.interface>=5.0"]
 
+# What metaq.registry.zookeeper works with.
+ZOOKEEPER = ["kazoo>=2.10"]
+
+# Spark, and what it needs to read from Python; its jars also hold the ZooKeeper that `metaq zookeeper` starts.
+SPARK = ["numpy>=1.24", "pyarrow>=18", "pyspark>=4.2"]
+
 # The way of a put and of a get. mypyc makes extension modules of the same sources; without them all works the same, slower.
 COMPILED = [
     "metaq/protocol/batch.py",
@@ -77,10 +83,14 @@ setup(
         "rich>=13.0",
     ],
     extras_require={
+        "spark": SPARK,
         "transaction": TRANSACTION,
+        "zookeeper": ZOOKEEPER,
         "dev": [
             *LINTERS,
+            *SPARK,
             *TRANSACTION,
+            *ZOOKEEPER,
             "SQLAlchemy>=2.0",
             "hypothesis>=6.100",
             "import-linter>=2.16",
