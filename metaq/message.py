@@ -20,6 +20,7 @@ INTERNAL_TOPICS: Final = frozenset(
         "TRANS_CHECK_MAX_TIME_TOPIC",
         "METAQ_SYS_OFFSETS",
         "METAQ_SYS_TRANSACTIONS",
+        "METAQ_SYS_EPOCHS",
     )
 )
 """Topics of the broker itself: no client sends to them, no text reader reads them, nothing in them is found by key."""

@@ -32,6 +32,8 @@ OFFSETS_TOPIC: Final = "METAQ_SYS_OFFSETS"
 """Changes of consumer offsets (``metaq.server.offsetlog``)."""
 TRANSACTIONS_TOPIC: Final = "METAQ_SYS_TRANSACTIONS"
 """Marks of transactions, and the messages that they park (``metaq.tx``)."""
+EPOCHS_TOPIC: Final = "METAQ_SYS_EPOCHS"
+"""Which replica was master when (``metaq.store.epochs``)."""
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
@@ -43,7 +45,7 @@ DEAD_PREFIX: Final = "%DLQ%"
 
 FORBIDDEN: Final = frozenset(
     (
-        *(SCHEDULE_TOPIC, HALF_TOPIC, HALF_OP_TOPIC, GIVEN_UP_TOPIC, OFFSETS_TOPIC, TRANSACTIONS_TOPIC),
+        *(SCHEDULE_TOPIC, HALF_TOPIC, HALF_OP_TOPIC, GIVEN_UP_TOPIC, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, EPOCHS_TOPIC),
         *("SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
     )
 )

@@ -13,6 +13,7 @@ a write through a map into a hole on a full disk would kill the process. Reading
 import contextlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -33,6 +34,7 @@ from metaq.protocol.record import (
 from metaq.protocol.textmessage import Stored
 from metaq.store.disk import File
 from metaq.store.files import FileCache, Read, Run, read_here, run_here
+from metaq.store.retention import SegmentAge
 
 NAME_DIGITS: Final = 20
 CHUNK: Final = 4 * 1024 * 1024
@@ -175,6 +177,11 @@ class CommitLog:
         parts.append(checksum_property(record))
         self.staged_end += len(record) + CHECKSUM_SIZE
 
+    def stage_copy(self, record: bytes) -> None:
+        """Take the next record as another replica's log has it, with its checksum."""
+        self._parts.append(record)
+        self.staged_end += len(record)
+
     def reserve(self, size: int) -> None:
         """Have room for records of so many bytes in all, which one segment could hold; ``DiskFull`` before any is staged."""
         if self.staged_end + size > self.room_end and self._spare is None:
@@ -302,6 +309,19 @@ class CommitLog:
             first = self.record_at(segment.base, read)
             segment.begun_ms = None if first is None else store_ms(first.buffer)
         return segment.begun_ms
+
+    def ages(self, now_ms: int, read: Read) -> list[SegmentAge]:
+        """When each full segment was closed: the store time of the first record behind it.
+
+        Of a later one when that record is damaged, so that no segment goes too early.
+        """
+        closed_ms = now_ms
+        ages = []
+        for segment, following in reversed(list(pairwise(self.segments))):
+            begun_ms = self.begun_ms(following, read)
+            closed_ms = closed_ms if begun_ms is None else begun_ms
+            ages.append(SegmentAge(segment.base, closed_ms))
+        return ages[::-1]
 
     def remove(self, segment: Segment, run: Run = run_here) -> None:
         """Delete one segment at either end of the log."""

@@ -97,6 +97,12 @@ class Indexing:
             self._walk_until = self._log.end
             self._pending.clear()
 
+    def grown(self, start: int, end: int) -> None:
+        """The log has grown by records whose keys are to be read from it."""
+        if not self.behind:
+            self._walk_at = start
+        self._walk_until = end
+
     # -- where it stands ----------------------------------------------------------------------------------------------
 
     @property

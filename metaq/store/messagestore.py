@@ -10,7 +10,6 @@ nothing. Readers see whole appends, at MEMORY when they are written, at DISK whe
 import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +35,7 @@ from metaq.store.indexing import Indexing
 from metaq.store.keyindex import NO_INDEX, IndexMark, KeyIndex
 from metaq.store.query import query
 from metaq.store.reading import Reader
-from metaq.store.retention import Plan, SegmentAge, plan
+from metaq.store.retention import Plan, plan
 from metaq.store.settings import StoreSettings
 from metaq.store.statistics import StoreStatistics
 
@@ -89,6 +88,8 @@ class MessageStore:
         self._turn = 0
         self._touched: list[tuple[ConsumeQueue, int, int, int]] = []  # per queue how to take back what was staged
         self._keyed: list[Entry] = []  # what is staged and has keys
+        self.copied = False
+        """Whether what is staged are copies, whose keys nobody has read."""
         self._unpublished: deque[tuple[int, list[tuple[ConsumeQueue, int, int]]]] = deque()
         # ordered, so that the same work makes the same calls
         self._unwritten: dict[ConsumeQueue, None] = {}  # have pending units
@@ -201,6 +202,12 @@ class MessageStore:
             offsets.append(offset)
         return offsets
 
+    def touch(self, queue: ConsumeQueue) -> None:
+        """Remember how a queue was before this turn, whose append may fail."""
+        if queue.turn != self._turn:
+            queue.turn = self._turn
+            self._touched.append((queue, queue.next, queue.text_end, len(queue.pending)))
+
     def append(self) -> list[ConsumeQueue]:
         """Write all staged messages; return the queues in which readers now see more.
 
@@ -225,6 +232,9 @@ class MessageStore:
         if self._keyed:
             self.indexing.appended(self._keyed)
             self._keyed.clear()
+        if self.copied:
+            self.indexing.grown(before, self.log.end)
+            self.copied = False
         changes = []
         for queue, ordinal, _, _ in touched:
             self.messages_put += queue.next - ordinal
@@ -234,16 +244,20 @@ class MessageStore:
             if len(queue.pending) >= WRITE_AT:
                 self.write_units(queue)
         self._unpublished.append((self.log.end, changes))
-        return self._publish(self.log.end) if self.settings.durability is Durability.MEMORY else []
+        return self.publish(self.log.end) if self.settings.durability is Durability.MEMORY else []
 
-    def _publish(self, end: int) -> list[ConsumeQueue]:
-        """Let readers see every append that ends at or before ``end``."""
+    def publish(self, end: int) -> list[ConsumeQueue]:
+        """Let readers see every append that ends at or before ``end``; the store does so by itself at MEMORY and DISK."""
         seen = []
         while self._unpublished and self._unpublished[0][0] <= end:
             for queue, ordinal, text_end in self._unpublished.popleft()[1]:
                 queue.publish(ordinal, text_end)
                 seen.append(queue)
         return seen
+
+    def hide(self, changes: list[tuple[ConsumeQueue, int, int]]) -> None:
+        """Readers see so much of these queues (next ordinal and text end) when all of the log as it is now is published."""
+        self._unpublished.append((self.log.end, changes))
 
     def sync(self, run: Run = run_here) -> list[ConsumeQueue]:
         """Make what is appended now durable; return the queues in which readers see more. One call at a time.
@@ -262,7 +276,7 @@ class MessageStore:
                 raise
             self.syncs += 1
             self.durable_end = max(end, self.durable_end)
-        return self._publish(self.durable_end)
+        return [] if self.settings.durability.on_replicas else self.publish(self.durable_end)
 
     def _fail(self, error: StoreError) -> None:
         """Take no more messages, and tell the next process that the page cache may hold what the disk does not."""
@@ -442,10 +456,10 @@ class MessageStore:
         A segment waits until the checkpoint and its backup cover all of it: they alone remember the ordinals and positions
         of its messages when it is gone.
         """
-        rules, ages = self.settings.retention, self._ages(read_through(run))
+        rules, now_ms = self.settings.retention, self.clock.now_ms()
         used, available = self.disk.usage(self.directory)
         usage = Usage(used + self.reserved_bytes, available - self.reserved_bytes)
-        decision = plan(ages, self.clock.now_ms(), usage, rules, at_any_hour=at_any_hour)
+        decision = plan(self.log.ages(now_ms, read_through(run)), now_ms, usage, rules, at_any_hour=at_any_hour)
         last = self.log.find(decision.delete[-1]) if decision.delete else None
         deleted = []
         for base in decision.delete:
@@ -463,19 +477,6 @@ class MessageStore:
             self.indexing.index.drop_before(self.log.begin, self._index_covered, run)
         self.no_room = decision.refuse
         return Plan(deleted, decision.refuse, None if last is None else last.end)
-
-    def _ages(self, read: Read) -> list[SegmentAge]:
-        """When each full segment was closed: the store time of the first record behind it.
-
-        Of a later one when that record is damaged, so that no segment goes too early.
-        """
-        closed_ms = self.clock.now_ms()
-        ages = []
-        for segment, following in reversed(list(pairwise(self.log.segments))):
-            begun_ms = self.log.begun_ms(following, read)
-            closed_ms = closed_ms if begun_ms is None else begun_ms
-            ages.append(SegmentAge(segment.base, closed_ms))
-        return ages[::-1]
 
     def statistics(self) -> StoreStatistics:
         return StoreStatistics(

@@ -33,11 +33,13 @@ from metaq.store.checkpoint import (
 from metaq.store.commitlog import SMALLEST_RECORD, Gap
 from metaq.store.consumequeue import FILLER_SIZE, UNIT, WRITE_AT, ConsumeQueue
 from metaq.store.disk import Disk, RealDisk
+from metaq.store.dispatch import enter
 from metaq.store.documents import read_document, write_document
 from metaq.store.files import read_here
 from metaq.store.keyindex import NO_INDEX, IndexMark
 from metaq.store.messagestore import ABORT, QUEUES, MessageStore
 from metaq.store.reading import UNITS_AT_ONCE
+from metaq.store.replacing import replace
 from metaq.store.settings import StoreSettings
 from metaq.store.together import Dropped, Ranges, whole_groups
 
@@ -92,6 +94,7 @@ def open_store(
             lock.close()
             raise
     disk.open(directory / ABORT).close()
+    replace(directory, settings, disk)
     store = MessageStore(directory, settings, clock, disk)
     store.lock = lock
     if identity is None:
@@ -160,6 +163,8 @@ def _recover(store: MessageStore, recovery: Recovery, *, rebuild: bool) -> None:
     log.start_at(recovery.end)
     for key, progress in partitions.items():
         queue = store.queue(*key)
+        if queue.next == queue.base < progress.next:  # no unit at all: what was acknowledged has aged out, or is being copied
+            queue.reset(progress.next, 0)
         queue.fill(progress.next)  # what was acknowledged keeps its place even when its record is gone
         queue.text_end = max(queue.text_end, progress.text_end)
     _quarantine(store, recovery, listed)
@@ -344,25 +349,10 @@ def _walk(store: MessageStore, recovery: Recovery, mark: int, quarantine: Ranges
 
 
 def dispatch(store: MessageStore, stored: Stored, *, kept: bool = True) -> None:
-    """Enter an intact record into its queue unless it is there already; messages missing before it leave fillers.
-
-    One that is not kept leaves a filler too, so that its ordinal and text position are not used again.
-    """
-    topic, partition, ordinal, position = identity(stored.buffer[stored.at :])
-    queue = store.queue(topic, partition)
-    if ordinal < queue.next:
-        return
-    if ordinal > queue.next:
-        if queue.next == queue.base:
-            queue.reset(ordinal, 0)
-        queue.fill(ordinal)
-    queue.text_end = position
-    size = text_size(stored, queue.overhead)
-    if kept:
-        queue.add(stored.log_offset, stored.size, tag_hash(stored, queue.overhead), size)
-    else:
-        queue.fill(ordinal + 1)
-        queue.text_end += size
+    """Enter an intact record into its queue (``metaq.store.dispatch``)."""
+    whose = identity(stored.buffer[stored.at :])
+    queue = store.queue(whose.topic, whose.partition)
+    enter(queue, stored, whose, kept=kept)
     if len(queue.pending) >= WRITE_AT:
         store.write_units(queue)
 

@@ -88,7 +88,7 @@ class Life:
             queue_file_bytes=64,
             hot_bytes=rng.choice((0, 2000, 1 << 20)),
             open_files=4,
-            durability=rng.choice(list(Durability)),
+            durability=rng.choice((Durability.MEMORY, Durability.DISK)),
         )
         self._delays: dict[int, int] = {}  # of a half's first check, as far as the half cannot be another one
         self.counts = {"ends": 0, "decided": 0, "lost snapshots": 0}

@@ -1,0 +1,147 @@
+"""Taking over the log of another replica: the same records at the same log offsets.
+
+What comes is staged record by record, like puts, so one append makes it part of this log and of the queues. A group
+(``metaq.store.together``) waits until all of it has come: what is appended is always whole.
+"""
+
+from metaq.errors import CorruptRecord
+from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, MAGIC, identity, is_intact
+from metaq.protocol.textmessage import Stored
+from metaq.store.commitlog import SMALLEST_RECORD, CommitLog, Segment
+from metaq.store.consumequeue import FILLER_SIZE
+from metaq.store.dispatch import enter
+from metaq.store.files import Read, read_here
+from metaq.store.messagestore import MessageStore
+from metaq.store.together import group_end
+
+
+class Copier:
+    """Stages what is sent of another replica's log, which goes on where this one ends."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._begun = b""
+        """The first bytes of a record whose end has not come."""
+        self._begun_at = 0
+        self._group: list[Stored] = []
+        self._group_end = 0
+
+    def take(self, log_offset: int, data: bytes) -> None:
+        """Stage the next bytes of the log; ``store.check_writable`` came first.
+
+        They go on where the bytes before ended, or at the begin of the next segment when this one has no more records.
+        ``CorruptRecord`` when they do not, or are not what was sent. ``DiskFull`` when the log cannot grow; begin with a
+        new copier then, at the log's end.
+        """
+        if self._begun:
+            if log_offset != self._begun_at + len(self._begun):
+                raise CorruptRecord(f"the log goes on at {log_offset}, in the middle of the record at {self._begun_at}")
+            log_offset, data = self._begun_at, self._begun + data
+        view, at = memoryview(data), 0
+        most = self._store.settings.segment_bytes
+        while len(data) - at >= BLANK_SIZE:
+            size, magic = BLANK.unpack_from(view, at)
+            if magic != MAGIC or not SMALLEST_RECORD <= size <= most:
+                raise CorruptRecord(f"what was sent as log offset {log_offset + at} is no record")
+            if at + size > len(data):
+                break
+            if not is_intact(view[at : at + size], log_offset + at):
+                raise CorruptRecord(f"the record sent as log offset {log_offset + at} was altered on its way")
+            self._take_record(Stored(view, at, size, log_offset + at))
+            at += size
+        self._begun, self._begun_at = bytes(view[at:]), log_offset + at
+
+    def _take_record(self, stored: Stored) -> None:
+        if self._group:
+            self._group.append(stored)
+            if stored.log_offset + stored.size >= self._group_end:
+                for member in self._group:
+                    stage_copy(self._store, member)
+                self._group = []
+            return
+        end = group_end(stored)
+        if end is None or end <= stored.log_offset + stored.size:
+            stage_copy(self._store, stored)
+        else:
+            self._group, self._group_end = [stored], end
+
+
+def stage_copy(store: MessageStore, stored: Stored) -> None:
+    """Stage an intact record that has its place in the log already; ``CorruptRecord`` when that is not where the log ends.
+
+    Its keys are entered later (``MessageStore.index_keys``). ``DiskFull`` when the log cannot grow.
+    """
+    log, offset, size = store.log, stored.log_offset, stored.size
+    if offset == log.room_end + BLANK_SIZE != log.staged_end:
+        log.make_room(size)
+    if offset != log.staged_end:
+        raise CorruptRecord(f"a record of log offset {offset} was sent where this log goes on at {log.staged_end}")
+    view = stored.buffer[stored.at : stored.at + size]
+    whose = identity(view)
+    queue = store.queue(whose.topic, whose.partition)
+    store.touch(queue)
+    log.stage_copy(bytes(view))
+    enter(queue, stored, whose)
+    store.copied = True
+
+
+def piece(log: CommitLog, at: int, most: int, read: Read) -> tuple[int, bytes | memoryview]:
+    """The next bytes of a log for a ``Copier``, about ``most``, and where they begin: at ``at``, or in the next segment.
+
+    None at the log's end. What is not the newest part of the log is verified; ``CorruptRecord`` when it is damaged.
+    """
+    segment = log.find(at)
+    if at >= log.end or segment is None:
+        return at, b""
+    start, size = at - segment.base, min(max(most, SMALLEST_RECORD), log.end - at, segment.end - at)
+    if at >= log.hot_from():
+        data: bytes | memoryview = log.view(segment)[start : start + size]
+        if log.end <= segment.end:
+            return at, data
+    else:
+        data = read(log.file(segment), size, start)
+    whole = _whole_records(memoryview(data), at, segment)
+    if whole < 0:
+        return piece(log, segment.end, most, read)
+    if whole:
+        return at, data[:whole]
+    wanted: int = BLANK.unpack_from(data)[0]
+    if wanted <= size or segment.end - at < wanted or not is_intact(memoryview(read(log.file(segment), wanted, start)), at):
+        raise CorruptRecord(f"the record at log offset {at} is damaged: run metaq verify")
+    return at, read(log.file(segment), wanted, start)
+
+
+def _whole_records(data: memoryview, log_offset: int, segment: Segment) -> int:
+    """How many bytes of it are intact records, from its begin on; −1 when the segment has no more of them."""
+    at = 0
+    while at + BLANK_SIZE <= len(data):
+        size, magic = BLANK.unpack_from(data, at)
+        if magic == BLANK_MAGIC and size == segment.end - log_offset - at:
+            return at or -1
+        if at + size > len(data) or not is_intact(data[at : at + size], log_offset + at):
+            break
+        at += size
+    return at
+
+
+def hide_from(store: MessageStore, log_offset: int) -> None:
+    """Let readers of a store that was just opened see nothing from a log offset on, until ``MessageStore.publish``."""
+    hidden = []
+    for queue in store.queues.values():
+        count = queue.next
+        while count > queue.base:
+            offset, size, _ = queue.unit(count - 1, read_here)
+            if offset < log_offset and size != FILLER_SIZE:
+                break
+            count -= 1
+        if count == queue.next:
+            continue
+        hidden.append((queue, queue.next, queue.text_end))
+        position = queue.text_end
+        for ordinal in range(count, queue.next):  # the first one that is intact knows where it begins
+            stored = store.reader.record(queue, ordinal, read_here)
+            if stored is not None:
+                position = identity(stored.buffer[stored.at :]).text_position
+                break
+        queue.publish(count, position)
+    store.hide(hidden)

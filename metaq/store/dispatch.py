@@ -1,0 +1,26 @@
+"""Entering records of a log into the queues that are derived from it: those that recovery walks, and those that are copied."""
+
+from metaq.protocol.record import Identity
+from metaq.protocol.textmessage import Stored, tag_hash, text_size
+from metaq.store.consumequeue import ConsumeQueue
+
+
+def enter(queue: ConsumeQueue, stored: Stored, identity: Identity, *, kept: bool = True) -> None:
+    """Enter an intact record into its queue unless it is there already; messages missing before it leave fillers.
+
+    One that is not kept leaves a filler too, so that its ordinal and text position are not used again.
+    """
+    ordinal = identity.queue_offset
+    if ordinal < queue.next:
+        return
+    if ordinal > queue.next:
+        if queue.next <= queue.base:
+            queue.reset(ordinal, 0)
+        queue.fill(ordinal)
+    queue.text_end = identity.text_position
+    size = text_size(stored, queue.overhead)
+    if kept:
+        queue.add(stored.log_offset, stored.size, tag_hash(stored, queue.overhead), size)
+    else:
+        queue.fill(ordinal + 1)
+        queue.text_end += size

@@ -1,0 +1,268 @@
+"""Copying a log, cutting what diverged, beginning anew (``metaq.store.copying``, ``replacing``, ``epochs``)."""
+
+import random
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from metaq.errors import CorruptRecord
+from metaq.message import Durability, TopicPartition
+from metaq.protocol.record import identity
+from metaq.store.copying import Copier, hide_from, piece
+from metaq.store.epochs import FIRST, Epoch, Epochs, common_end, last_record
+from metaq.store.files import read_here
+from metaq.store.messagestore import LOG, QUEUES, MessageStore
+from metaq.store.recovery import open_store
+from metaq.store.replacing import begin_at_next_opening, cut_at_next_opening
+from metaq.store.settings import StoreSettings
+from metaq.store.together import put_together
+from tests.store.test_together import FIRST as T0
+from tests.store.test_together import MARKS, bodies, put, ready
+from tests.store.test_together import SECOND as T1
+
+SEGMENT: Final = 4096
+MASTER: Final = StoreSettings(
+    segment_bytes=SEGMENT, queue_file_bytes=256, index_slots=5, index_entries=40, durability=Durability.MEMORY
+)
+SLAVE: Final = StoreSettings(
+    segment_bytes=SEGMENT, queue_file_bytes=256, index_slots=5, index_entries=40, durability=Durability.REPLICA
+)
+
+
+def fill(store: MessageStore, rng: random.Random, turns: int) -> None:
+    """Single messages, turns of several, and groups."""
+    for number in range(turns):
+        if rng.random() < 0.3:
+            members = [ready(store, rng.choice((T0, T1)), rng.randbytes(rng.randrange(200))) for _ in range(rng.randrange(4))]
+            put_together(store, ready(store, MARKS, b"mark %d" % number), members)
+        for _ in range(rng.randrange(1, 4)):
+            store.put(*ready(store, rng.choice((T0, T1)), rng.randbytes(rng.randrange(400))))
+        store.append()
+
+
+def send(master: MessageStore, slave: MessageStore, rng: random.Random, *, most: int = 300) -> None:
+    """Copy all that the slave lacks, in pieces of any size."""
+    copier = Copier(slave)
+    at = slave.log.end
+    while at < master.log.end:
+        start, data = piece(master.log, at, rng.randrange(1, most), read_here)
+        while data:
+            size = rng.randrange(1, len(data) + 1)
+            copier.take(start, bytes(data[:size]))
+            slave.append()
+            start, data = start + size, data[size:]
+        at = start
+    assert slave.log.end == master.log.end
+    slave.publish(slave.log.end)
+
+
+def files(store: MessageStore, folder: str) -> dict[str, bytes]:
+    root = store.directory / folder
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def same(master: MessageStore, slave: MessageStore) -> None:
+    for store in (master, slave):
+        store.sweep()
+    ours, theirs = files(master, LOG), files(slave, LOG)
+    assert {name: ours[name] for name in theirs if name in ours} == theirs  # a spare segment may be there or not
+    assert files(master, QUEUES) == files(slave, QUEUES)
+    for key in (T0, T1):
+        assert bodies(master, key) == bodies(slave, key)
+        assert master.queue(*key).readable_text_end == slave.queue(*key).readable_text_end
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_copy_is_the_same_byte_for_byte(tmp_path: Path, seed: int) -> None:
+    """F-PART, MQ-065: log and queues, over segments and groups, sent in pieces of any size, with restarts of both."""
+    rng = random.Random(seed)
+    master, _ = open_store(tmp_path / "master", MASTER)
+    slave, _ = open_store(tmp_path / "slave", SLAVE)
+    for _ in range(4):
+        fill(master, rng, rng.randrange(1, 25))
+        send(master, slave, rng)
+        same(master, slave)
+        if rng.random() < 0.5:
+            master.close()
+            master, _ = open_store(tmp_path / "master", MASTER)
+        if rng.random() < 0.5:
+            slave.close()
+            slave, _ = open_store(tmp_path / "slave", SLAVE)
+    slave.index_keys()
+    for store in (master, slave):
+        (last,) = [body for body in bodies(store, T0)[-1:] if body]
+        assert store.query("t", last[:8].hex(), 0, 1 << 60, 9, read_here)
+    master.close()
+    slave.close()
+
+
+def test_a_group_becomes_part_of_the_log_whole(tmp_path: Path) -> None:
+    """F-TX: a slave that is killed in the middle of a group has nothing of it."""
+    master, _ = open_store(tmp_path / "master", MASTER)
+    slave, _ = open_store(tmp_path / "slave", SLAVE)
+    put(master, T0, b"before")
+    before = master.log.end
+    put_together(master, ready(master, MARKS, b"mark"), [ready(master, T0, b"1"), ready(master, T1, b"2")])
+    master.append()
+    _, data = piece(master.log, 0, SEGMENT, read_here)
+    copier = Copier(slave)
+    copier.take(0, bytes(data[:-1]))
+    slave.append()
+    assert slave.log.end == before
+    copier.take(len(data) - 1, bytes(data[-1:]))
+    slave.append()
+    assert slave.log.end == master.log.end
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """F-HA-GARBAGE: other places, other bytes; nothing is stored."""
+    master, _ = open_store(tmp_path / "master", MASTER)
+    slave, _ = open_store(tmp_path / "slave", SLAVE)
+    put(master, T0, b"one")
+    second = put(master, T0, b"two")
+    _, data = piece(master.log, 0, SEGMENT, read_here)
+    for offset, sent in (
+        (1, bytes(data)),
+        (0, bytes(data[1:])),
+        (second, bytes(data[second:])),
+        (0, bytes(data[:50]) + b"x" + bytes(data[51:])),
+        (0, b"\xff" * 300),
+    ):
+        with pytest.raises(CorruptRecord):
+            Copier(slave).take(offset, sent)
+        assert (slave.append(), slave.log.end) == ([], 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_diverged_is_cut(tmp_path: Path, seed: int) -> None:
+    """P08, F-FAIL: the old master's log is cut where the new one's began; then it follows."""
+    rng = random.Random(seed)
+    old, _ = open_store(tmp_path / "old", MASTER)
+    new, _ = open_store(tmp_path / "new", SLAVE)
+    Epochs(old).begin(2, 1)
+    fill(old, rng, rng.randrange(20))
+    send(old, new, rng)
+    common = new.log.end
+    fill(old, rng, rng.randrange(20))
+    new.close()
+    new, _ = open_store(tmp_path / "new", MASTER)
+    epochs = Epochs(new)
+    epochs.begin(3, 2)
+    fill(new, rng, rng.randrange(20))
+    end = common_end(epochs.table, new.log.end, Epochs(old).table, old.log.end)
+    assert end == common
+    cut_at_next_opening(old, end)
+    old.close()
+    old, _ = open_store(tmp_path / "old", SLAVE)
+    assert old.log.end == common
+    send(new, old, rng)
+    same(new, old)
+    assert Epochs(old).table == epochs.table
+    old.close()
+    old, recovery = open_store(tmp_path / "old", SLAVE)
+    assert not recovery.problems
+    same(new, old)
+
+
+def test_a_log_begins_anew_behind_what_has_aged_out(tmp_path: Path) -> None:
+    """P06: ordinals and positions go on as the master's, also of a partition that has no message left."""
+    rng = random.Random(0)
+    master, _ = open_store(tmp_path / "master", MASTER)
+    other = TopicPartition("gone", 3)
+    put(master, other, b"aged out")
+    for _ in range(8):
+        fill(master, rng, 5)
+    master.close()
+    master, _ = open_store(tmp_path / "master", MASTER)
+    begin = master.log.segments[2].base
+    for segment in master.log.segments[:2]:
+        master.log.remove(segment)
+    for queue in master.queues.values():
+        queue.drop_before(master.reader.oldest(queue, queue.base, read_here), lambda call: call())
+    slave, _ = open_store(tmp_path / "slave", SLAVE)
+    put(slave, T0, b"of another time")
+    begin_at_next_opening(slave, begin, [(*key, *master.first(queue, read_here)) for key, queue in master.queues.items()])
+    slave.close()
+    slave, _ = open_store(tmp_path / "slave", SLAVE)
+    assert (slave.log.begin, slave.log.end) == (begin, begin)
+    send(master, slave, rng)
+    for key, queue in master.queues.items():
+        copied = slave.queue(*key)
+        assert (copied.next, copied.text_end) == (queue.next, queue.text_end)
+        assert slave.first(copied, read_here) == master.first(queue, read_here)
+    slave.close()
+    slave, _ = open_store(tmp_path / "slave", SLAVE)
+    assert slave.queue(*other).next == 1
+    assert not (slave.directory / QUEUES / "gone" / "3" / f"{0:020}").exists()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_readers_see_no_more_than_is_published(tmp_path: Path, seed: int) -> None:
+    """DESIGN 5: after a restart, too, what a failover could take back stays hidden."""
+    rng = random.Random(seed)
+    store, _ = open_store(tmp_path / "data", SLAVE)
+    fill(store, rng, 10)
+    end = store.log.end
+    seen = {key: (store.queue(*key).next, store.queue(*key).text_end) for key in (T0, T1)}
+    fill(store, rng, rng.randrange(10))
+    store.close()
+    store, _ = open_store(tmp_path / "data", SLAVE)
+    hide_from(store, end)
+    for key, (following, position) in seen.items():
+        queue = store.queue(*key)
+        assert (queue.readable, queue.readable_text_end) == (following, position)
+    store.publish(store.log.end - 1)
+    assert [store.queue(*key).readable for key in (T0, T1)] == [
+        following for following, _ in seen.values()
+    ] or store.log.end == end
+    store.publish(store.log.end)
+    for key in (T0, T1):
+        assert store.queue(*key).readable == store.queue(*key).next
+    store.close()
+
+
+def test_epochs_are_part_of_the_log(tmp_path: Path) -> None:
+    """F-FAIL: they are found again after a restart, and written again before retention takes them."""
+    store, _ = open_store(tmp_path / "data", MASTER)
+    epochs = Epochs(store)
+    assert epochs.table == [FIRST]
+    put(store, T0, b"old")
+    start = store.log.end
+    epochs.begin(4, 7)
+    store.append()
+    later = put(store, T0, b"new")
+    assert [epochs.number_at(offset) for offset in (0, start - 1, start, later)] == [1, 1, 4, 4]
+    place = epochs.oldest
+    assert place == start
+    epochs.keep(later)
+    store.append()
+    assert epochs.oldest is not None
+    assert epochs.oldest > later
+    store.close()
+    store, _ = open_store(tmp_path / "data", MASTER)
+    again = Epochs(store)
+    assert (again.table, again.oldest, store.epoch) == ([FIRST, Epoch(4, start, 7)], epochs.oldest, 4)
+    last = last_record(store)
+    assert last is not None
+    assert sum(last) == store.log.end
+    assert identity(memoryview(store.log.record_at(last[0]).buffer)).topic == "METAQ_SYS_EPOCHS"  # type: ignore[union-attr]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("ours", "our_end", "theirs", "their_end", "common"),
+    [
+        ([FIRST], 500, [FIRST], 300, 300),
+        ([FIRST, Epoch(2, 300, 1)], 500, [FIRST], 400, 300),
+        ([FIRST, Epoch(2, 300, 1)], 500, [FIRST, Epoch(2, 300, 1)], 700, 500),
+        ([FIRST, Epoch(3, 300, 2)], 500, [FIRST, Epoch(2, 200, 1)], 700, 200),
+        ([FIRST, Epoch(2, 300, 1)], 500, [FIRST, Epoch(2, 300, 2)], 500, 300),
+        ([Epoch(7, 300, 1)], 500, [Epoch(2, 300, 2)], 500, None),
+        ([Epoch(2, 0, 1), Epoch(5, 80, 1)], 90, [Epoch(2, 0, 1), Epoch(3, 60, 2), Epoch(4, 70, 2)], 90, 60),
+    ],
+)
+def test_where_two_logs_part(ours: list[Epoch], our_end: int, theirs: list[Epoch], their_end: int, common: int | None) -> None:
+    """P08: found from the two tables alone, the same from both sides."""
+    assert common_end(ours, our_end, theirs, their_end) == common
+    assert common_end(theirs, their_end, ours, our_end) == common
