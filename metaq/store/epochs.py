@@ -49,8 +49,12 @@ class Epochs:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
-        self.table, self._place = _load(store)
-        store.epoch = self.current.number
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what is in the log now: a slave's grows by its master's."""
+        self.table, self._place = _load(self._store)
+        self._store.epoch = self.current.number
 
     @property
     def current(self) -> Epoch:

@@ -1,0 +1,1 @@
+"""Copying the log of a master to its slaves."""

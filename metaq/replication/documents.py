@@ -1,0 +1,53 @@
+"""The tables that a slave copies beside the log: the files of the folder ``config``, as they are.
+
+What they say of the log (how far offsets, transactions and deliveries are covered) may be ahead of a slave's log by what is
+on its way; recovery knows that from power cuts.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from metaq.store.disk import Disk, replace_file
+
+DERIVED: Final = ("consumerOffset.json", "delayOffset.json", "halves.json", "transactions.json")
+"""Snapshots of what the log tells: worth nothing beside another log than theirs."""
+NAMES: Final = ("topics.json", "subscriptionGroup.json", *DERIVED)
+
+
+class Documents:
+    """What of a folder one slave has been sent."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._sent: dict[str, int] = {}
+
+    def changed(self) -> dict[str, str]:
+        """Name → text of those that were written since the last call."""
+        found = {}
+        for name in NAMES:
+            path = self._folder / name
+            try:
+                written_ns = path.stat().st_mtime_ns
+                if written_ns == self._sent.get(name):
+                    continue
+                found[name] = self._disk.read_file(path).decode()
+            except FileNotFoundError:
+                continue
+            self._sent[name] = written_ns
+        return found
+
+
+def keep(folder: Path, disk: Disk, documents: dict[str, str]) -> None:
+    """Write what a master has sent; other names than it may send are ignored."""
+    disk.make_directories(folder)
+    for name in NAMES:
+        if name in documents:
+            replace_file(disk, folder / name, documents[name].encode())
+
+
+def forget_derived(folder: Path, disk: Disk) -> None:
+    """Remove what belongs to a log that is being replaced, backups too."""
+    for path in [folder / name for name in DERIVED]:
+        for each in (path, path.with_name(path.name + ".bak")):
+            disk.unlink(each)

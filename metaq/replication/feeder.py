@@ -1,0 +1,281 @@
+"""The master's side of replication: one feeder, two greenlets for each slave (``metaq.replication.frames``)."""
+
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+import gevent
+from gevent.event import Event
+
+from metaq.errors import MetaqError, ProtocolError
+from metaq.protocol.record import CHECKSUM_SIZE
+from metaq.replication import frames
+from metaq.replication.documents import Documents
+from metaq.replication.frames import REPORT, Hello, encode_control, encode_data
+from metaq.replication.insync import TICK_S, InSync
+from metaq.store.copying import piece
+from metaq.store.epochs import Epoch, Epochs, common_end
+from metaq.store.files import Run, read_through
+from metaq.store.messagestore import MessageStore
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES: Final = 512 * 1024
+HEARTBEAT_S: Final = 0.5
+SILENCE_S: Final = 10.0
+"""After which a slave that reports nothing is taken for gone; a heartbeat asks it for a report."""
+HELLO_TIMEOUT_S: Final = 10.0
+DOCUMENTS_S: Final = 1.0
+REPORTS_AT_ONCE: Final = 64 * 1024
+
+
+class Identity(NamedTuple):
+    """Which replica of which broker this is."""
+
+    cluster: str
+    broker_name: str
+    broker_number: int
+    replica: int
+
+
+class State(Protocol):
+    """What a master tells about itself again and again."""
+
+    @property
+    def readable_end(self) -> int: ...
+
+
+class Feeder:
+    """Sends the log of a master to all slaves that ask for it."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        epochs: Epochs,
+        in_sync: InSync,
+        identity: Identity,
+        state: State,
+        documents: Callable[[], Documents],
+        run: Run,
+    ) -> None:
+        """``documents`` makes what one slave is sent of the tables; ``run`` takes reads of cold parts off the hub."""
+        self.store = store
+        self.epochs = epochs
+        self.in_sync = in_sync
+        self.identity = identity
+        self.state = state
+        self.documents = documents
+        self.read = read_through(run)
+        self._slaves: dict[int, _Slave] = {}
+        self._greenlets: set[Any] = set()
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._spawn(self._look_forever)
+
+    def serve(self, connection: socket.socket, address: str) -> None:
+        """Take a connection, of a slave or of somebody else."""
+        self._spawn(self._serve, connection, address)
+
+    def _spawn(self, work: Callable[..., None], *arguments: Any) -> Any:
+        greenlet = gevent.spawn(work, *arguments)
+        self._greenlets.add(greenlet)
+        greenlet.link(self._greenlets.discard)
+        return greenlet
+
+    def stop(self) -> None:
+        """Feed no more."""
+        gevent.killall(list(self._greenlets))
+        for slave in list(self._slaves.values()):
+            slave.close()
+
+    def wake(self) -> None:
+        """The log has grown, or readers see more of it."""
+        for slave in self._slaves.values():
+            slave.wake.set()
+
+    def _look_forever(self) -> None:
+        while True:
+            gevent.sleep(TICK_S)
+            self.in_sync.tick()
+
+    # -- one slave ----------------------------------------------------------------------------------------------------
+
+    def _serve(self, connection: socket.socket, address: str) -> None:
+        """The life of one connection."""
+        slave: _Slave | None = None
+        try:
+            with gevent.Timeout(HELLO_TIMEOUT_S, ProtocolError(f"no hello within {HELLO_TIMEOUT_S:.0f} s")):
+                hello = _read_hello(connection)
+            answer = self._answer(hello)
+            connection.sendall(encode_control(self.store.log.end, answer))
+            if "follow" in answer and answer["follow"] == hello.end:
+                slave = self._enter(hello, connection, address)
+                slave.feed()
+        except (OSError, MetaqError) as error:
+            logger.warning("slave gone address=%s replica=%s reason=%s", address, slave and slave.replica, error)
+        finally:
+            connection.close()
+            if slave is not None and self._slaves.get(slave.replica) is slave:
+                del self._slaves[slave.replica]
+                self.in_sync.left(slave.replica)
+
+    def _enter(self, hello: Hello, connection: socket.socket, address: str) -> "_Slave":
+        before = self._slaves.pop(hello.replica, None)
+        if before is not None:  # its connection is lost, and only the slave has noticed
+            before.close()
+        slave = self._slaves[hello.replica] = _Slave(self, hello, connection)
+        self.in_sync.joined(hello.replica, address, hello.text, hello.end)
+        logger.info("slave follows replica=%d address=%s from=%d end=%d", hello.replica, address, hello.end, self.store.log.end)
+        return slave
+
+    def _answer(self, hello: Hello) -> dict[str, Any]:
+        """The first control frame; it says at which epoch this master is."""
+        refusal = self._refusal(hello)
+        if refusal is not None:
+            logger.error("slave refused replica=%d reason=%s", hello.replica, refusal)
+            return {"refused": refusal}
+        log, said = self.store.log, {"epoch": self.epochs.current.number}
+        theirs = [Epoch(*epoch) for epoch in hello.epochs]
+        end = common_end(self.epochs.table, log.end, theirs, hello.end)
+        empty = hello.begin == hello.end
+        if end is None and not empty:
+            return {"refused": "the two logs have nothing in common; empty the data folder of one of them to have it copied"}
+        if end is None or end < log.begin or (empty and hello.end != log.begin):
+            ends = [(*key, *self.store.first(queue, self.read)) for key, queue in list(self.store.queues.items())]
+            return {**said, "copy": {"begin": log.begin, "partitions": ends}}
+        if end == hello.end and not self._has_record(hello):
+            return {
+                "refused": f"the record before log offset {end} is another one here; empty the slave's data folder to copy all"
+            }
+        return {**said, "follow": end}
+
+    def _refusal(self, hello: Hello) -> str | None:
+        own = self.identity
+        if (hello.cluster, hello.broker_name, hello.broker_number) != own[:3]:
+            theirs = f"{hello.broker_name!r} number {hello.broker_number} of cluster {hello.cluster!r}"
+            return (
+                f"a slave of broker {theirs}; this is {own.broker_name!r} number {own.broker_number} of cluster {own.cluster!r}"
+            )
+        if hello.replica == own.replica:
+            return f"this master is replica {own.replica} itself; give each replica a replica_number of its own"
+        if hello.segment_bytes != self.store.settings.segment_bytes:
+            return f"segment_bytes is {hello.segment_bytes} there and {self.store.settings.segment_bytes} here; make them equal"
+        newest = max((epoch[0] for epoch in hello.epochs), default=0)
+        if newest > self.epochs.current.number:
+            return f"the slave has seen epoch {newest}, this master is of epoch {self.epochs.current.number}: it was replaced"
+        return None
+
+    def _has_record(self, hello: Hello) -> bool:
+        """Whether the last record of a slave is in this log, too."""
+        if hello.last is None:
+            return True
+        offset, size, checksum = hello.last
+        stored = self.store.log.record_at(offset, self.read) if self.store.log.begin <= offset < self.store.log.end else None
+        return stored is not None and stored.size == size and checksum_text(stored.buffer) == checksum
+
+
+def checksum_text(record: memoryview | bytes) -> str:
+    """The checksum property of a whole record, by which two logs are compared."""
+    return bytes(record[len(record) - CHECKSUM_SIZE :]).decode("latin-1")
+
+
+def _read_hello(connection: socket.socket) -> Hello:
+    head = _read_exactly(connection, frames.HELLO_HEAD)
+    return Hello.decode(_read_exactly(connection, frames.hello_length(head)))
+
+
+def _read_exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        if not more:
+            raise ProtocolError("the connection ended before the hello did")
+        data += more
+    return data
+
+
+class _Slave:
+    """One slave that follows."""
+
+    def __init__(self, feeder: Feeder, hello: Hello, connection: socket.socket) -> None:
+        self._feeder = feeder
+        self.replica = hello.replica
+        self._connection = connection
+        self._sent_end = hello.end
+        self.wake = Event()
+        self._documents = feeder.documents()
+        self._documents_due = 0.0
+        self._told: Mapping[str, Any] = {}
+        self._reader: Any = None
+
+    def feed(self) -> None:
+        """Send until the connection ends, and take reports meanwhile."""
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection.settimeout(SILENCE_S)
+        self._reader = gevent.spawn(self._read_reports)
+        try:
+            while not self._reader.dead:
+                self.wake.clear()
+                control = self._control()
+                data = self._pieces() if self._sent_end < self._feeder.store.log.end else []
+                if data or control:
+                    self._connection.sendall(b"".join((*data, control)))
+                elif not self.wake.wait(HEARTBEAT_S):
+                    self._told = {}
+            problem = self._reader.value
+            raise problem if isinstance(problem, BaseException) else ProtocolError("the slave closed the connection")
+        finally:
+            self._reader.kill()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _pieces(self) -> list[bytes | memoryview]:
+        log = self._feeder.store.log
+        if self._sent_end < log.begin:
+            raise ProtocolError(f"what it lacks, from {self._sent_end} on, has aged out: it has to begin anew")
+        start, data = piece(log, self._sent_end, PIECE_BYTES, self._feeder.read)
+        self._sent_end = start + len(data)
+        return [encode_data(start, len(data)), data]
+
+    def _control(self) -> bytes:
+        """What has changed since it was told; empty when nothing has."""
+        feeder = self._feeder
+        now: dict[str, Any] = {
+            "epoch": feeder.epochs.current.number,
+            "readable_end": min(feeder.state.readable_end, feeder.store.log.end),
+            "begin": feeder.store.log.begin,
+            "in_sync": sorted(feeder.in_sync.members),
+        }
+        moment = feeder.in_sync.monotonic()
+        said: dict[str, Any] = {} if now == self._told else dict(now)
+        if moment >= self._documents_due:
+            self._documents_due = moment + DOCUMENTS_S
+            documents = self._documents.changed()
+            if documents:
+                said = {**now, "documents": documents}
+        self._told = now
+        return encode_control(feeder.store.log.end, said) if said else b""
+
+    def _read_reports(self) -> Exception | None:
+        """Take reports until the connection ends; returns why it did."""
+        rest, held_end = b"", 0
+        try:
+            while data := self._connection.recv(REPORTS_AT_ONCE):
+                rest += data
+                whole = len(rest) - len(rest) % REPORT.size
+                for (report,) in REPORT.iter_unpack(rest[:whole]):
+                    if not held_end <= report <= self._sent_end:
+                        return ProtocolError(f"a report of {report} after {held_end}, although {self._sent_end} was sent")
+                    held_end = report
+                rest = rest[whole:]
+                if whole and self._feeder._slaves.get(self.replica) is self:
+                    self._feeder.in_sync.reported(self.replica, held_end)
+        except OSError as error:
+            return error
+        finally:
+            self.wake.set()
+        return None

@@ -1,0 +1,279 @@
+"""The slave's side of replication: one greenlet that follows a master, and one that syncs (``metaq.replication.frames``)."""
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import gevent
+from gevent.event import Event
+
+from metaq.errors import DiskFull, MetaqError, ProtocolError, StoreError
+from metaq.replication import documents
+from metaq.replication.feeder import Identity, checksum_text
+from metaq.replication.frames import REPORT, Control, Data, FrameReader, Hello
+from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.copying import Copier
+from metaq.store.epochs import Epochs, last_record
+from metaq.store.files import Run
+from metaq.store.messagestore import MessageStore
+from metaq.store.replacing import begin_at_next_opening, cut_at_next_opening
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S: Final = 3.0
+SILENCE_S: Final = 5.0
+"""After which a master that sends nothing, not even a heartbeat, is taken for gone."""
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 1.0
+RECEIVE_BYTES: Final = 1024 * 1024
+WORK_S: Final = 0.01
+"""How long to take in what comes before others have a turn."""
+PROGRESS_S: Final = 5.0
+"""Pause between two log lines of a copy that takes long."""
+
+Address = tuple[str, int]
+
+
+class Replaced(Exception):
+    """What this log holds is given up at the next opening of the store, which has to be at once."""
+
+
+class Refused(ProtocolError):
+    """The master does not take this slave."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the master has said last."""
+
+    epoch: int = 0
+    log_end: int = 0
+    readable_end: int = 0
+    begin: int = 0
+    in_sync: frozenset[int] = frozenset()
+    address: str = ""
+    """Of the master; empty while there is no connection."""
+    problem: str | None = None
+    """Why there is none."""
+
+
+class Follower:
+    """Copies the log of a master into a store, to which nobody else writes."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        epochs: Epochs,
+        identity: Identity,
+        text_address: str,
+        *,
+        find_master: Callable[[], Address | None],
+        folder: Path,
+        run: Run,
+        told: Callable[[], None],
+        published: Callable[[Sequence[ConsumeQueue]], None],
+        replaced: Callable[[], None],
+    ) -> None:
+        """``told`` after the master said how it stands or sent tables; ``published`` when readers see more;
+        ``replaced`` when the store has to be closed and opened anew."""
+        self.seen = Seen()
+        self._store = store
+        self._epochs = epochs
+        self._identity = identity
+        self._text_address = text_address
+        self._find_master = find_master
+        self._folder = folder
+        self._run = run
+        self._told = told
+        self._published = published
+        self._replaced = replaced
+        self._monotonic = store.clock.monotonic
+        self._on_disk = store.settings.durability.on_disk
+        self._connection: socket.socket | None = None
+        self._sync_due = Event()
+        self._reported = -1
+        self._progress_due = 0.0
+        self._greenlets: list[Any] = []
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._greenlets = [gevent.spawn(self._follow_forever)]
+        if self._on_disk:
+            self._greenlets.append(gevent.spawn(self._sync_forever))
+
+    def stop(self) -> None:
+        """Follow no more. What came whole is in the log."""
+        gevent.killall(self._greenlets)
+        self._close()
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _follow_forever(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            began = self._monotonic()
+            try:
+                self._follow()
+            except Replaced:
+                self._close()
+                self._replaced()
+                return
+            except (OSError, MetaqError) as error:
+                self._report_problem(error)
+            finally:
+                self._close()
+                self._take_back()
+            pause_s = FIRST_PAUSE_S if self._monotonic() - began > LONGEST_PAUSE_S else min(2 * pause_s, LONGEST_PAUSE_S)
+            gevent.sleep(pause_s)
+
+    def _report_problem(self, error: Exception) -> None:
+        """Once a problem, not once a try."""
+        problem = str(error)
+        if problem != self.seen.problem:
+            level = logging.ERROR if isinstance(error, (Refused, StoreError)) else logging.WARNING
+            logger.log(level, "not following master=%s reason=%s", self.seen.address or "none", problem)
+        self.seen.problem, self.seen.address = problem, ""
+
+    def _take_back(self) -> None:
+        """Whatever was staged when the connection ended is whole: keep it."""
+        if not self._store.settled:
+            try:
+                self._publish(self._store.append())
+            except StoreError as error:
+                logger.error("append failed reason=%s", error)
+
+    # -- following ----------------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Follow until the connection ends, which raises."""
+        address = self._find_master()
+        if address is None:
+            raise ProtocolError("nobody knows a master")
+        self._store.check_healthy()
+        connection = self._connection = socket.create_connection(address, CONNECT_TIMEOUT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(SILENCE_S)
+        connection.sendall(self._hello().encode())
+        reader, copier, agreed = FrameReader(), Copier(self._store), False
+        rest_due = self._monotonic() + WORK_S
+        while True:
+            data = connection.recv(RECEIVE_BYTES)
+            if not data:
+                raise ProtocolError("the master closed the connection")
+            for item in reader.receive(data):
+                if not agreed:
+                    self._agree(item)
+                    agreed = True
+                    self.seen.address, self.seen.problem = f"{address[0]}:{address[1]}", None
+                    logger.info("following master=%s from=%d", self.seen.address, self._store.log.end)
+                elif isinstance(item, Data):
+                    self._take(copier, item)
+                else:
+                    self._hear(item)
+            if agreed:
+                self._append()
+            if self._monotonic() >= rest_due:
+                gevent.sleep(0.001)
+                rest_due = self._monotonic() + WORK_S
+
+    def _hello(self) -> Hello:
+        store, own = self._store, self._identity
+        self._epochs.refresh()
+        last: list[Any] | None = None
+        found = last_record(store)
+        if found is not None and (stored := store.log.record_at(found[0])) is not None:
+            last = [*found, checksum_text(stored.buffer)]
+        return Hello(
+            *(*own, store.settings.segment_bytes, store.log.begin, store.log.end),
+            *([list(epoch) for epoch in self._epochs.table], last, self._text_address),
+        )
+
+    def _agree(self, first: Data | Control) -> None:
+        """Do what the master's first frame says; ``Replaced`` when the store has to be opened anew for it."""
+        if isinstance(first, Data):
+            raise ProtocolError("the master begins without saying where")
+        content, store = first.content, self._store
+        if "refused" in content:
+            raise Refused(f"the master refuses this slave: {content['refused']}")
+        if "copy" in content:
+            begin, partitions = content["copy"]["begin"], content["copy"]["partitions"]
+            logger.warning("log is copied anew begin=%d own_begin=%d own_end=%d", begin, store.log.begin, store.log.end)
+            begin_at_next_opening(store, begin, partitions)
+            self._give_up_derived()
+        end = content["follow"]
+        if end < store.log.end:
+            logger.warning("log diverged, cut at=%d own_end=%d epoch=%d", end, store.log.end, content["epoch"])
+            cut_at_next_opening(store, end)
+            self._give_up_derived()
+
+    def _give_up_derived(self) -> NoReturn:
+        documents.forget_derived(self._folder, self._store.disk)
+        raise Replaced
+
+    def _take(self, copier: Copier, item: Data) -> None:
+        if self._store.no_room is not None:
+            raise DiskFull(self._store.no_room)
+        copier.take(item.log_offset, item.data)
+
+    def _hear(self, control: Control) -> None:
+        content, seen = control.content, self.seen
+        try:
+            seen.epoch, seen.readable_end, seen.begin = content["epoch"], content["readable_end"], content["begin"]
+            seen.in_sync, seen.log_end = frozenset(content["in_sync"]), control.log_end
+        except (KeyError, TypeError) as error:
+            raise ProtocolError("a control frame without what it has to say") from error
+        if seen.epoch != self._epochs.current.number:
+            self._epochs.refresh()
+        if "documents" in content:
+            documents.keep(self._folder, self._store.disk, content["documents"])
+        self._told()
+        self._reported = -1  # every control frame asks for a report
+
+    def _append(self) -> None:
+        """Make what has come part of the log, let readers see what they may, and report."""
+        store = self._store
+        if not store.settled:
+            self._publish(store.append())
+            self._show_progress()
+        self._publish(store.publish(min(self.seen.readable_end, store.durable_end if self._on_disk else store.log.end)))
+        if self._on_disk and store.durable_end < store.log.end:
+            self._sync_due.set()
+        self._report()
+
+    def _publish(self, queues: Sequence[ConsumeQueue]) -> None:
+        if queues:
+            self._published(queues)
+
+    def _report(self) -> None:
+        end = self._store.durable_end if self._on_disk else self._store.log.end
+        if end != self._reported and self._connection is not None:
+            self._connection.sendall(REPORT.pack(end))
+            self._reported = end
+
+    def _show_progress(self) -> None:
+        behind = self.seen.log_end - self._store.log.end
+        if behind > RECEIVE_BYTES and self._monotonic() >= self._progress_due:
+            self._progress_due = self._monotonic() + PROGRESS_S
+            logger.info("copying end=%d master_end=%d behind_bytes=%d", self._store.log.end, self.seen.log_end, behind)
+
+    def _sync_forever(self) -> None:
+        """Sync as slaves at DISK do before they report; one sync covers all that came meanwhile."""
+        while True:
+            self._sync_due.wait()
+            self._sync_due.clear()
+            try:
+                self._store.sync(self._run)
+                self._append()
+            except StoreError as error:
+                logger.critical("sync failed, this slave follows no more until it is restarted reason=%s", error)
+                self._close()
+                return
+            except OSError as error:
+                logger.debug("report lost reason=%s", error)

@@ -1,0 +1,169 @@
+"""What a master and its slaves say to each other over one connection, which the slave opens. All integers big-endian, signed.
+
+::
+
+    slave   hello     8 magic FF 6D 65 74 61 71 00 01 │ 4 length │ JSON: who it is, and its log (``Hello``)
+            report    8 log offset: it holds everything before; as often as it likes, never less than the one before
+    master  frame     8 log offset │ 4 size │ so many bytes of the log from there on
+            control   8 log offset where the master's log ends │ 4 −1 │ 4 length │ JSON object (``Control``)
+
+The magic is negative as a number, which no report of a RocketMQ slave is: the two protocols are not the same, and such a slave
+is refused. Frames hold whole records mostly; a record that is longer than a frame goes on in the next one. A frame that does
+not begin where the one before ended begins the next segment. The first thing that a master says is a control frame with
+``follow``, ``copy`` or ``refused``.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Self
+
+import orjson
+
+from metaq.errors import ProtocolError, StreamLost
+
+MAGIC: Final = b"\xffmetaq\x00\x01"
+LENGTH: Final = struct.Struct(">i")
+REPORT: Final = struct.Struct(">q")
+FRAME: Final = struct.Struct(">qi")
+CONTROL: Final = -1
+HELLO_HEAD: Final = len(MAGIC) + LENGTH.size
+MOST_HELLO: Final = 256 * 1024
+MOST_DATA: Final = 64 * 1024 * 1024
+"""Of one frame."""
+MOST_CONTROL: Final = 64 * 1024 * 1024
+"""Of one control frame: tables of 16,000 topics have some megabytes."""
+
+
+class Hello(NamedTuple):
+    """Who a slave is, and where its log stands."""
+
+    cluster: str
+    broker_name: str
+    broker_number: int
+    replica: int
+    """Its ``replica_number``."""
+    segment_bytes: int
+    begin: int
+    """Of its log; equal to ``end`` when that is empty."""
+    end: int
+    epochs: list[list[int]]
+    """Number, start and replica of each (``metaq.store.epochs``)."""
+    last: list[Any] | None
+    """Log offset, size and checksum property (text) of its last record."""
+    text: str
+    """Where clients of the text protocol reach it, HOST:PORT, for operators."""
+
+    def encode(self) -> bytes:
+        body = orjson.dumps(self._asdict())
+        return MAGIC + LENGTH.pack(len(body)) + body
+
+    @classmethod
+    def decode(cls, body: bytes) -> Self:
+        """``ProtocolError`` for what is no hello."""
+        content = _object(body, "hello")
+        try:
+            hello = cls(**content)
+            epochs = [number for epoch in hello.epochs for number in epoch]
+            numbers = (hello.broker_number, hello.replica, hello.segment_bytes, hello.begin, hello.end, *epochs)
+            names = (hello.cluster, hello.broker_name, hello.text)
+            right = all(type(number) is int for number in numbers) and all(isinstance(name, str) for name in names)
+            right = right and all(len(epoch) == 3 for epoch in hello.epochs) and 0 <= hello.begin <= hello.end
+            right = right and (hello.last is None or [type(part) for part in hello.last] == [int, int, str])
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"a hello with other fields than {', '.join(cls._fields)}") from error
+        if not right:
+            raise ProtocolError("a hello with values of other kinds than it should have")
+        return hello
+
+
+def hello_length(head: bytes) -> int:
+    """Bytes that follow the first ``HELLO_HEAD`` of a connection; ``ProtocolError`` when those are no hello."""
+    if head[: len(MAGIC)] != MAGIC:
+        if head[0] == 0:
+            raise ProtocolError("this may be a RocketMQ slave, whose replication protocol is another one")
+        raise ProtocolError(f"the first bytes {head[: len(MAGIC)].hex()} are no hello of a slave")
+    length: int = LENGTH.unpack_from(head, len(MAGIC))[0]
+    if not 2 <= length <= MOST_HELLO:
+        raise ProtocolError(f"a hello of {length} bytes; at most {MOST_HELLO} are taken")
+    return length
+
+
+class Data(NamedTuple):
+    """Bytes of the log."""
+
+    log_offset: int
+    data: bytes
+
+
+class Control(NamedTuple):
+    """What else a master has to say: an object with some of these members.
+
+    ``epoch``, ``readable_end`` (readers may see the log before it), ``begin`` (the master keeps nothing before it), ``in_sync``
+    (numbers of the replicas): how it stands now. ``documents``: name → text of a table that has changed. ``follow``: the log
+    offset up to which the two logs are the same. ``copy``: where the master's log begins, and of each partition topic,
+    number, ordinal and text position there, for a slave that has to begin anew. ``refused``: why there is nothing to follow.
+    """
+
+    log_end: int
+    content: dict[str, Any]
+
+
+def encode_data(log_offset: int, size: int) -> bytes:
+    """What precedes the bytes of a frame."""
+    return FRAME.pack(log_offset, size)
+
+
+def encode_control(log_end: int, content: dict[str, Any]) -> bytes:
+    body = orjson.dumps(content)
+    return FRAME.pack(log_end, CONTROL) + LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Bytes that a slave receives → what they say. ``StreamLost`` when they are none of it."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def receive(self, data: bytes) -> Sequence[Data | Control]:
+        self._buffer += data
+        found: list[Data | Control] = []
+        at = 0
+        while (end := self._read(at, found)) > at:
+            at = end
+        del self._buffer[:at]
+        return found
+
+    def _read(self, at: int, found: list[Data | Control]) -> int:
+        """Where what begins at ``at`` ends, or ``at`` when not all of it has come."""
+        buffer = self._buffer
+        start = at + FRAME.size
+        if start > len(buffer):
+            return at
+        log_offset, size = FRAME.unpack_from(buffer, at)
+        if log_offset < 0 or not CONTROL <= size <= MOST_DATA:
+            raise StreamLost(f"no frame of a master: log offset {log_offset}, size {size}")
+        if size != CONTROL:
+            if start + size > len(buffer):
+                return at
+            found.append(Data(log_offset, bytes(buffer[start : start + size])))
+            return start + int(size)
+        if start + LENGTH.size > len(buffer):
+            return at
+        length: int = LENGTH.unpack_from(buffer, start)[0]
+        start += LENGTH.size
+        if not 2 <= length <= MOST_CONTROL:
+            raise StreamLost(f"a control frame of {length} bytes")
+        if start + length > len(buffer):
+            return at
+        found.append(Control(log_offset, _object(bytes(buffer[start : start + length]), "control frame")))
+        return start + length
+
+
+def _object(body: bytes, what: str) -> dict[str, Any]:
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise StreamLost(f"a {what} that is not JSON") from error
+    if not isinstance(content, dict):
+        raise StreamLost(f"a {what} that is no object")
+    return content

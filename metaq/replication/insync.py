@@ -1,0 +1,182 @@
+"""Which replicas are in sync: hold everything that readers may see, and so may become master.
+
+Every replica in sync holds the log before ``held_end``. That log offset moves only forward, so what was acknowledged at
+REPLICA is on each of them, and stays so whichever is the next master:
+
+- a slave that has caught up is *required* first, then agreed on with whoever elects masters, and then counts;
+- one that lags or is gone is agreed on as no longer in sync first, and is required until then.
+
+Who agrees is a parameter: ZooKeeper where masters are elected, nobody where an operator promotes.
+"""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from metaq.errors import MetaqError
+
+logger = logging.getLogger(__name__)
+
+TICK_S: Final = 0.1
+"""Pause between two looks at who lags."""
+
+Agree = Callable[[frozenset[int]], bool]
+"""Makes a set of replicas the one that a master may be elected from; false when this replica is master no more."""
+
+
+class Standing(NamedTuple):
+    """How a slave stands, for operators."""
+
+    replica: int
+    address: str
+    """Where its connection comes from."""
+    text: str
+    held_end: int
+    lag_bytes: int
+    lag_ms: int
+    """Since it last held everything; −1: it never has."""
+    in_sync: bool
+
+
+@dataclass(slots=True)
+class _Slave:
+    address: str
+    text: str
+    caught_up_at: float
+    """When it last held everything that the master had then, by the monotonic clock."""
+    held_end: int = 0
+    connected: bool = True
+
+
+@dataclass(slots=True)
+class InSync:
+    """The replicas of one master, among which it counts."""
+
+    own: int
+    """Number of the master."""
+    minimum: int
+    """How many must be in sync for a put to be safe, the master among them."""
+    lag_s: float
+    monotonic: Callable[[], float]
+    own_end: Callable[[], int]
+    """The log offset before which the master holds everything, as safely as a put is promised to be."""
+    agree: Agree
+    changed: Callable[[], None]
+    """Called when ``held_end`` or the members may have changed."""
+    members: frozenset[int] = frozenset()
+    _required: frozenset[int] = frozenset()
+    _slaves: dict[int, _Slave] = field(default_factory=dict)
+    _history: deque[tuple[float, int]] = field(default_factory=deque)
+    """When the master's log ended where."""
+    _held_end: int = 0
+
+    def __post_init__(self) -> None:
+        self.members = self.members or frozenset((self.own,))
+        self._required = self.members
+
+    # -- what holds ---------------------------------------------------------------------------------------------------
+
+    @property
+    def enough(self) -> bool:
+        """Whether so many are in sync that puts are safe."""
+        return len(self.members) >= self.minimum
+
+    @property
+    def held_end(self) -> int:
+        """All replicas in sync, and enough of them, hold the log before this log offset."""
+        if self.enough:
+            ends = [self._slaves[number].held_end if number in self._slaves else 0 for number in self._required - {self.own}]
+            self._held_end = max(self._held_end, min([self.own_end(), *ends]))
+        return self._held_end
+
+    def standings(self) -> list[Standing]:
+        """All slaves that are connected or in sync."""
+        end, now = self.own_end(), self.monotonic()
+        return [
+            Standing(
+                *(number, slave.address, slave.text, slave.held_end, max(0, end - slave.held_end)),
+                *(_milliseconds(now - slave.caught_up_at) if slave.held_end < end else 0, number in self.members),
+            )
+            for number, slave in sorted(self._slaves.items())
+        ]
+
+    # -- what slaves do -----------------------------------------------------------------------------------------------
+
+    def joined(self, replica: int, address: str, text: str, held_end: int) -> None:
+        """A slave has connected, which holds everything before a log offset."""
+        before = self._slaves.get(replica)
+        keeps = before is not None and replica in self._required and held_end >= self._held_end
+        caught_up_at = before.caught_up_at if before is not None and keeps else -math.inf  # one that lost something begins anew
+        self._slaves[replica] = _Slave(address, text, caught_up_at, held_end)
+
+    def reported(self, replica: int, held_end: int) -> None:
+        """A slave holds everything before a log offset."""
+        self._slaves[replica].held_end = held_end
+        if replica in self._required:
+            self.changed()
+
+    def left(self, replica: int) -> None:
+        """Its connection has ended."""
+        self._slaves[replica].connected = False
+        if replica not in self._required:
+            del self._slaves[replica]
+
+    def _look(self, slave: _Slave, now: float) -> None:
+        """Find out when it last held all that there was."""
+        if not slave.connected:
+            return
+        if slave.held_end >= self.own_end():
+            slave.caught_up_at = now
+            return
+        for moment, end in reversed(self._history):
+            if end <= slave.held_end:
+                slave.caught_up_at = max(slave.caught_up_at, moment)
+                return
+
+    # -- who is in sync -----------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Look who has caught up and who lags, and agree on it; may wait for whoever agrees. One call at a time."""
+        now = self.monotonic()
+        self._history.append((now, self.own_end()))
+        while self._history and self._history[0][0] < now - 2 * self.lag_s:
+            self._history.popleft()
+        for slave in self._slaves.values():
+            self._look(slave, now)
+        wanted = frozenset(
+            {self.own, *(number for number, slave in self._slaves.items() if self._keeps_up(number, slave, now))}
+        )
+        if not wanted == self.members == self._required:
+            self._agree_on(wanted)
+
+    def _keeps_up(self, number: int, slave: _Slave, now: float) -> bool:
+        if now - slave.caught_up_at > self.lag_s:
+            return False
+        return number in self.members or (slave.connected and slave.held_end >= self.held_end)
+
+    def _agree_on(self, wanted: frozenset[int]) -> None:
+        self._required = self.members | wanted
+        try:
+            agreed = self.agree(wanted)
+        except MetaqError as error:  # it may hold or not: both sets are required until one is agreed on
+            logger.warning("replicas in sync not agreed on wanted=%s reason=%s", sorted(wanted), error)
+            return
+        if not agreed:
+            return
+        logger.info("replicas in sync members=%s before=%s", sorted(wanted), sorted(self.members))
+        self.members = self._required = wanted
+        for number in [number for number, slave in self._slaves.items() if not slave.connected and number not in wanted]:
+            del self._slaves[number]
+        self.changed()
+
+
+def _milliseconds(seconds: float) -> int:
+    return -1 if math.isinf(seconds) else round(1000 * seconds)
+
+
+def of_nobody(members: frozenset[int]) -> bool:
+    """The ``Agree`` of a master that nobody elects."""
+    return True
