@@ -16,16 +16,20 @@
     │   ├── MessageIllegal       the message itself cannot be kept: too large, or properties that contradict each other
     │   ├── RequestFailed        ends with a remoting code of its own
     │   ├── NotWritable          the broker takes no writes now (disk full, disk failed, stopping)
+    │   │   └── NotMaster        this replica only gives messages; another one takes them
     │   └── Overloaded           a limit on work in flight is reached; try again later
     ├── StoreError               the data folder
     │   ├── CorruptRecord        bytes on disk fail their checksum or do not belong where they stand
     │   ├── DiskFull             no room for the next write; nothing of it was kept
     │   ├── DiskFailed           a write or a sync failed; what it covered must be taken as lost
+    │   ├── Fenced               another replica may be master by now; nothing of the append was kept
     │   ├── DirectoryLocked      another process uses the folder
     │   ├── WrongBroker          the folder belongs to a broker of another name or number
     │   └── UnknownVersion       the folder was written by a version this one cannot read
     └── ClientError              the Python client library
         ├── ConnectionFailed     cannot connect, or the connection broke
+        │   └── RegistryUnavailable  ZooKeeper cannot be asked now
+        │       └── OutcomeUnknown   ... and whether a change was made there is not known
         ├── RequestTimeout       no answer within the deadline; the outcome is unknown
         ├── Refused              the broker answered with an error status
         │   └── BrokerBusy       a limit on its work in flight is reached; try again after a while
@@ -128,6 +132,10 @@ class NotWritable(BrokerError):
     retriable = True
 
 
+class NotMaster(NotWritable):
+    """Another replica takes messages, or none does until one is elected."""
+
+
 class Overloaded(BrokerError):
     """A limit on work in flight is reached; ``retry_after_ms`` is the broker's own estimate."""
 
@@ -163,6 +171,14 @@ class DiskFailed(StoreError):
     code = 14
 
 
+class Fenced(StoreError):
+    """Another replica may be master by now. Nothing of the append was kept."""
+
+    status = 503
+    code = 14
+    retriable = True
+
+
 class DirectoryLocked(StoreError):
     """Another process uses the folder."""
 
@@ -183,6 +199,14 @@ class ConnectionFailed(ClientError):
     """Cannot connect, or the connection broke; a put in flight may or may not be stored."""
 
     retriable = True
+
+
+class RegistryUnavailable(ConnectionFailed):
+    """ZooKeeper cannot be asked now."""
+
+
+class OutcomeUnknown(RegistryUnavailable):
+    """The connection to ZooKeeper broke while a change was on its way there: it was made, or will be, or not."""
 
 
 class RequestTimeout(ClientError):
