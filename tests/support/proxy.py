@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import itertools
 import math
 import socket
 import struct
@@ -24,8 +25,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from random import Random
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
-from types import TracebackType
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, Literal
 
 Direction = Literal["up", "down"]
 
@@ -38,17 +38,13 @@ BURST_S: Final = 0.01  # a limited direction passes on what it may in so long at
 CHANGE_DEADLINE_S: Final = 30.0
 NEVER: Final = math.inf
 NO_CUT: Final = 1 << 62  # more bytes than ever pass
-RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # struct linger: on, 0 s
-# From asm-generic/socket.h, which the socket module leaves out; a filter needs no privilege.
-SO_ATTACH_FILTER: Final = 26
+SO_ATTACH_FILTER: Final = 26  # from asm-generic/socket.h, which the socket module leaves out; needs no privilege
 SO_DETACH_FILTER: Final = 27
 DROP_ALL: Final = struct.pack("HBBI", 0x06, 0, 0, 0)  # struct sock_filter: BPF_RET with 0 bytes of the packet
 
 
 @dataclass
-class _Toxics:
-    """What is done to one direction of all connections."""
-
+class _Toxics:  # of one direction of all connections
     delay_s: float = 0.0
     jitter_s: float = 0.0
     max_piece: int = 0
@@ -57,25 +53,21 @@ class _Toxics:
 
 
 @dataclass(slots=True)
-class _Chunk:
-    """What one read brought; no ``data`` stands for the end of the stream, by a reset or in good order."""
-
+class _Chunk:  # what one read brought
     read_at: float
     luck: float
-    data: memoryview
+    data: memoryview  # empty for the end of the stream, by a reset or in good order
     reset: bool
 
 
 class _Pipe:
     """One direction of one connection: what was read from ``source`` and ``sink`` did not take yet."""
 
-    reverse: "_Pipe"
-
     def __init__(self, source: socket.socket, sink: socket.socket, toxics: _Toxics, seed: str) -> None:
         self.source, self.sink, self.toxics = source, sink, toxics
+        self.reverse: _Pipe
         self.blocked = False  # until the sink is writable
-        self.finished = False  # the end in good order was passed on
-        self.broken = False  # both sockets are to be reset now
+        self.finished = self.broken = False  # the end in good order was passed on; both sockets are to be reset
         self.cut_after = NO_CUT
         self.pace_until = 0.0  # no piece before
         self.watched = 0  # the events of the source that the selector watches for
@@ -90,13 +82,12 @@ class _Pipe:
         return not self._ended and self._size + CHUNK_BYTES * len(self._chunks) < HELD_BYTES
 
     def read(self) -> None:
-        data = b""
         try:
             data = self.source.recv(READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
-            self._source_reset = True
+            self._source_reset, data = True, b""
         self._ended = not data
         if self._ended or not self._sink_lost:
             self._append(data)
@@ -130,8 +121,7 @@ class _Pipe:
                 self._lose_sink()
                 return now
         # A reset throws away what its sender's system still holds: first all must have arrived.
-        (unacknowledged,) = struct.unpack("i", fcntl.ioctl(self.sink, termios.TIOCOUTQ, bytes(4)))
-        self.broken = not unacknowledged
+        self.broken = not any(fcntl.ioctl(self.sink, termios.TIOCOUTQ, bytes(4)))
         return now + PAUSE_S
 
     def _send(self, chunk: _Chunk, now: float) -> None:
@@ -144,26 +134,22 @@ class _Pipe:
             self._chunks.popleft()
         self._size -= sent
         self.cut_after -= sent
-        self.pace_until = max(self.pace_until, now - BURST_S) + sent / self.toxics.bytes_per_s
-        if self.toxics.max_piece:
-            self.pace_until = max(self.pace_until, now + PAUSE_S)
+        burst_end = max(self.pace_until, now - BURST_S) + sent / self.toxics.bytes_per_s
+        self.pace_until = max(burst_end, now + PAUSE_S) if self.toxics.max_piece else burst_end
 
     def _lose_sink(self) -> None:
         """``sink`` was reset: what comes for it is thrown away, and the source hears of it by the way back."""
-        self._sink_lost = True
+        self._sink_lost, self._size = True, 0
         self._chunks.clear()
-        self._size = 0
         self.reverse._source_reset = True
         if self.reverse._ended:
             self.reverse._append(b"")
 
 
-class _Connection(NamedTuple):
-    up: _Pipe
-    down: _Pipe
+_Connection = tuple[_Pipe, _Pipe]  # up, down
 
 
-class Proxy:
+class Proxy(contextlib.AbstractContextManager["Proxy"]):
     """Listens on ``address`` (HOST:PORT, of a free ``port``) and connects to the target for each connection it accepts.
 
     Works in a thread of its own, from its construction until ``close()`` or the end of the ``with`` block. A toxic is in
@@ -173,9 +159,9 @@ class Proxy:
     """
 
     def __init__(self, target_host: str, target_port: int, *, seed: int = 0) -> None:
-        self._target = (target_host, target_port)
-        self._seed, self._accepted, self._closing = seed, 0, False
+        self._target, self._seed, self._numbers = (target_host, target_port), seed, itertools.count(1)
         self._toxics: dict[Direction, _Toxics] = {"up": _Toxics(), "down": _Toxics()}
+        self._closing = False
         self._due: dict[_Connection, float] = {}
         self._changes: SimpleQueue[tuple[Callable[[], None], threading.Event]] = SimpleQueue()
         self._selector = DefaultSelector()
@@ -192,10 +178,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._run, name=f"proxy {self.address}", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -223,11 +206,8 @@ class Proxy:
         self._set(direction, held=True)
 
     def partition(self) -> None:
-        """Loss both ways. The SYN of a new connection is not answered: ``connect`` waits, as across a real partition.
-
-        After ``heal()`` it succeeds when its system asks again, which is 1, 3, 7 … seconds after the first time.
-        """
-
+        """Loss both ways. The SYN of a new connection is not answered: ``connect`` waits, as across a real partition, and
+        succeeds after ``heal()`` when its system asks again, which is 1, 3, 7 … seconds after the first time."""
         self.drop("up")
         self.drop("down")
         program = ctypes.create_string_buffer(DROP_ALL)
@@ -241,7 +221,7 @@ class Proxy:
         def cut_present() -> None:
             for connection in list(self._due):
                 if after_bytes:
-                    getattr(connection, direction).cut_after = after_bytes
+                    connection[("up", "down").index(direction)].cut_after = after_bytes
                 else:
                     self._end(connection, reset=True)
 
@@ -249,14 +229,7 @@ class Proxy:
 
     def refuse(self) -> None:
         """New connections are refused, present ones go on."""
-
-        def stop_listening() -> None:
-            if self._listener is not None:
-                self._selector.unregister(self._listener)
-                self._listener.close()
-                self._listener = None
-
-        self._change(stop_listening)
+        self._change(self._stop_listening)
 
     def heal(self) -> None:
         """No toxics, no cut to come, and new connections are accepted: what is held or waits is delivered at once."""
@@ -264,20 +237,15 @@ class Proxy:
         def accept_all() -> None:
             with contextlib.suppress(FileNotFoundError):  # there is no filter without a partition
                 self._listen().setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
-            for connection in self._due:
-                connection.up.cut_after = connection.down.cut_after = NO_CUT
+            for pipe in itertools.chain.from_iterable(self._due):
+                pipe.cut_after = NO_CUT
 
         self._change(accept_all)
         for direction in self._toxics:
             self._set(direction, **vars(_Toxics()))
 
     def _set(self, direction: Direction, **values: float) -> None:
-        def set_values() -> None:
-            vars(self._toxics[direction]).update(values)
-            for connection in self._due:
-                getattr(connection, direction).pace_until = 0.0  # of toxics that are no more
-
-        self._change(set_values)
+        self._change(lambda: vars(self._toxics[direction]).update(values))
 
     def _change(self, change: Callable[[], None]) -> None:
         """Make ``change`` in the proxy's thread, which alone touches its sockets."""
@@ -292,6 +260,8 @@ class Proxy:
         self._accept()
         change()
         for connection in list(self._due):
+            for pipe in connection:
+                pipe.pace_until = 0.0  # of toxics that may be no more
             self._serve(connection)
         made.set()
 
@@ -299,18 +269,17 @@ class Proxy:
         try:
             while not self._closing:
                 wait = min(self._due.values(), default=NEVER) - time.monotonic()
-                for key, events in self._selector.select(None if wait == NEVER else max(0.0, wait)):
+                for key, events in self._selector.select(None if wait == NEVER else wait):
                     key.data(events)
-                now = time.monotonic()
-                for connection in [connection for connection, due in self._due.items() if due <= now]:
-                    self._serve(connection)
+                for connection, due in list(self._due.items()):
+                    if due <= time.monotonic():
+                        self._serve(connection)
         finally:
             for connection in list(self._due):
                 self._end(connection, reset=True)
-            self._selector.close()
-            for own in (self._listener, self._holder, self._wake, self._woken):
-                if own is not None:
-                    own.close()
+            self._stop_listening()
+            for own in (self._selector, self._holder, self._wake, self._woken):
+                own.close()
 
     def _listen(self) -> socket.socket:
         if self._listener is None:
@@ -318,6 +287,12 @@ class Proxy:
             self._listener.setblocking(False)
             self._selector.register(self._listener, EVENT_READ, self._accept)
         return self._listener
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
 
     def _accept(self, _events: int = 0) -> None:
         while self._listener is not None:
@@ -329,13 +304,13 @@ class Proxy:
             for end in (client, target):
                 end.setblocking(False)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._accepted += 1
-            up = _Pipe(client, target, self._toxics["up"], f"{self._seed} {self._accepted} up")
-            down = _Pipe(target, client, self._toxics["down"], f"{self._seed} {self._accepted} down")
+            seed = f"{self._seed} {next(self._numbers)}"
+            up = _Pipe(client, target, self._toxics["up"], f"{seed} up")
+            down = _Pipe(target, client, self._toxics["down"], f"{seed} down")
             up.reverse, down.reverse = down, up
             up.blocked = True  # until it is connected
             target.connect_ex(self._target)  # a failure is met where the target is read
-            self._serve(_Connection(up, down))
+            self._serve((up, down))
 
     def _ready(self, connection: _Connection, pipe: _Pipe, events: int) -> None:
         """The socket that is the source of ``pipe`` and the sink of its reverse can be read or written."""
@@ -370,5 +345,5 @@ class Proxy:
             if pipe.watched:
                 self._selector.unregister(pipe.source)
             if reset:
-                pipe.source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+                pipe.source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # on, 0 s
             pipe.source.close()
