@@ -8,8 +8,9 @@ import click
 
 from metaq.cli.settings import config_option, setting_options
 from metaq.config import Settings, load
-from metaq.server.broker import Broker
+from metaq.server.broker import NONE, Broker
 from metaq.server.daemon import run
+from metaq.server.replica import Replica
 
 
 @click.command(params=setting_options(Settings.model_fields))
@@ -22,4 +23,5 @@ def serve(config_file: Path | None, **flags: Any) -> int:
     Each setting is a flag, an environment variable (METAQ_SEGMENT_BYTES for --segment-bytes) and a line of the
     configuration file (segment_bytes: 1048576). Flags win over the environment, which wins over the file.
     """
-    return run(load(config_file, os.environ, {name: value for name, value in flags.items() if value is not None}), Broker)
+    settings = load(config_file, os.environ, {name: value for name, value in flags.items() if value is not None})
+    return run(settings, Broker if settings.replication_listen == NONE else Replica)

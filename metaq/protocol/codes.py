@@ -103,6 +103,8 @@ class Request(enum.IntEnum):
     LIST_TRANSACTIONS = 30010
     GET_TRANSACTION = 30011
     DECIDE_TRANSACTION = 30012
+    REPLICA_STATUS = 30020
+    CHANGE_ROLE = 30021
 
 
 class Response(enum.IntEnum):

@@ -1,11 +1,11 @@
 """The master's side of replication: one feeder, two greenlets for each slave (``metaq.replication.frames``)."""
 
 import logging
-import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 import gevent
+from gevent import socket
 from gevent.event import Event
 
 from metaq.errors import MetaqError, ProtocolError

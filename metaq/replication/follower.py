@@ -1,13 +1,13 @@
 """The slave's side of replication: one greenlet that follows a master, and one that syncs (``metaq.replication.frames``)."""
 
 import logging
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import gevent
+from gevent import socket
 from gevent.event import Event
 
 from metaq.errors import DiskFull, MetaqError, ProtocolError, StoreError
@@ -94,6 +94,7 @@ class Follower:
         self._on_disk = store.settings.durability.on_disk
         self._connection: socket.socket | None = None
         self._sync_due = Event()
+        self._tried = "none"
         self._reported = -1
         self._progress_due = 0.0
         self._greenlets: list[Any] = []
@@ -138,7 +139,7 @@ class Follower:
         problem = str(error)
         if problem != self.seen.problem:
             level = logging.ERROR if isinstance(error, (Refused, StoreError)) else logging.WARNING
-            logger.log(level, "not following master=%s reason=%s", self.seen.address or "none", problem)
+            logger.log(level, "not following master=%s reason=%s", self._tried, problem)
         self.seen.problem, self.seen.address = problem, ""
 
     def _take_back(self) -> None:
@@ -156,6 +157,7 @@ class Follower:
         address = self._find_master()
         if address is None:
             raise ProtocolError("nobody knows a master")
+        self._tried = f"{address[0]}:{address[1]}"
         self._store.check_healthy()
         connection = self._connection = socket.create_connection(address, CONNECT_TIMEOUT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -171,7 +173,7 @@ class Follower:
                 if not agreed:
                     self._agree(item)
                     agreed = True
-                    self.seen.address, self.seen.problem = f"{address[0]}:{address[1]}", None
+                    self.seen.address, self.seen.problem = self._tried, None
                     logger.info("following master=%s from=%d", self.seen.address, self._store.log.end)
                 elif isinstance(item, Data):
                     self._take(copier, item)

@@ -1,3 +1,6 @@
+# TODO(whoever edits this file now): this file was emptied by an accident at 06:12 while it had uncommitted changes. It is put
+# together again from the last commit and a diff of 06:06; what came after that, and give_up/stop/start, are guessed. Put your
+# own version in its place, then remove this note.
 """The composition root: builds a broker from its settings, starts it, and stops it in reverse."""
 
 import ipaddress
@@ -10,7 +13,8 @@ from gevent.hub import get_hub
 
 from metaq.clock import Clock, SystemClock
 from metaq.config import Settings
-from metaq.errors import ConfigError, MetaqError
+from metaq.errors import ConfigError, MetaqError, NotMaster
+from metaq.message import Durability
 from metaq.protocol.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.protocol.record import host_bytes
 from metaq.registry.kvconfig import KvConfig
@@ -18,8 +22,8 @@ from metaq.server.checkback import CheckBack
 from metaq.server.clients import Clients
 from metaq.server.context import Context
 from metaq.server.counters import Counters
-from metaq.server.duties import Duties
-from metaq.server.front import Address, Front, RequestHandler
+from metaq.server.duties import Duties, Keeper
+from metaq.server.front import Address, Front, Listener, RequestHandler
 from metaq.server.groups import GroupTable
 from metaq.server.handlers.admin import AdminHandler
 from metaq.server.handlers.brokerinfo import BrokerInfoHandler
@@ -49,12 +53,15 @@ from metaq.server.offsetlog import APPEND_S, OffsetLog
 from metaq.server.offsets import OffsetTable
 from metaq.server.pool import run_in_pool
 from metaq.server.registration import Registration
+from metaq.server.role import ALONE, Role
 from metaq.server.schedule import SAVE_S, Schedule
 from metaq.server.statistics import SAMPLE_S, Statistics
 from metaq.server.tables import FOLDER, TopicTable
 from metaq.server.tls import make_context
 from metaq.server.turn import Turns
+from metaq.store.copying import hide_from
 from metaq.store.disk import Disk
+from metaq.store.epochs import Epochs
 from metaq.store.recovery import open_store
 from metaq.store.retention import HOUR_MS, RetentionRules
 from metaq.store.settings import StoreSettings
@@ -68,13 +75,18 @@ logger = logging.getLogger(__name__)
 
 IDLE_SCAN_S: Final = 5.0
 EXPIRE_TRANSACTIONS_S: Final = 0.5
+GIVE_UP_S: Final = 0.5
+"""How long a broker whose role changes waits for clients to take their answers."""
 FAST_PORT_BELOW: Final = 2
 """Old clients and slaves look for a second port this far below the first (specs: remoting protocol, section 1.8)."""
 NONE: Final = "none"
 
 
-def store_settings(settings: Settings) -> StoreSettings:
-    """The store's part of the settings."""
+def store_settings(settings: Settings, role: Role = ALONE) -> StoreSettings:
+    """The store's part of the settings. A slave's readers wait for what its master says."""
+    durability = settings.durability
+    if not role.is_master:
+        durability = Durability.DISK_REPLICA if durability.on_disk else Durability.REPLICA
     return StoreSettings(
         segment_bytes=settings.segment_bytes,
         queue_file_bytes=settings.queue_file_bytes,
@@ -82,7 +94,7 @@ def store_settings(settings: Settings) -> StoreSettings:
         index_entries=settings.index_entries,
         hot_bytes=settings.hot_bytes,
         open_files=settings.max_open_files,
-        durability=settings.durability,
+        durability=durability,
         broker_name=settings.broker_name,
         broker_number=settings.broker_number,
         retention=RetentionRules(
@@ -143,19 +155,29 @@ class Family(Protocol):
 class Broker:
     """One broker: a store, its addresses and sessions, the handlers, and the duties that look after the store."""
 
-    def __init__(self, settings: Settings, clock: Clock | None = None, disk: Disk | None = None) -> None:
-        """Bind the addresses and open the store; nothing is served before ``start``."""
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+        role: Role = ALONE,
+        bound: Mapping[str, Listener] | None = None,
+    ) -> None:
+        """Bind the addresses, unless they are ``bound``, and open the store; nothing is served before ``start``."""
         self._settings = settings
+        self.role = role
         self.run = run_in_pool
         self._hub = get_hub()
         tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
-        self._front = front = Front(settings, self._hub.loop, tls)
+        self._front = front = Front(settings, self._hub.loop, tls, bound)
         try:
             self.addresses = self._bind(front)
-            self.store, self.recovery = open_store(settings.data, store_settings(settings), clock or SystemClock(), disk)
+            store, self.recovery = open_store(settings.data, store_settings(settings, role), clock or SystemClock(), disk)
         except BaseException:
             front.close_listeners()
             raise
+        self.store = store
+        self.epochs = self._begin_epoch()
         topics = TopicTable(settings.data, settings.max_topics)
         for problem in topics.load(self.store.disk, {key: queue.next for key, queue in self.store.queues.items()}):
             logger.error("topic table damaged, rebuilt from the store problem=%s", problem)
@@ -172,13 +194,13 @@ class Broker:
         clients = Clients(groups, self.store.clock.monotonic, self._hub.loop.run_callback)
         counters = Counters()
         statistics = Statistics(self.store.queues, self.store.clock, counters)
-        tables = (topics, host, port, store_host, front, groups, OffsetTable(), clients, statistics, counters)
+        tables = (topics, host, port, store_host, front, groups, OffsetTable(), clients, statistics, counters, self.epochs)
         self.context = Context(settings, self.store, *tables)
-        self._holds = Holds()
-        self._turns = Turns(self.store, settings, self._hub, self.run, self._holds.wake)
-        self._offsets = OffsetLog(self.context, self._turns, self.run)
+        self.holds = Holds()
+        self.turns = Turns(self.store, settings, self._hub, self.run, self.holds.wake)
+        self._offsets = OffsetLog(self.context, self.turns, self.run)
         self._locks = QueueLocks()
-        self._duties = Duties(self.context, self._turns, self.run)
+        self._duties = Duties(self.context, self.turns, self.run)
         self._looks = Looks(settings, self.run)
         self._room = _room(settings)
         self.transactions = Transactions(self.store, self._room, store_host, settings.data / FOLDER)
@@ -186,17 +208,48 @@ class Broker:
         self._identity = IdentityHandler(settings.broker_name)
         self._registry = self._embed_registry() if self.addresses.registry is not None else None
         self._registration = Registration(
-            settings, self.addresses.advertised, topics, self._identity, self.store.clock, self._registry
+            settings, role, self.addresses.advertised, topics, self._identity, self.store.clock, self._registry
         )
         topics.changed = self._registration.topic_changed
-        self._schedule = Schedule(self.context, self._turns, self._holds, self._hub.loop, self.run)
+        self._schedule = Schedule(self.context, self.turns, self.holds, self._hub.loop, self.run)
         self._later = Later(self._looks)
         self._local: LocalBranches[Held] = LocalBranches(self._room)
         undecided = Tables(self.transactions, self._local, self._room, self.halves)
-        self._operators = TransactionAdminHandler(self.context, self._turns, self._later, undecided, self.run)
+        self._operators = TransactionAdminHandler(self.context, self.turns, self._later, undecided, self.run)
         self._answer_text()
         self._answer_remoting()
-        self._stopping = False
+        self._duties.keepers.append(self.epochs)
+        if not role.is_master:
+            self._only_give()
+        if store.settings.durability.on_replicas:
+            hide_from(store, role.readable_end)
+
+    def _begin_epoch(self) -> Epochs:
+        epochs, store = Epochs(self.store), self.store
+        if self.role.epoch:
+            epochs.begin(self.role.epoch, self._settings.replica_number)
+            store.append()
+            if store.settings.durability.on_disk:
+                store.sync()
+        return epochs
+
+    def _only_give(self) -> None:
+        """Take no messages, and write nothing but what comes from the master."""
+        self.store.refusal = NotMaster("this replica is a slave, which only gives messages; send them to its master")
+        self._duties.saves_tables = False
+        self._duties.keepers.clear()
+
+    def keep(self, keeper: Keeper) -> None:
+        """Retention leaves what somebody needs."""
+        self._duties.keepers.append(keeper)
+
+    def add_family(self, family: Family) -> None:
+        """Answer more requests; before ``start``."""
+        self._front.requests = {**self._front.requests, **family.requests()}
+
+    def every(self, pause_s: float, duty: Callable[[], None]) -> None:
+        """Do a duty again and again until the broker stops."""
+        self._duties.every(pause_s, duty)
 
     def _bind(self, front: Front) -> Addresses:
         settings = self._settings
@@ -222,12 +275,12 @@ class Broker:
 
     def _answer_text(self) -> None:
         """Who answers the text protocol's commands."""
-        self._gets = GetHandler(self.context, self._holds, self._looks, self._hub.loop)
+        self._gets = GetHandler(self.context, self.holds, self._looks, self._hub.loop)
         admin = AdminHandler(self.context, self._duties.save_topics, self._operators.numbers)
-        puts = PutHandler(self.context, self._turns)
+        puts = PutHandler(self.context, self.turns)
         self._front.puts = puts.puts
         self._branches = TransactionHandler(
-            *(self.context, self._turns, self._looks, puts, self.transactions, self._local, self.run)
+            *(self.context, self.turns, self._looks, puts, self.transactions, self._local, self.run)
         )
         self._front.transactional_puts = self._branches.puts
         self._duties.keepers.append(self._branches)
@@ -245,18 +298,18 @@ class Broker:
 
     def _answer_remoting(self) -> None:
         """Who answers the remoting protocol's requests."""
-        decisions = HalfHandler(self.context, self._turns, self._looks, self.halves)
+        decisions = HalfHandler(self.context, self.turns, self._looks, self.halves)
         self._check_back = CheckBack(decisions, self._duties.rest, self.run)
         self._duties.keepers.append(self._check_back)
-        self._sends = SendHandler(self.context, self._turns, decisions)
+        self._sends = SendHandler(self.context, self.turns, decisions)
         self._front.sends = self._sends.sends
-        self._pulls = PullHandler(self.context, self._holds, self._looks, self._hub.loop)
+        self._pulls = PullHandler(self.context, self.holds, self._looks, self._hub.loop)
         later = self._later
-        sent_back = SendBackHandler(self.context, self._turns, self._looks)
+        sent_back = SendBackHandler(self.context, self.turns, self._looks)
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks)
         families: list[Family] = [self._sends, decisions, self._pulls, sent_back, self._schedule, self._identity]
         families += self._administration(later)
-        replies = ReplyHandler(self.context, self._turns, self._sends)
+        replies = ReplyHandler(self.context, self.turns, self._sends)
         families += [beats, consumers, replies, QueryHandler(self.context, later)]
         if self._registry is not None:
             families.append(self._registry)
@@ -270,7 +323,7 @@ class Broker:
             GroupAdminHandler(context, self._duties, later),
             OffsetAdminHandler(context, later, advertised, self.run),
             ClientAdminHandler(context, later, self.run),
-            BrokerInfoHandler(context, self._turns, self._schedule.positions, self._operators.numbers, later, advertised),
+            BrokerInfoHandler(context, self.turns, self._schedule.positions, self._operators.numbers, later, advertised),
             self._operators,
         ]
 
@@ -321,17 +374,26 @@ class Broker:
 
     def stop(self) -> None:
         """Take no more commands, send every answer that is due, then close the store in order."""
-        sessions = self._front.sessions
         self._registration.stop()
         self._front.close_listeners()
+        self._end(self._settings.drain_timeout_ms / 1000)
+
+    def give_up(self) -> Mapping[str, Listener]:
+        """Stop, but leave the addresses bound, for the broker that comes after this one in another role."""
+        self._registration.stop()
+        bound = self._front.release()
+        self._end(GIVE_UP_S)
+        return bound
+
+    def _end(self, deadline: float) -> None:
+        sessions = self._front.sessions
         self._gets.stopping = self._pulls.stopping = self._check_back.stopping = True
         self._duties.pause()
         self._schedule.stop()
-        self._holds.wake_all()
-        deadline = self._settings.drain_timeout_ms / 1000
+        self.holds.wake_all()
         for session in list(sessions):
             session.finish()
-        self._wait_until(self._turns.nothing_parked, deadline)
+        self._wait_until(self.turns.nothing_parked, deadline)
         self._wait_until(lambda: not sessions, deadline)
         for session in list(sessions):
             session.close()
@@ -339,12 +401,13 @@ class Broker:
             logger.error("stopped without closing the store reason=the disk did not answer within drain_timeout_ms")
             return
         try:
-            self._duties.save_topics()
-            self._duties.save_groups()
-            self._offsets.save_last()
-            self._schedule.save_last()
-            self.transactions.save_last()
-            self.halves.save_last()
+            if self._duties.saves_tables:
+                self._duties.save_topics()
+                self._duties.save_groups()
+                self._offsets.save_last()
+                self._schedule.save_last()
+                self.transactions.save_last()
+                self.halves.save_last()
             self.store.close()
         except MetaqError as error:
             logger.error("stopped without closing the store reason=%s", error)

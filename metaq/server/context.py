@@ -10,6 +10,7 @@ from metaq.server.groups import GroupTable
 from metaq.server.offsets import OffsetTable
 from metaq.server.statistics import Statistics
 from metaq.server.tables import TopicTable
+from metaq.store.epochs import Epochs
 from metaq.store.messagestore import MessageStore
 
 
@@ -30,6 +31,7 @@ class Context:
     clients: Clients
     statistics: Statistics
     counters: Counters
+    epochs: Epochs
 
     def topic_counters(self, name: str) -> TopicCounters:
         """The counters of one topic; those of unknown topics are not kept."""

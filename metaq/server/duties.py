@@ -11,6 +11,7 @@ from metaq.errors import StoreError
 from metaq.server.context import Context
 from metaq.server.turn import Turns
 from metaq.store.files import Run
+from metaq.store.retiring import retire
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class Duties:
         self._rested_s = 0.0  # in the sweep that is being done
         self._busy = 0  # duties that are being done
         self._stopping = False
+        self.saves_tables = True
+        """False for a slave, which has those of its master."""
         self.keepers: list[Keeper] = []
         """Who needs records for longer than retention keeps them."""
         self._syncing: Any = None
@@ -139,7 +142,7 @@ class Duties:
         """Make the topic table durable when it has changed."""
         with self._saving_topics:
             self._store.check_healthy()
-            if self._topics.unsaved:
+            if self._topics.unsaved and self.saves_tables:
                 self._topics.save(self._store.disk, self._store.clock.now_ms(), self._run)
 
     def _save_changed_tables(self) -> None:
@@ -151,7 +154,7 @@ class Duties:
         """Make the table of groups durable when it has changed."""
         with self._saving_groups:
             self._store.check_healthy()
-            if self._groups.unsaved:
+            if self._groups.unsaved and self.saves_tables:
                 self._groups.save(self._store.disk, self._store.clock.now_ms(), self._run)
 
     def settle(self) -> None:
@@ -180,7 +183,7 @@ class Duties:
         with self._retiring:
             oldest = [keeper.oldest for keeper in self.keepers]
             needed = min((each for each in oldest if each is not None), default=None)
-            decision = self._store.retire(self._run, self.rest, at_any_hour=at_any_hour, needed_from=needed)
+            decision = retire(self._store, self._run, self.rest, at_any_hour=at_any_hour, needed_from=needed)
             if decision.due_before is not None:
                 for keeper in self.keepers:  # what they keep goes in the next round
                     keeper.keep(decision.due_before)

@@ -94,8 +94,10 @@ class Listener:
 class Front:
     """All listeners and sessions of a process. It is the ``Host`` of its sessions and the ``Door`` of new connections."""
 
-    def __init__(self, settings: Settings, loop: Any, tls: TlsContext | None) -> None:
-        """The handlers are filled in before ``start``."""
+    def __init__(
+        self, settings: Settings, loop: Any, tls: TlsContext | None, bound: Mapping[str, "Listener"] | None = None
+    ) -> None:
+        """The handlers are filled in before ``start``. ``bound`` are listeners by setting that were bound before."""
         self._settings = settings
         self._loop = loop
         self.tls = tls
@@ -103,7 +105,8 @@ class Front:
         self.unfinished_bytes = 0
         self.most_unfinished_bytes = MOST_UNFINISHED_BYTES
         self.handshake_timeout_s = min(settings.handshake_timeout_ms, settings.idle_timeout_ms) / 1000
-        self.listeners: list[Listener] = []
+        self._bound = dict(bound or {})
+        self.listeners: dict[str, Listener] = {}
         self.puts: PutsHandler = _no_puts
         self.transactional_puts: PutsHandler = _no_puts
         self.sends: SendsHandler = _no_sends
@@ -119,28 +122,33 @@ class Front:
 
     def bind(self, setting: str, value: str) -> Address:
         """Take the address that a setting names; the port is the real one."""
-        address = resolve(setting, value, allow_public=self._settings.allow_public)
-        listener = Listener(setting, address)
-        self.listeners.append(listener)
+        listener = self._bound.get(setting)
+        if listener is None:
+            listener = Listener(setting, resolve(setting, value, allow_public=self._settings.allow_public))
+        self.listeners[setting] = listener
         return listener.address
 
     def start(self) -> None:
         """Take connections."""
-        for listener in self.listeners:
+        for listener in self.listeners.values():
             listener.listen()
             watcher = self._loop.io(listener.socket.fileno(), READABLE)
             watcher.start(self._on_accept, listener, watcher)
             self._watchers.append(watcher)
 
-    def close_listeners(self) -> None:
-        """Take no more connections, and drop those that have not said anything."""
+    def release(self) -> Mapping[str, "Listener"]:
+        """Take no more connections, drop those that have not said anything, and leave the listeners to another front."""
         for watcher in self._watchers:
             watcher.close()
         self._watchers = []
-        for listener in self.listeners:
-            listener.socket.close()
         for opening in list(self._openings):
             opening.close()
+        return self.listeners
+
+    def close_listeners(self) -> None:
+        """Take no more connections, and drop those that have not said anything."""
+        for listener in self.release().values():
+            listener.socket.close()
 
     def close_idle(self) -> None:
         """Close connections that have been silent for too long and wait for nothing."""

@@ -24,6 +24,7 @@ from metaq.server.front import Address
 from metaq.server.handlers.identity import IdentityHandler
 from metaq.server.handlers.registry import RegistryHandler
 from metaq.server.outbound import Outbound
+from metaq.server.role import Role
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Registration:
     def __init__(
         self,
         settings: Settings,
+        role: Role,
         advertised: Address,
         topics: tables.TopicTable,
         identity: IdentityHandler,
@@ -67,7 +69,8 @@ class Registration:
         """``registry`` is the one in this process; without it, the settings name others."""
         host, port = advertised
         self._advertised = advertised
-        self._key = BrokerKey(settings.cluster_name, settings.broker_name, MASTER, written(advertised))
+        number = MASTER if role.is_master else settings.replica_number
+        self._key = BrokerKey(settings.cluster_name, settings.broker_name, number, written(advertised))
         self._ha_address = written((host, port + 1))
         self._topics = topics
         self._identity = identity

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from metaq.errors import MetaqError
-from metaq.message import Durability
 from metaq.protocol.commands import Command, Invalid, Put, Quit
 from metaq.protocol.replies import ERROR, OK, write_result
 from metaq.protocol.text import CommandReader
 from metaq.server.session import Host, Session, Stream
+from metaq.server.turn import Short
 
 
 class TextHandlers(Host, Protocol):
@@ -103,9 +103,8 @@ class TextOutcome:
     def refused(self, error: MetaqError, outcome: str) -> None:
         self._replace(error.status, lambda _: f"the message {outcome}: {error}")
 
-    def late(self) -> None:
-        text = "stored at {}, not yet " + Durability.DISK
-        self._replace(ERROR, text.format)
+    def late(self, short: Short) -> None:
+        self._replace(ERROR, lambda place: f"stored at {place}, not yet {short.level}")
 
     def _replace(self, code: int, text: Callable[[str], str]) -> None:
         self.replies = [replace_result(reply, code, text) for reply in self.replies]

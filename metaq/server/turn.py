@@ -1,7 +1,8 @@
 """One turn of the loop, and what waits for the disk.
 
 All puts of all connections that arrive in one turn are staged, then appended with one write at the turn's end. At MEMORY they
-are answered then. At DISK they are parked until a sync covers them: one sync releases every put before it (group commit).
+are answered then. At DISK they are parked until a sync covers them: one sync releases every put before it (group commit). At
+REPLICA they are parked until the replicas in sync hold them.
 """
 
 import logging
@@ -14,6 +15,8 @@ from gevent.hub import Hub
 
 from metaq.config import Settings
 from metaq.errors import MetaqError, Overloaded, StoreError
+from metaq.message import Durability
+from metaq.protocol.codes import Response
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.files import Run
 from metaq.store.messagestore import MessageStore
@@ -22,6 +25,25 @@ logger = logging.getLogger(__name__)
 
 NOT_STORED: Final = "was not stored"
 IN_DOUBT: Final = "may be stored or not"
+
+
+class Short(NamedTuple):
+    """What a put lacks that is stored, but not as durable as promised."""
+
+    code: Response
+    level: str
+    """Goes on after "stored at …, not yet"."""
+    lacks: str
+    """Goes on after "stored, but not"."""
+
+
+NOT_ON_DISK: Final = Short(Response.FLUSH_DISK_TIMEOUT, Durability.DISK, "yet on the disk")
+NOT_ON_REPLICAS: Final = Short(Response.FLUSH_SLAVE_TIMEOUT, Durability.REPLICA, "yet on all replicas in sync")
+TOO_FEW_REPLICAS: Final = Short(
+    Response.SLAVE_NOT_AVAILABLE,
+    f"{Durability.REPLICA}: too few replicas are in sync (min_in_sync)",
+    "on enough replicas: too few are in sync (min_in_sync)",
+)
 
 
 class Outcome(Protocol):
@@ -38,16 +60,30 @@ class Outcome(Protocol):
         """They failed; ``outcome``, NOT_STORED or IN_DOUBT, goes on after "the message"."""
         ...
 
-    def late(self) -> None:
+    def late(self, short: Short) -> None:
         """They are stored, but not as durable as promised within the time."""
         ...
 
 
+class Copies(Protocol):
+    """The log's copies on other replicas."""
+
+    @property
+    def held_end(self) -> int:
+        """Log offset before which enough replicas hold everything, this one included. It never goes back."""
+        ...
+
+    @property
+    def enough(self) -> bool:
+        """Whether enough replicas are in sync for that to move."""
+        ...
+
+
 class Parked(NamedTuple):
-    """An outcome that waits for the disk."""
+    """An outcome that waits for the disk or the replicas."""
 
     end: int
-    """Log offset that must be durable first."""
+    """Log offset before which everything must be safe first."""
     deadline: float
     outcome: Outcome
     failure: StoreError | None
@@ -66,8 +102,20 @@ class Turns:
         self._loop = hub.loop
         self._run = run
         self._wake = wake
-        self._at_disk = settings.durability.on_disk
-        self._sync_timeout = settings.sync_timeout_ms / 1000
+        self._on_disk = settings.durability.on_disk
+        self.waits = settings.durability is not Durability.MEMORY
+        """Outcomes wait for the disk or the replicas; else they are known at the end of their turn."""
+        self.copies: Copies | None = None
+        """Whose ``held_end`` puts and readers wait for, at REPLICA."""
+        self.grown: Callable[[], None] = _nobody
+        """Called when the log has grown, or more of it is durable."""
+        self._timeout = (
+            max(
+                settings.sync_timeout_ms if settings.durability.on_disk else 0,
+                settings.replica_timeout_ms if settings.durability.on_replicas else 0,
+            )
+            / 1000
+        )
         self._flush_messages = settings.flush_messages
         self._flush_interval = settings.flush_interval_ms / 1000
         self.max_waiting_bytes = settings.max_waiting_bytes
@@ -105,7 +153,7 @@ class Turns:
         """How long the oldest of them has been waiting."""
         if not self._parked:
             return 0
-        return round(1000 * (self._clock.monotonic() - self._parked[0].deadline + self._sync_timeout))
+        return round(1000 * (self._clock.monotonic() - self._parked[0].deadline + self._timeout))
 
     def staged(self, outcome: Outcome) -> None:
         """Take an outcome of this turn: its puts hold when the append at the end of the turn succeeds."""
@@ -125,28 +173,58 @@ class Turns:
             logger.error("append failed reason=%s", error)
             failure, readable = error, []
         end = store.log.end
-        deadline = self._clock.monotonic() + self._sync_timeout
+        deadline = self._clock.monotonic() + self._timeout
         for outcome in outcomes:
-            parked = Parked(end, deadline, outcome, failure)
-            if self._at_disk and (self._parked or end > store.durable_end):
-                self._parked.append(parked)
+            if self.waits and (self._parked or end > self._safe_end()):
+                self._parked.append(Parked(end, deadline, outcome, failure))
             else:
-                self._settle(parked)
-        if self._at_disk:
+                self._settle(outcome, failure)
+        if self._on_disk:
             if self._parked:
                 self._sync_due.set()
         elif store.messages_put - self._synced_messages >= self._flush_messages:
             self._sync_due.set()
         if readable:
             self._wake(readable)
+        self.grown()
+        if self.copies is not None:
+            self.release()
 
-    def _settle(self, parked: Parked) -> None:
-        """The promised level is reached."""
-        self.waiting_bytes -= parked.outcome.size
-        if parked.failure is not None:
-            parked.outcome.refused(parked.failure, NOT_STORED)
+    def _settle(self, outcome: Outcome, failure: StoreError | None) -> None:
+        """The promised level is reached, or nothing was stored."""
+        self.waiting_bytes -= outcome.size
+        if failure is not None:
+            outcome.refused(failure, NOT_STORED)
         else:
-            parked.outcome.stored()
+            outcome.stored()
+
+    # -- replicas -----------------------------------------------------------------------------------------------------
+
+    def _safe_end(self) -> int:
+        """Log offset before which everything is as safe as promised."""
+        return self._store.durable_end if self.copies is None else self.copies.held_end
+
+    def release(self) -> None:
+        """Answer what is as safe as promised; at REPLICA let readers see it, and answer what cannot become so."""
+        safe_end = self._safe_end()
+        while self._parked and self._parked[0].end <= safe_end:
+            parked = self._parked.popleft()
+            self._settle(parked.outcome, parked.failure)
+        if self._parked and self._on_disk and self._store.durable_end < self._parked[-1].end:
+            self._sync_due.set()
+        if self.copies is not None:
+            readable = self._store.publish(safe_end)
+            if readable:
+                self._wake(readable)
+            while self._parked and not self.copies.enough:
+                self._late(self._parked.popleft(), TOO_FEW_REPLICAS)
+
+    def abandon(self, error: MetaqError) -> None:
+        """Refuse everything that waits: nobody will ever know that it is safe."""
+        while self._parked:
+            outcome = self._parked.popleft().outcome
+            self.waiting_bytes -= outcome.size
+            outcome.refused(error, IN_DOUBT)
 
     # -- syncing ------------------------------------------------------------------------------------------------------
 
@@ -155,7 +233,7 @@ class Turns:
         store = self._store
         reported: StoreError | None = None
         while not self._stopping:
-            self._sync_due.wait(None if self._at_disk else self._flush_interval)
+            self._sync_due.wait(None if self._on_disk else self._flush_interval)
             self._sync_due.clear()
             self._synced_messages = store.messages_put
             started = self._clock.monotonic()
@@ -165,36 +243,28 @@ class Turns:
                 if error is not reported:  # the store raises it again for every turn that wants a sync
                     logger.critical("sync failed, the broker is read-only until it is restarted reason=%s", error)
                     reported = error
-                self._fail_parked(error)
+                self.abandon(error)
                 continue
             self._last_sync_ms = max(1, round((self._clock.monotonic() - started) * 1000))
-            self._release()
+            self.release()
             if readable:
                 self._wake(readable)
-
-    def _release(self) -> None:
-        durable = self._store.durable_end
-        while self._parked and self._parked[0].end <= durable:
-            self._settle(self._parked.popleft())
-        if self._parked:
-            self._sync_due.set()
-
-    def _fail_parked(self, error: StoreError) -> None:
-        while self._parked:
-            outcome = self._parked.popleft().outcome
-            self.waiting_bytes -= outcome.size
-            outcome.refused(error, IN_DOUBT)
+            self.grown()
 
     def expire(self) -> None:
         """Answer the puts that have waited too long: they are stored, but not yet as durable as asked."""
         now = self._clock.monotonic()
         while self._parked and self._parked[0].deadline <= now:
             parked = self._parked.popleft()
-            if parked.failure is not None:
-                self._settle(parked)
-            else:
-                self.waiting_bytes -= parked.outcome.size
-                parked.outcome.late()
+            on_disk = self._store.durable_end >= parked.end or not self._on_disk
+            self._late(parked, NOT_ON_REPLICAS if on_disk else NOT_ON_DISK)
+
+    def _late(self, parked: Parked, short: Short) -> None:
+        if parked.failure is not None:
+            self._settle(parked.outcome, parked.failure)
+        else:
+            self.waiting_bytes -= parked.outcome.size
+            parked.outcome.late(short)
 
     def stop(self) -> None:
         """Let the syncing greenlet end after what it is doing."""
@@ -203,3 +273,7 @@ class Turns:
 
     def nothing_parked(self) -> bool:
         return not self._parked and not self._outcomes
+
+
+def _nobody() -> None:
+    """Without slaves nobody waits for the log to grow."""

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from metaq.errors import MessageIllegal, MetaqError
 from metaq.protocol import properties
-from metaq.protocol.codes import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_TYPE, Response
+from metaq.protocol.codes import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_TYPE
 from metaq.protocol.keys import keys_of
 from metaq.protocol.record import TAGS, constant_middle, java_hash, record_tail
 from metaq.protocol.remoting import RemotingCommand
@@ -15,7 +15,7 @@ from metaq.protocol.textmessage import HEADER_SIZE_TEXT
 from metaq.server.context import Context
 from metaq.server.remoting import Answer, RemotingSession
 from metaq.server.tables import LEVELS, SCHEDULE_TOPIC
-from metaq.server.turn import Turns
+from metaq.server.turn import Short, Turns
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.together import Ready
 
@@ -122,8 +122,8 @@ class Owed:
     def refused(self, error: MetaqError, outcome: str) -> None:
         self._session.pay(self._request, Answer(error.code, remark=f"the message {outcome}: {error}"))
 
-    def late(self) -> None:
-        self._session.pay(self._request, self._answer._replace(code=self._answer.code or Response.FLUSH_DISK_TIMEOUT))
+    def late(self, short: Short) -> None:
+        self._session.pay(self._request, self._answer._replace(code=self._answer.code or short.code))
 
 
 def owe(turns: Turns, session: RemotingSession, request: RemotingCommand, answer: Answer, size: int) -> None:
@@ -147,7 +147,7 @@ class Noted:
     def refused(self, error: MetaqError, outcome: str) -> None:
         self._done(error)
 
-    def late(self) -> None:
+    def late(self, short: Short) -> None:
         self._done(None)
 
 

@@ -12,7 +12,7 @@ a write through a map into a hole on a full disk would kill the process. Reading
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -74,6 +74,10 @@ class _Group(NamedTuple):
     parts: list[bytes]
 
 
+def _no_fence() -> None:
+    """Where there is no other replica."""
+
+
 def segment_name(base: int) -> str:
     """20 decimal digits, so that names sort like numbers."""
     return f"{base:0{NAME_DIGITS}d}"
@@ -95,6 +99,8 @@ class CommitLog:
         self._hot_bytes = hot_bytes
         self.end = 0
         self.staged_end = 0
+        self.fence: Callable[[], None] = _no_fence
+        """Raises ``Fenced`` when another replica may be master by now."""
         self._written_from = 0  # what this process appended begins here: it needs no verification
         self._spare: Segment | None = None
         self._leftover: list[tuple[Segment, int, int]] = []  # segment, log offset and size of what a failed append wrote
@@ -218,6 +224,7 @@ class CommitLog:
         """Write what is staged. On failure nothing of it is in the log, and the error says whether one may go on."""
         groups = self._groups
         try:
+            self.fence()
             self._zero_leftover()
             for segment, start, parts in groups:
                 if parts:

@@ -139,7 +139,7 @@ def hide_from(store: MessageStore, log_offset: int) -> None:
         hidden.append((queue, queue.next, queue.text_end))
         position = queue.text_end
         for ordinal in range(count, queue.next):  # the first one that is intact knows where it begins
-            stored = store.reader.record(queue, ordinal, read_here)
+            stored = store.log.record_at(queue.unit(ordinal, read_here)[0])
             if stored is not None:
                 position = identity(stored.buffer[stored.at :]).text_position
                 break

@@ -1,4 +1,4 @@
-"""The store's face: put, append, sync, read, positions, checkpoints, retention.
+"""The store's face: put, append, sync, read, positions, checkpoints.
 
 One writer, which never gives up control between ``put`` and ``append``. Calls that may wait for the disk take a ``Run`` or a
 ``Read`` from the caller, who decides where the waiting is done; other calls of the store may happen meanwhile.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.clock import Clock, SystemClock
-from metaq.errors import DiskFailed, DiskFull, NotWritable, StoreError
+from metaq.errors import BrokerError, DiskFailed, DiskFull, Fenced, NotWritable, StoreError
 from metaq.message import Durability, TextPosition, TopicPartition
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
@@ -28,14 +28,13 @@ from metaq.protocol.textmessage import Stored, plain_overhead
 from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress, write_checkpoint, write_live
 from metaq.store.commitlog import CommitLog
 from metaq.store.consumequeue import WRITE_AT, ConsumeQueue, sync_together
-from metaq.store.disk import Disk, File, RealDisk, Usage
-from metaq.store.files import FileCache, Read, Rest, Run, go_on, read_through, run_here
+from metaq.store.disk import Disk, File, RealDisk
+from metaq.store.files import FileCache, Read, Rest, Run, go_on, run_here
 from metaq.store.indexfile import Entry
 from metaq.store.indexing import Indexing
 from metaq.store.keyindex import NO_INDEX, IndexMark, KeyIndex
 from metaq.store.query import query
 from metaq.store.reading import Reader
-from metaq.store.retention import Plan, plan
 from metaq.store.settings import StoreSettings
 from metaq.store.statistics import StoreStatistics
 
@@ -80,6 +79,8 @@ class MessageStore:
         self.durable_end = 0
         self.no_room: str | None = None
         """Why puts are refused for now, as retention last saw the disk."""
+        self.refusal: BrokerError | None = None
+        """Why this replica takes no messages but those of its master."""
         self.reserved_bytes = 0
         """Room on the disk that is promised to others than puts, which may have it when puts are refused."""
         self._behind: StoreError | None = None  # why pending units could not be written
@@ -96,9 +97,11 @@ class MessageStore:
         self._changed: dict[ConsumeQueue, None] = {}  # differ from the last durable checkpoint
         self._checkpointed: dict[tuple[str, int], Progress] = {}
         self._index_mark = NO_INDEX  # what the last durable checkpoint says of the key index
-        self._index_covered = ""  # the newest index file that its backup names
+        self.index_covered = ""
+        """The newest index file that the backup of the checkpoint names."""
         self._checkpoint_mark = -1
-        self._covered = -1  # both copies of the checkpoint cover the log up to here
+        self.covered = -1
+        """Both copies of the checkpoint cover the log up to here."""
         self._units_before = 0  # units in all queues when the store was opened
         self._live_mark = -1
         self._boot_id = self.disk.boot_id()
@@ -125,7 +128,7 @@ class MessageStore:
     @property
     def writable(self) -> bool:
         """Whether puts are taken now."""
-        return self.failure is None and self._behind is None and self.no_room is None
+        return self.failure is None and self._behind is None and self.no_room is None and self.refusal is None
 
     def check_healthy(self) -> None:
         """Raise why nothing more is written until the store is opened anew."""
@@ -135,6 +138,8 @@ class MessageStore:
     def check_writable(self) -> None:
         """Raise why a put would be refused now."""
         self.check_healthy()
+        if self.refusal is not None:
+            raise self.refusal
         if self._behind is not None:
             raise DiskFull(str(self._behind))
         if self.no_room is not None:
@@ -225,7 +230,7 @@ class MessageStore:
             for queue, ordinal, text_end, pending in touched:
                 queue.take_back(ordinal, text_end, pending)
             self._keyed.clear()
-            if not isinstance(error, DiskFull):
+            if not isinstance(error, (DiskFull, Fenced)):
                 self._fail(error)
             raise
         assert self.log.end > before
@@ -313,7 +318,7 @@ class MessageStore:
         assert self.settled
         live = Live(self.log.end, self._units_before + self.messages_put)
         behind, all_written = self._behind, True
-        for queue in self._in_slices(list(self._unwritten), rest):
+        for queue in self.in_slices(list(self._unwritten), rest):
             all_written &= self.write_units(queue)
         if not all_written:
             return
@@ -323,7 +328,7 @@ class MessageStore:
             write_live(self._live, self._boot_id, live)
             self._live_mark = live.mark
 
-    def _in_slices(self, queues: Iterable[ConsumeQueue], rest: Rest) -> Iterator[ConsumeQueue]:
+    def in_slices(self, queues: Iterable[ConsumeQueue], rest: Rest) -> Iterator[ConsumeQueue]:
         """The queues, one by one; others go on each time that the caller has worked for a while."""
         clock, slice_s = self.clock, self.settings.slice_ms / 1000
         began = clock.monotonic()
@@ -355,7 +360,7 @@ class MessageStore:
         """
         assert self.settled
         mark = self.log.end
-        unchanged = mark == self._covered and not self._changed and self.indexing.mark == self._index_mark
+        unchanged = mark == self.covered and not self._changed and self.indexing.mark == self._index_mark
         if self.failure is not None or unchanged:
             return
         changed, self._changed = self._changed, {}
@@ -363,12 +368,12 @@ class MessageStore:
         index = self.indexing.capture()
         progress = {}
         try:
-            for queue, end in zip(self._in_slices(list(changed), rest), ends, strict=True):
+            for queue, end in zip(self.in_slices(list(changed), rest), ends, strict=True):
                 queue.write()
                 progress[queue.topic, queue.partition] = Progress(*end)
             self.log.sync(min(self.durable_end, mark), run)
             many = len(changed) >= self.settings.sync_together
-            if not (many and self.lock is not None and sync_together(self._in_slices(changed, rest), self.lock, run)):
+            if not (many and self.lock is not None and sync_together(self.in_slices(changed, rest), self.lock, run)):
                 for queue in changed:
                     queue.sync(run)
             flushed = index is not None and self.indexing.flush(index, run)
@@ -382,8 +387,8 @@ class MessageStore:
                 self._fail(error)
             raise
         self._checkpointed = checkpointed
-        self._index_covered, self._index_mark = self._index_mark.file, index_mark
-        self._covered, self._checkpoint_mark = self._checkpoint_mark, mark
+        self.index_covered, self._index_mark = self._index_mark.file, index_mark
+        self.covered, self._checkpoint_mark = self._checkpoint_mark, mark
 
     def recovered(self, checkpointed: dict[tuple[str, int], Progress], index_mark: IndexMark, covered: int) -> None:
         """Go on from what recovery found.
@@ -393,7 +398,7 @@ class MessageStore:
         """
         self._checkpointed = checkpointed
         self._index_mark = index_mark
-        self._covered = covered
+        self.covered = covered
         self._units_before = sum(queue.next for queue in self.queues.values())
         for queue in self.queues.values():
             queue.live_from = queue.next
@@ -446,37 +451,7 @@ class MessageStore:
         """The readable record that begins at a log offset which a client names; ``None`` when none does."""
         return self.reader.at_offset(log_offset, read)
 
-    # -- retention ----------------------------------------------------------------------------------------------------
-
-    def retire(
-        self, run: Run = run_here, rest: Rest = go_on, *, at_any_hour: bool = False, needed_from: int | None = None
-    ) -> Plan:
-        """Delete what is due and look whether there is room to write. What lies at ``needed_from`` and behind stays.
-
-        A segment waits until the checkpoint and its backup cover all of it: they alone remember the ordinals and positions
-        of its messages when it is gone.
-        """
-        rules, now_ms = self.settings.retention, self.clock.now_ms()
-        used, available = self.disk.usage(self.directory)
-        usage = Usage(used + self.reserved_bytes, available - self.reserved_bytes)
-        decision = plan(self.log.ages(now_ms, read_through(run)), now_ms, usage, rules, at_any_hour=at_any_hour)
-        last = self.log.find(decision.delete[-1]) if decision.delete else None
-        deleted = []
-        for base in decision.delete:
-            segment = self.log.segments[0]
-            assert segment.base == base
-            if segment.end > self._covered or (needed_from is not None and segment.end > needed_from):
-                break
-            self.log.remove(segment, run)
-            deleted.append(base)
-        if deleted:
-            for queue in self._in_slices(list(self.queues.values()), rest):
-                # not ``first``: of what a deleted topic hides, records are left whose units must stay as long
-                queue.drop_before(self.reader.oldest(queue, queue.base, read_through(run)), run)
-                queue.cursors.clear()
-            self.indexing.index.drop_before(self.log.begin, self._index_covered, run)
-        self.no_room = decision.refuse
-        return Plan(deleted, decision.refuse, None if last is None else last.end)
+    # -- figures ------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> StoreStatistics:
         return StoreStatistics(

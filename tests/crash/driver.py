@@ -16,6 +16,7 @@ from metaq.store.files import read_here, run_here
 from metaq.store.messagestore import LOG
 from metaq.store.recovery import Recovery, open_store
 from metaq.store.retention import RetentionRules
+from metaq.store.retiring import retire
 from metaq.store.settings import StoreSettings
 from metaq.store.verify import repair, verify
 from tests.crash.model import KEYS, MARKS, Model, Put, compare, expect, random_message
@@ -200,9 +201,9 @@ class Driver:
             if free:
                 self.model.begin_allowed = self.store.log.segments[-1].base
                 self.disk.room = NEARLY_FULL
-                self.store.retire(self.run, self.rest)
+                retire(self.store, self.run, self.rest)
                 self.disk.room = EMPTY
-                self.store.retire(self.run, self.rest)
+                retire(self.store, self.run, self.rest)
 
     @contextmanager
     def _alone(self, duty: str) -> Iterator[bool]:

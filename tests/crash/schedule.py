@@ -25,6 +25,7 @@ from metaq.protocol.record import decode_properties, decode_record, host_bytes
 from metaq.store.files import Read, read_here, run_here
 from metaq.store.recovery import open_store
 from metaq.store.retention import RetentionRules
+from metaq.store.retiring import retire
 from metaq.store.settings import StoreSettings
 from metaq.tx.branches import Outcome, Room, Work, XaCode, XaError
 from metaq.tx.journal import Held
@@ -322,10 +323,10 @@ class Schedule:
         needed = self.tx.oldest
         self.disk.room = NEARLY_FULL
         try:
-            decision = self.store.retire(needed_from=needed)
+            decision = retire(self.store, needed_from=needed)
         finally:
             self.disk.room = EMPTY
-        self.store.retire()
+        retire(self.store)
         if decision.due_before is not None:
             self.keep(decision.due_before, read)
 

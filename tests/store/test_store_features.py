@@ -30,6 +30,7 @@ from metaq.store.files import read_cached, read_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery import open_store
 from metaq.store.retention import RetentionRules
+from metaq.store.retiring import retire
 from metaq.store.settings import StoreSettings
 from tests.support.faultydisk import DATA, FaultyDisk
 
@@ -181,7 +182,7 @@ def test_a_deleted_segment_goes_when_its_last_reader_does(folder: Path, store: M
     store.checkpoint()
     store.checkpoint()
     clock.advance(10)
-    assert store.retire().delete[0] == 0
+    assert retire(store).delete[0] == 0
     assert not path.exists()
     assert body == b"x" * 1000
     assert str(path) in Path("/proc/self/maps").read_text()
@@ -219,7 +220,7 @@ def test_queue_files_before_the_log_are_deleted(folder: Path, store: MessageStor
     store.checkpoint()
     store.checkpoint()
     clock.advance(10)
-    assert store.retire().delete
+    assert retire(store).delete
     first, position = store.first(store.queue("t", 0), read_here)
     assert first > 16 and position == first * 1020
     assert min(int(path.name) for path in (folder / "consumequeue" / "t" / "0").iterdir()) == first // 16 * 256

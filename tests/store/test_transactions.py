@@ -16,6 +16,7 @@ from metaq.protocol.record import decode_properties, decode_record, host_bytes
 from metaq.store.files import read_here, run_here
 from metaq.store.recovery import open_store
 from metaq.store.retention import RetentionRules
+from metaq.store.retiring import retire
 from metaq.store.settings import StoreSettings
 from metaq.tx.branches import Outcome, Room, XaCode, XaError
 from metaq.tx.journal import Held
@@ -103,7 +104,7 @@ class Folder:
         for _ in range(rounds):
             self.store.checkpoint()
             self.store.checkpoint()
-            decision = self.store.retire(at_any_hour=True, needed_from=self.tx.oldest)
+            decision = retire(self.store, at_any_hour=True, needed_from=self.tx.oldest)
             if decision.due_before is not None:
                 for step in self.tx.keep(decision.due_before, read_here):
                     self.turn(step)

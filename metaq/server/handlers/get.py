@@ -34,7 +34,7 @@ class GetHandler:
         self._store = context.store
         self._holds = holds
         self._loop = loop
-        self._id_base = context.store.epoch << EPOCH_SHIFT
+        self._epochs = context.epochs
         self.stopping = False
 
     # -- entry points -------------------------------------------------------------------------------------------------
@@ -116,11 +116,14 @@ class GetHandler:
         limit = min(get.max_size, self._context.settings.max_transfer_bytes)
         out: Answer = [b""]
         total = taken = 0
+        newest = self._epochs.current
+        id_base, since = newest.number << EPOCH_SHIFT, newest.start
         for stored in store.records(queue, ordinal, limit, read):
             if stored is None:
                 break
             kept = len(out)
-            size = encode_stored(stored, queue.overhead, self._id_base, out)
+            base = id_base if stored.log_offset >= since else self._epochs.number_at(stored.log_offset) << EPOCH_SHIFT
+            size = encode_stored(stored, queue.overhead, base, out)
             if total + size > limit and taken:
                 del out[kept:]
                 break

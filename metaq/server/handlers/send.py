@@ -34,7 +34,7 @@ from metaq.server.handlers.sendback import dead_letter, most_retries, report_dea
 from metaq.server.permissions import Action, allowed
 from metaq.server.remoting import Answer, RemotingSession
 from metaq.server.tables import DEFAULT_TOPIC, FORBIDDEN, HALF_TOPIC, RETRY_PREFIX, Topic
-from metaq.server.turn import Turns
+from metaq.server.turn import Short, Turns
 from metaq.server.writing import CLEARED, Draft, Placed, delayed, stage
 from metaq.store.consumequeue import ConsumeQueue
 
@@ -112,8 +112,8 @@ class SendOutcome:
     def stored(self) -> None:
         self._pay([sent.encode(Response.SUCCESS) for sent in self.sent])
 
-    def late(self) -> None:
-        self._pay([sent.encode(Response.FLUSH_DISK_TIMEOUT) for sent in self.sent])
+    def late(self, short: Short) -> None:
+        self._pay([sent.encode(short.code) for sent in self.sent])
 
     def refused(self, error: MetaqError, outcome: str) -> None:
         remark = f"the message {outcome}: {error}"

@@ -14,7 +14,7 @@ from metaq.server.handlers.put import PutHandler, checksum_mismatch
 from metaq.server.look import Looks, Question
 from metaq.server.permissions import Action, demand
 from metaq.server.textsession import TextSession, result
-from metaq.server.turn import NOT_STORED, Turns
+from metaq.server.turn import NOT_STORED, Short, Turns
 from metaq.server.writing import note
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.files import Read, Run, read_through
@@ -276,10 +276,10 @@ class _StepOutcome:
         code = self._step.refusal if outcome == NOT_STORED else XaCode.RMFAIL
         self._fail(f"the transaction {outcome}: {error}", code)
 
-    def late(self) -> None:
-        """It is in the log and cannot be taken back, but a power cut may."""
+    def late(self, short: Short) -> None:
+        """It is in the log and cannot be taken back, but a power cut or another master may."""
         self._step.succeeded()
-        self._fail("stored, but not yet on the disk; ask again, or let recover tell", XaCode.RMFAIL)
+        self._fail(f"stored, but not {short.lacks}; ask again, or let recover tell", XaCode.RMFAIL)
 
     def _fail(self, reason: str, code: XaCode | None) -> None:
         error = BrokerError(reason) if code is None or self._step.refusal is None else XaError(code, reason)

@@ -38,7 +38,7 @@ from metaq.server.later import Later
 from metaq.server.permissions import Action, demand
 from metaq.server.remoting import DONE, Answer, RemotingSession
 from metaq.server.tables import HALF_TOPIC
-from metaq.server.turn import Turns
+from metaq.server.turn import Short, Turns
 from metaq.store.files import Read, Run, read_through
 from metaq.tx.branches import Outcome, Room, Work, XaCode, XaError
 from metaq.tx.halves import Fate, Halves, origin_of
@@ -288,9 +288,9 @@ class _Settled:
         self._answer = Answer(error.code, remark=f"the decision {outcome}: {error}")
         self._known.set()
 
-    def late(self) -> None:
+    def late(self, short: Short) -> None:
         self._step.succeeded()
-        self._answer = Answer(Response.FLUSH_DISK_TIMEOUT, remark="the decision is stored, but not yet on the disk")
+        self._answer = Answer(short.code, remark=f"the decision is stored, but not {short.lacks}")
         self._known.set()
 
 

@@ -1,0 +1,84 @@
+"""How a broker's replicas stand, and operators' orders: 30020 and 30021.
+
+Bodies are JSON::
+
+    30020  →  {"role":"master","replica":1,"epoch":4,"begin":0,"end":90210,"durable_end":90210,"readable_end":90100,
+               "in_sync":[1,2],"min_in_sync":2,"master":"","problem":null,
+               "slaves":[{"replica":2,"address":"10.0.0.2:41234","text":"10.0.0.2:8123","held_end":90210,"lag_bytes":0,
+                          "lag_ms":0,"in_sync":true}]}
+    30021  header role (master or slave), master (for a slave: HOST:PORT)
+"""
+
+from typing import Any, Protocol
+
+import orjson
+
+from metaq.config import Settings
+from metaq.errors import BadRequest
+from metaq.protocol.codes import Request
+from metaq.protocol.remoting import RemotingCommand
+from metaq.server.broker import Broker
+from metaq.server.front import RequestHandler
+from metaq.server.remoting import Answer, RemotingSession
+from metaq.server.sides import MasterSide, SlaveSide
+
+
+class Orders(Protocol):
+    """What an operator can have a replica do."""
+
+    broker: Broker
+    side: MasterSide | SlaveSide
+    settings: Settings
+
+    @property
+    def role_name(self) -> str: ...
+
+    def promote(self) -> None: ...
+
+    def demote(self, master: str) -> None: ...
+
+
+class ReplicaHandler:
+    """Answers operators."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+
+    def requests(self) -> dict[int, RequestHandler]:
+        """Code → method."""
+        return {Request.REPLICA_STATUS: self.status, Request.CHANGE_ROLE: self.change_role}
+
+    def status(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """30020."""
+        return Answer(body=(orjson.dumps(standing(self._orders)),))
+
+    def change_role(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """30021: the answer comes before the role has changed."""
+        role = request.fields.get("role")
+        if role == "master":
+            self._orders.promote()
+        elif role == "slave":
+            self._orders.demote(request.fields.get("master", ""))
+        else:
+            raise BadRequest(f"the role {role!r} is neither master nor slave")
+        return Answer()
+
+
+def standing(orders: Orders) -> dict[str, Any]:
+    """How a replica stands, with its slaves or its master."""
+    store, side, settings = orders.broker.store, orders.side, orders.settings
+    common: dict[str, Any] = {
+        "role": orders.role_name,
+        "replica": settings.replica_number,
+        "epoch": orders.broker.epochs.current.number,
+        "begin": store.log.begin,
+        "end": store.log.end,
+        "durable_end": store.durable_end,
+        "readable_end": side.readable_end,
+        "min_in_sync": settings.min_in_sync,
+    }
+    if isinstance(side, MasterSide):
+        slaves = [slave._asdict() for slave in side.in_sync.standings()]
+        return {**common, "in_sync": sorted(side.in_sync.members), "slaves": slaves, "master": "", "problem": None}
+    seen = side.seen
+    return {**common, "in_sync": sorted(seen.in_sync), "slaves": [], "master": seen.address, "problem": seen.problem}

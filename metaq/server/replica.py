@@ -1,0 +1,212 @@
+"""One replica of a broker: a ``Broker`` that is closed and opened anew each time that its role changes.
+
+Everything but the log and a few tables is derived from these when a store is opened, so whoever opens it as master goes on
+where the last master was, and a slave whose log was cut has forgotten what was cut. The addresses stay bound meanwhile, and
+clients connect again.
+
+``config/replica.json`` remembers what an operator has made of this replica, and how far readers could see::
+
+    {"crc32c":"…","role":"slave","master":"10.0.0.1:10912","readable_end":81233}
+"""
+
+import logging
+from typing import Any, Final, NamedTuple
+
+import gevent
+from gevent import socket
+from gevent.event import Event
+
+from metaq.config import Settings
+from metaq.errors import BadRequest, ConfigError, NotMaster
+from metaq.replication.follower import Address
+from metaq.replication.frames import encode_control
+from metaq.replication.insync import of_nobody
+from metaq.server.broker import Broker
+from metaq.server.front import Listener, resolve
+from metaq.server.handlers.replica import ReplicaHandler
+from metaq.server.registration import parse_address, written
+from metaq.server.role import Role
+from metaq.server.sides import MasterSide, SlaveSide
+from metaq.server.tables import FOLDER
+from metaq.store.disk import RealDisk
+from metaq.store.documents import read_document, write_document
+
+logger = logging.getLogger(__name__)
+
+KEPT: Final = "replica.json"
+KEEP_S: Final = 1.0
+NEXT_EPOCH: Final = 1
+"""Of a master that nobody elects: the one after its log's newest."""
+
+
+class Kept(NamedTuple):
+    """What is remembered from one process to the next."""
+
+    role: str
+    """What an operator has made of it: ``master``, ``slave``; empty: what the settings say."""
+    master: str
+    """Of a slave that an operator has made one: its master's ``replication_listen``; empty: as the settings say."""
+    readable_end: int
+
+
+class Replica:
+    """The ``Server`` of a broker that has replicas."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Bind the addresses and open the store."""
+        self.settings = settings
+        self._disk = RealDisk()
+        self._path = settings.data / FOLDER / KEPT
+        self._kept = self._load()
+        address = resolve("replication_listen", settings.replication_listen, allow_public=settings.allow_public)
+        listener = Listener("replication_listen", address)
+        self.address: Address = listener.address
+        """Where slaves connect."""
+        self._listener = socket.socket(fileno=listener.socket.detach())
+        self.side: MasterSide | SlaveSide
+        self.broker = self._open(self._first_role(), None)
+        self._wanted: Role | None = None
+        self._changing = Event()
+        self._greenlets: list[Any] = []
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> str:
+        """The line that says where it serves."""
+        first, _, rest = self.broker.ready.partition(" data=")
+        return f"{first} replication={written(self.address)} role={self.role_name} data={rest}"
+
+    @property
+    def role_name(self) -> str:
+        return "master" if self.broker.role.is_master else "slave"
+
+    def start(self) -> None:
+        self._listener.listen()
+        self._start_broker()
+        self._greenlets = [gevent.spawn(self._accept_forever), gevent.spawn(self._change_forever)]
+
+    def _start_broker(self) -> None:
+        self.broker.every(KEEP_S, self._keep)
+        self.side.start()
+        self.broker.start()
+        logger.info("serving role=%s epoch=%d", self.role_name, self.broker.epochs.current.number)
+
+    def stop(self) -> None:
+        gevent.killall(self._greenlets)
+        self._listener.close()
+        self._keep()
+        self.side.stop()
+        self.broker.stop()
+
+    # -- roles --------------------------------------------------------------------------------------------------------
+
+    def _first_role(self) -> Role:
+        role = self._kept.role or self.settings.role
+        return Role(role == "master", NEXT_EPOCH if role == "master" else 0, self._kept.readable_end)
+
+    def _open(self, role: Role, bound: Any) -> Broker:
+        broker = Broker(self.settings, role=role, bound=bound)
+        if role.is_master:
+            self.side = MasterSide(broker, self.settings, of_nobody)
+        else:
+            self.side = SlaveSide(broker, self.settings, self._find_master, self._reopen)
+        broker.add_family(ReplicaHandler(self))
+        return broker
+
+    def _find_master(self) -> Address | None:
+        where = self._kept.master or self.settings.master
+        return parse_address("master", where) if where else None
+
+    def _reopen(self) -> None:
+        """The slave's log is to be replaced."""
+        self._change(Role(is_master=False))
+
+    def _change(self, role: Role) -> None:
+        self._wanted = role
+        self._changing.set()
+
+    def _change_forever(self) -> None:
+        while True:
+            self._changing.wait()
+            self._changing.clear()
+            role, self._wanted = self._wanted, None
+            if role is not None:
+                self._change_now(role._replace(readable_end=self.side.readable_end))
+
+    def _change_now(self, role: Role) -> None:
+        """Close the broker, and open it in its new role."""
+        logger.info("role changes from=%s to=%s", self.role_name, "master" if role.is_master else "slave")
+        self.broker.store.refusal = NotMaster("the role of this replica changes; try again")
+        self.broker.turns.abandon(self.broker.store.refusal)
+        self.side.stop()
+        self._kept = self._kept._replace(readable_end=role.readable_end)
+        bound = self.broker.give_up()
+        self.broker = self._open(role, bound)
+        self._start_broker()
+
+    def promote(self) -> None:
+        """Become master, by an operator's order."""
+        self._check_ordered()
+        if self.broker.role.is_master:
+            raise BadRequest("this replica is the master already")
+        self._keep(role="master", master="")
+        self._change(Role(is_master=True, epoch=NEXT_EPOCH))
+
+    def demote(self, master: str) -> None:
+        """Become the slave of the master at an address, by an operator's order."""
+        self._check_ordered()
+        try:
+            parse_address("master", master)
+        except ConfigError as error:
+            raise BadRequest(str(error)) from error
+        self._keep(role="slave", master=master)
+        self._change(Role(is_master=False))
+
+    def _check_ordered(self) -> None:
+        if self.settings.role == "elected":
+            raise BadRequest("this replica's role is elected through ZooKeeper; hand over instead")
+
+    # -- remembering --------------------------------------------------------------------------------------------------
+
+    def _load(self) -> Kept:
+        content, problems = read_document(self._disk, self._path)
+        for problem in problems:
+            logger.error("what this replica was is not known, the settings say it problem=%s", problem)
+        if content is None:
+            return Kept("", "", 0)
+        return Kept(content["role"], content["master"], content["readable_end"])
+
+    def _keep(self, **changes: Any) -> None:
+        kept = self._kept._replace(readable_end=self.side.readable_end, **changes)
+        if kept != self._kept:
+            self._disk.make_directories(self._path.parent)
+            write_document(self._disk, self._path, kept._asdict())
+            self._kept = kept
+
+    # -- slaves that connect ------------------------------------------------------------------------------------------
+
+    def _accept_forever(self) -> None:
+        while True:
+            try:
+                connection, address = self._listener.accept()
+            except OSError as error:
+                logger.error("cannot accept slaves, pausing reason=%s", error)
+                gevent.sleep(1.0)
+                continue
+            self._take(connection, f"{address[0]}:{address[1]}")
+
+    def _take(self, connection: socket.socket, address: str) -> None:
+        if isinstance(self.side, MasterSide):
+            self.side.feeder.serve(connection, address)
+            return
+        gevent.spawn(_turn_away, connection, self.broker.store.log.end)
+
+
+def _turn_away(connection: socket.socket, log_end: int) -> None:
+    try:
+        connection.sendall(encode_control(log_end, {"refused": "this replica is a slave itself"}))
+    except OSError as error:
+        logger.debug("cannot tell a slave that this is no master reason=%s", error)
+    finally:
+        connection.close()

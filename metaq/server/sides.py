@@ -1,0 +1,104 @@
+"""What a broker does as the master of its slaves, and what as a slave of its master."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from metaq.config import Settings
+from metaq.replication.documents import Documents
+from metaq.replication.feeder import Feeder, Identity
+from metaq.replication.follower import Address, Follower, Seen
+from metaq.replication.insync import Agree, InSync
+from metaq.server.broker import Broker
+from metaq.server.registration import written
+from metaq.server.tables import FOLDER
+
+
+def identity_of(settings: Settings) -> Identity:
+    """The replica that the settings describe."""
+    return Identity(settings.cluster_name, settings.broker_name, settings.broker_number, settings.replica_number)
+
+
+class MasterSide:
+    """Feeds slaves, and knows how far the log is safe: the ``Ends`` of the broker's turns."""
+
+    def __init__(self, broker: Broker, settings: Settings, agree: Agree) -> None:
+        self._broker = broker
+        self._store = store = broker.store
+        self._on_disk = settings.durability.on_disk
+        self._waits = settings.durability.on_replicas
+        self.in_sync = InSync(
+            *(settings.replica_number, settings.min_in_sync, settings.replica_lag_ms / 1000, store.clock.monotonic),
+            *(self._own_end, agree, self._progress),
+        )
+        folder = settings.data / FOLDER
+        self.feeder = Feeder(
+            *(store, broker.epochs, self.in_sync, identity_of(settings), self),
+            *(lambda: Documents(folder, store.disk), broker.run),
+        )
+        broker.turns.grown = self.feeder.wake
+        if self._waits:
+            broker.turns.copies = self.in_sync
+
+    def start(self) -> None:
+        self.feeder.start()
+
+    def stop(self) -> None:
+        self.feeder.stop()
+
+    @property
+    def readable_end(self) -> int:
+        """Log offset before which readers may see everything."""
+        return self.in_sync.held_end if self._waits else self._own_end()
+
+    def _own_end(self) -> int:
+        return self._store.durable_end if self._on_disk else self._store.log.end
+
+    def _progress(self) -> None:
+        """Replicas hold more, or others are in sync."""
+        if self._waits:
+            self._broker.turns.release()
+        self.feeder.wake()
+
+
+class SlaveSide:
+    """Follows the master, and keeps of the log what that keeps: a ``Keeper``."""
+
+    def __init__(
+        self, broker: Broker, settings: Settings, find_master: Callable[[], Address | None], replaced: Callable[[], None]
+    ) -> None:
+        self._broker = broker
+        folder: Path = settings.data / FOLDER
+        self.follower = Follower(
+            *(broker.store, broker.epochs, identity_of(settings), written(broker.addresses.text)),
+            find_master=find_master,
+            folder=folder,
+            run=broker.run,
+            told=lambda: None,
+            published=lambda queues: broker.holds.wake(list(queues)),
+            replaced=replaced,
+        )
+        broker.turns.waits = False  # what it refuses it answers at once
+        broker.keep(self)
+
+    def start(self) -> None:
+        self.follower.start()
+
+    def stop(self) -> None:
+        self.follower.stop()
+
+    @property
+    def seen(self) -> Seen:
+        return self.follower.seen
+
+    @property
+    def readable_end(self) -> int:
+        """Log offset before which readers may see everything, as far as this slave has it."""
+        return min(self.follower.seen.readable_end, self._broker.store.log.end)
+
+    @property
+    def oldest(self) -> int | None:
+        """Where the master's log begins: what it keeps, its slaves keep."""
+        return self.follower.seen.begin
+
+    def keep(self, before: int) -> None:
+        """The master writes again what is needed for longer."""

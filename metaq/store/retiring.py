@@ -1,0 +1,42 @@
+"""Deleting what is due: segments of the log, and what is derived from them."""
+
+from metaq.store.disk import Usage
+from metaq.store.files import Rest, Run, go_on, read_through, run_here
+from metaq.store.messagestore import MessageStore
+from metaq.store.retention import Plan, plan
+
+
+def retire(
+    store: MessageStore,
+    run: Run = run_here,
+    rest: Rest = go_on,
+    *,
+    at_any_hour: bool = False,
+    needed_from: int | None = None,
+) -> Plan:
+    """Delete what is due and look whether there is room to write. What lies at ``needed_from`` and behind stays.
+
+    A segment waits until the checkpoint and its backup cover all of it: they alone remember the ordinals and positions of its
+    messages when it is gone.
+    """
+    log, now_ms, read = store.log, store.clock.now_ms(), read_through(run)
+    used, available = store.disk.usage(store.directory)
+    usage = Usage(used + store.reserved_bytes, available - store.reserved_bytes)
+    decision = plan(log.ages(now_ms, read), now_ms, usage, store.settings.retention, at_any_hour=at_any_hour)
+    last = log.find(decision.delete[-1]) if decision.delete else None
+    deleted = []
+    for base in decision.delete:
+        segment = log.segments[0]
+        assert segment.base == base
+        if segment.end > store.covered or (needed_from is not None and segment.end > needed_from):
+            break
+        log.remove(segment, run)
+        deleted.append(base)
+    if deleted:
+        for queue in store.in_slices(list(store.queues.values()), rest):
+            # not ``first``: of what a deleted topic hides, records are left whose units must stay as long
+            queue.drop_before(store.reader.oldest(queue, queue.base, read), run)
+            queue.cursors.clear()
+        store.indexing.index.drop_before(log.begin, store.index_covered, run)
+    store.no_room = decision.refuse
+    return Plan(deleted, decision.refuse, None if last is None else last.end)
