@@ -227,7 +227,8 @@ class Broker:
     def _begin_epoch(self) -> Epochs:
         epochs, store = Epochs(self.store), self.store
         if self.role.epoch:
-            epochs.begin(self.role.epoch, self._settings.replica_number)
+            number = max(self.role.epoch, epochs.current.number + 1)  # the log may know later ones than an operator
+            epochs.begin(number, self._settings.replica_number)
             store.append()
             if store.settings.durability.on_disk:
                 store.sync()
