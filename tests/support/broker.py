@@ -19,7 +19,8 @@ SOCKET_TIMEOUT_S: Final = 30.0
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
 """Unless a test says otherwise: the usual 1 GiB, twice a broker, would soon fill a disk."""
 _READY: Final = re.compile(
-    r"^metaq (?:registry )?ready listen=(\S+):(\d+)(?: remoting=\S+)?(?: registry=(\S+:\d+))? data=.* pid=\d+(?: .*)?\n",
+    r"^metaq (?:registry )?ready listen=(\S+):(\d+)(?: remoting=\S+)?(?: registry=(\S+:\d+))?"
+    r"(?: replication=(\S+:\d+) role=\w+)? data=.* pid=\d+(?: .*)?\n",
     re.MULTILINE,
 )
 
@@ -40,8 +41,9 @@ def wait_until(condition: Callable[[], bool], deadline_s: float, what: str) -> N
 class BrokerProcess:
     """``metaq serve`` over the folder ``data``, from entering the ``with`` block until leaving it.
 
-    ``host``, ``port`` and ``pid`` are those of the running process, ``registry`` is HOST:PORT of its embedded registry.
-    Standard output and error go to files beside ``data``, of which ``log`` is the second; every start appends to them.
+    ``host``, ``port`` and ``pid`` are those of the running process, ``registry`` is HOST:PORT of its embedded registry,
+    ``replication`` where slaves connect; both empty without. Standard output and error go to files beside ``data``, of which
+    ``log`` is the second; every start appends to them.
     """
 
     program: ClassVar[tuple[str, ...]] = ("-m", "metaq", "serve")
@@ -54,6 +56,7 @@ class BrokerProcess:
         self.host = ""
         self.port = 0
         self.registry = ""
+        self.replication = ""
         self.pid = 0
         self.log = data.with_name(f"{data.name}.stderr")
         self._listen = listen
@@ -116,7 +119,8 @@ class BrokerProcess:
     def _read_ready_line(self) -> bool:
         ready = _READY.search(self._output.read_bytes()[self._output_before :].decode())
         if ready is not None:
-            self.host, self.port, self.registry = ready[1].strip("[]"), int(ready[2]), ready[3] or ""
+            self.host, self.port = ready[1].strip("[]"), int(ready[2])
+            self.registry, self.replication = ready[3] or "", ready[4] or ""
         return ready is not None
 
     def _started(self) -> subprocess.Popen[bytes]:
