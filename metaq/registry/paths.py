@@ -148,6 +148,8 @@ class BrokerNode(NamedTuple):
     """Where slaves connect."""
     number: int
     """0 for a master, otherwise the replica's number."""
+    permission: int
+    """What the broker as a whole allows: a sum of ``READ`` and ``WRITE``."""
     version: DataVersion
     """Of its table of topics: another one, and there is something to ask it for."""
 
@@ -156,9 +158,25 @@ class BrokerNode(NamedTuple):
         return json.dumps({**self._asdict(), "version": version}, separators=(",", ":")).encode()
 
 
-def broker_node(cluster: str, name: str, replica_number: int) -> str:
-    """The path of a ``BrokerNode``."""
-    return f"{BROKERS}/{cluster}/{name}/{replica_number}"
+class Member(NamedTuple):
+    """A replica of one of our brokers, by name."""
+
+    cluster: str
+    broker_name: str
+    replica_number: int
+
+    @property
+    def path(self) -> str:
+        """Of its ``BrokerNode``."""
+        return f"{BROKERS}/{self.cluster}/{self.broker_name}/{self.replica_number}"
+
+
+def parse_member(path: str) -> Member:
+    """The inverse of ``Member.path``; ``BadRequest``."""
+    parts = path.removeprefix(f"{BROKERS}/").split("/")
+    if len(parts) != 3 or not parts[2].isdecimal():
+        raise BadRequest(f"{path} is no path of a broker")
+    return Member(parts[0], parts[1], int(parts[2]))
 
 
 def decode_broker_node(data: bytes) -> BrokerNode:
@@ -168,8 +186,7 @@ def decode_broker_node(data: bytes) -> BrokerNode:
         timestamp, counter = row["version"]
         version = DataVersion(int(timestamp), int(counter))
         texts = {key: None if row[key] is None else str(row[key]) for key in ("registry", "replication")}
-        return BrokerNode(
-            str(row["remoting"]), texts["registry"], str(row["text"]), texts["replication"], int(row["number"]), version
-        )
+        numbers = int(row["number"]), int(row["permission"])
+        return BrokerNode(str(row["remoting"]), texts["registry"], str(row["text"]), texts["replication"], *numbers, version)
     except (ValueError, TypeError, LookupError) as error:
         raise BadRequest(f"a broker's node in ZooKeeper cannot be read: {data[:80]!r}") from error

@@ -45,6 +45,13 @@ LAST_RETRY_S: Final = 1.0
 STOP_S: Final = 3.0
 
 
+def greenlets() -> Any:
+    """What decides for greenlets where the default decides for threads (``make_handler``)."""
+    from kazoo.handlers.gevent import SequentialGeventHandler  # noqa: PLC0415 - clients need no gevent
+
+    return SequentialGeventHandler()
+
+
 class Node(NamedTuple):
     """What stands at a path; the version rises with each change."""
 

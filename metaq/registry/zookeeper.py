@@ -59,8 +59,10 @@ class ZooKeeper(Session):
         super().__init__(*arguments)
         self._guard = self._tasks.lock_object()  # guards the tables that follow; nothing blocks under it
         self._kept: dict[str, _Kept] = {}
-        self._watched: list[_Watched] = []
+        self._watched: dict[_Watched, None] = {}  # in their order
         self._dropped: set[str] = set()
+        self.connected_at = 0.0
+        """The reading of the monotonic clock when the connection was made, the last time."""
 
     def start(self) -> None:
         """Connect, for as long as it takes, and keep what is to be kept; returns at once."""
@@ -113,14 +115,22 @@ class ZooKeeper(Session):
             kept = self._kept.get(path)
         return kept is not None and kept.session is not None and kept.session == self.session
 
-    def watch(self, path: str, changed: Callable[[], None]) -> None:
+    def watch(self, path: str, changed: Callable[[], None]) -> Callable[[], None]:
         """Have ``changed`` called soon, and after every change of the node at ``path``, of its existence or its children, and
-        after every reconnection. The keeper calls it, once for several changes; it may make requests, and has to be quick."""
+        after every reconnection, until the function that is returned is called.
+
+        The keeper calls it, once for several changes; it may make requests, and has to be quick.
+        """
         watched = _Watched(path, changed)
         watched.seen = partial(self._note, watched)
         with self._guard:
-            self._watched.append(watched)
+            self._watched[watched] = None
         self._wake.set()
+        return partial(self._unwatch, watched)
+
+    def _unwatch(self, watched: _Watched) -> None:
+        with self._guard:
+            self._watched.pop(watched, None)
 
     def _note(self, entry: _Kept | _Watched, _: object = None) -> None:
         """Called by kazoo too, where nothing may block: have the keeper look."""
@@ -151,6 +161,7 @@ class ZooKeeper(Session):
         if not self._was_connected:
             self._was_connected = True
             logger.info("zookeeper connected hosts=%s session=%#x", self.hosts, session)
+            self.connected_at = self._clock.monotonic()
             self._unsettle()
         with self._guard:
             dropped, kept, watched = list(self._dropped), list(self._kept.values()), list(self._watched)

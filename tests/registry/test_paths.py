@@ -14,13 +14,14 @@ from metaq.registry.paths import (
     TOPICS_TO_SUBSCRIBE,
     BrokerNode,
     Layout,
+    Member,
     Replica,
-    broker_node,
     decode_address,
     decode_broker_node,
     decode_offset,
     encode_address,
     encode_partitions,
+    parse_member,
     parse_partition,
     parse_replica,
 )
@@ -91,14 +92,17 @@ def test_addresses(host: str) -> None:
 
 def test_our_own_node() -> None:
     """MY-016: what a broker says of itself; a later version may say more."""
-    assert broker_node("DefaultCluster", "metaq", 1) == "/metaq/brokers/DefaultCluster/metaq/1"
-    node = BrokerNode("10.0.0.1:10911", None, "10.0.0.1:8123", "10.0.0.1:10912", 0, DataVersion(1_400_000_000_000, 7))
+    member = Member("DefaultCluster", "metaq", 1)
+    assert member.path == "/metaq/brokers/DefaultCluster/metaq/1"
+    assert parse_member(member.path) == member
+    node = BrokerNode("10.0.0.1:10911", None, "10.0.0.1:8123", "10.0.0.1:10912", 0, 6, DataVersion(1_400_000_000_000, 7))
     assert json.loads(node.encode()) == {
         "remoting": "10.0.0.1:10911",
         "registry": None,
         "text": "10.0.0.1:8123",
         "replication": "10.0.0.1:10912",
         "number": 0,
+        "permission": 6,
         "version": [1_400_000_000_000, 7],
     }
     assert decode_broker_node(node.encode()) == node
@@ -114,5 +118,7 @@ def test_garbage_is_refused(data: bytes) -> None:
         decode_address(data)
     with pytest.raises(BadRequest):
         decode_offset(data)
+    with pytest.raises(BadRequest):
+        parse_member(data.decode(errors="replace"))
     with pytest.raises(BadRequest):
         parse_partition(data.decode(errors="replace"))

@@ -120,8 +120,9 @@ class ZooKeeperProcess:
 
     @contextmanager
     def client(self, session_s: float = 10.0) -> Iterator[KazooClient]:
-        """A connected client that is not ours, to look with."""
-        client = KazooClient(self.address, timeout=session_s)
+        """A connected client that is not ours, to look with; what is called by its ``retry`` waits out a restart."""
+        retry = {"max_tries": -1, "max_delay": 0.5}
+        client = KazooClient(self.address, timeout=session_s, connection_retry=dict(retry), command_retry=dict(retry))
         try:
             client.start(timeout=30)
             yield client

@@ -1,0 +1,309 @@
+"""How a broker makes itself known through ZooKeeper, and what its own registry learns there of the other brokers.
+
+MetaQ's clients find the nodes of ``metaq.registry.paths``. RocketMQ's clients, and ours, ask the registry of any broker: each
+broker has a node of its own, and whoever sees that its version has changed asks it for its topics (code 21), as if it had
+registered.
+"""
+
+import logging
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+
+import gevent
+from gevent.event import Event
+
+from metaq.clock import Clock
+from metaq.config import Settings
+from metaq.errors import BadRequest, ConfigError, MetaqError
+from metaq.protocol.codes import INHERIT, READ, WRITE, Request
+from metaq.protocol.routes import DataVersion, TopicTable, decode_topic_table
+from metaq.registry.members import Members
+from metaq.registry.paths import (
+    TOPICS,
+    TOPICS_TO_PUBLISH,
+    TOPICS_TO_SUBSCRIBE,
+    BrokerNode,
+    Layout,
+    Member,
+    Replica,
+    decode_broker_node,
+    encode_address,
+    encode_partitions,
+)
+from metaq.registry.routes import MASTER, BrokerKey
+from metaq.registry.session import Set, greenlets
+from metaq.registry.zookeeper import ZooKeeper
+from metaq.server.front import Address
+from metaq.server.handlers.registry import RegistryHandler
+from metaq.server.outbound import Outbound
+from metaq.server.pool import run_in_pool
+from metaq.server.registration import parse_address, written
+from metaq.server.tables import DEAD_PREFIX, RETRY_PREFIX, Topic
+from metaq.server.tables import TopicTable as Topics
+
+logger = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S: Final = 3.0
+LOOK_S: Final = 1.0
+"""Pause before a broker that did not answer is asked again, and between looks for those whose time has run out."""
+
+
+def open_session(settings: Settings, clock: Clock) -> ZooKeeper:
+    """The session that the settings ask for, not started. ``ConfigError``."""
+    try:
+        return ZooKeeper(settings.zookeeper, settings.zookeeper_session_ms, clock, greenlets, run_in_pool)
+    except BadRequest as error:
+        raise ConfigError(f"zookeeper: {error}") from error
+
+
+class Listening(Protocol):
+    """The addresses that a broker is bound to, and the one that clients are told."""
+
+    @property
+    def text(self) -> Address: ...
+
+    @property
+    def registry(self) -> Address | None: ...
+
+    @property
+    def advertised(self) -> Address: ...
+
+
+class Places(NamedTuple):
+    """Where others reach this broker, by HOST:PORT as they are told."""
+
+    remoting: str
+    registry: str | None
+    text: Address
+    replication: str | None
+
+
+def places_of(listening: Listening, settings: Settings) -> Places:
+    """All under the host that is advertised, with the ports of their own."""
+    host, _ = listening.advertised
+    _, _, port = settings.replication_listen.rpartition(":")
+    return Places(
+        written(listening.advertised),
+        None if listening.registry is None else written((host, listening.registry[1])),
+        (host, listening.text[1]),
+        written((host, int(port))) if port.isdecimal() and int(port) else None,
+    )
+
+
+class InZooKeeper:
+    """A broker's session with ZooKeeper, and all that it does there."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        listening: Listening,
+        topics: Topics,
+        registry: RegistryHandler | None,
+        clock: Clock,
+        *,
+        is_master: bool,
+    ) -> None:
+        """``registry`` is to know the other brokers. ``ConfigError``."""
+        self.zookeeper = open_session(settings, clock)
+        places = places_of(listening, settings)
+        self._own = OwnNodes(self.zookeeper, settings, places, topics, clock.now_ms(), is_master=is_master)
+        self._others = None if registry is None else OtherBrokers(self.zookeeper, self._own.member, registry, clock)
+
+    def start(self) -> None:
+        """Register and follow the others, as soon as ZooKeeper can be reached; returns at once."""
+        self._own.start()
+        if self._others is not None:
+            self._others.start()
+        self.zookeeper.start()
+
+    def topic_changed(self, name: str) -> None:
+        """A topic was made, changed or removed; never blocks."""
+        self._own.topic_changed(name)
+
+    def stop(self) -> None:
+        """Leave: the nodes go with the session."""
+        if self._others is not None:
+            self._others.stop()
+        self._own.stop()
+        self.zookeeper.stop()
+
+
+class OwnNodes:
+    """What one replica of a broker has in ZooKeeper."""
+
+    def __init__(
+        self,
+        zookeeper: ZooKeeper,
+        settings: Settings,
+        places: Places,
+        topics: Topics,
+        started_ms: int,
+        *,
+        is_master: bool,
+    ) -> None:
+        """``started_ms`` tells this table of topics from that of the run before."""
+        self._zookeeper = zookeeper
+        self._places = places
+        self._topics = topics
+        self._started_ms = started_ms
+        self.is_master = is_master
+        self.member = Member(settings.cluster_name, settings.broker_name, settings.replica_number)
+        self._replica = Replica(settings.broker_number, None if is_master else settings.replica_number - 1)
+        self._layout = Layout(settings.zookeeper_root)
+        self._checksum = b"%d" % zlib.crc32(settings.model_dump_json().encode())
+        self._number = MASTER if is_master else settings.replica_number
+        self._data: dict[str, dict[str, bytes]] = {}  # topic → path → what stands there
+        self._others = [self._layout.replica(self._replica)]
+        self._unwatch: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Register, as soon as ZooKeeper can be reached and whenever the session is lost, until ``stop``."""
+        keep, place = self._zookeeper.keep, self._layout.replica(self._replica)
+        keep(self.member.path, self._describe, same=_same_process)
+        keep(place, lambda: encode_address(*self._places.text))
+        if self.is_master:
+            checksum = self._layout.checksum(self._replica.broker)
+            keep(checksum, lambda: self._checksum, after=place)
+            self._others.append(checksum)
+            self._unwatch = self._zookeeper.watch(self._layout.broker(self._replica.broker), self._write_master)
+        for topic in self._topics:
+            self._register(topic.name)
+
+    def topic_changed(self, name: str) -> None:
+        """A topic was made, changed or removed; never blocks."""
+        self._register(name)
+        self._zookeeper.touch(self.member.path)
+
+    def stop(self) -> None:
+        """Have the nodes removed. They go at once when the session is closed after this."""
+        self._unwatch()
+        place = self._layout.replica(self._replica)
+        if self.is_master and self._zookeeper.held(place):
+            try:
+                self._zookeeper.commit([Set(self._layout.broker(self._replica.broker), b"")])
+            except MetaqError as error:
+                logger.info("no goodbye zookeeper=%s reason=%s", self._zookeeper.hosts, error)
+        for path in (self.member.path, *self._others, *(path for paths in self._data.values() for path in paths)):
+            self._zookeeper.drop(path)
+
+    def _describe(self) -> bytes:
+        places, topics = self._places, self._topics
+        where = places.remoting, places.registry, written(places.text), places.replication
+        return BrokerNode(*where, self._number, topics.permission, DataVersion(self._started_ms, topics.version)).encode()
+
+    def _write_master(self) -> None:
+        """Clients that know of no slaves read the persistent node, which the master's node has brought into being."""
+        path, address = self._layout.broker(self._replica.broker), encode_address(*self._places.text)
+        if self._zookeeper.held(self._layout.replica(self._replica)):
+            found = self._zookeeper.get(path)
+            if found is not None and found.data != address:
+                self._zookeeper.commit([Set(path, address, found.version)])
+
+    # -- topics -------------------------------------------------------------------------------------------------------
+
+    def _register(self, name: str) -> None:
+        topic = self._topics.get(name)
+        before, wanted = self._data.get(name, {}), self._wanted(topic)
+        self._data[name] = wanted
+        if not wanted:
+            del self._data[name]
+        for path in before.keys() - wanted.keys():
+            self._zookeeper.drop(path)
+        for path, data in wanted.items():
+            if path not in before:
+                self._zookeeper.keep(path, partial(self._data_at, name, path), after=self._layout.replica(self._replica))
+            elif before[path] != data:
+                self._zookeeper.touch(path)
+
+    def _data_at(self, topic: str, path: str) -> bytes:
+        return self._data.get(topic, {}).get(path, b"")
+
+    def _wanted(self, topic: Topic | None) -> dict[str, bytes]:
+        """Where a topic is to stand, with what. Clients see users' topics only, and in a tree what they may do there."""
+        if topic is None or self._topics.is_system(topic.name) or topic.name.startswith((RETRY_PREFIX, DEAD_PREFIX)):
+            return {}
+        permission = self._topics.permission_of(topic)
+        at = partial(self._layout.topic, topic=topic.name, replica=self._replica)
+        wanted = {}
+        if permission & (READ | WRITE):
+            wanted[at(TOPICS)] = b"%d" % topic.all_partitions
+        if permission & WRITE and topic.partitions:
+            wanted[at(TOPICS_TO_PUBLISH)] = encode_partitions(topic.partitions, self._replica)
+        if permission & READ and topic.read_partitions:
+            wanted[at(TOPICS_TO_SUBSCRIBE)] = encode_partitions(topic.read_partitions, self._replica)
+        return wanted
+
+
+def _same_process(found: bytes, own: bytes) -> bool:
+    """Whether a node was left by a former run of this broker: one at the same addresses."""
+    try:
+        former, now = decode_broker_node(found), decode_broker_node(own)
+    except BadRequest:
+        return False
+    return (former.remoting, former.text) == (now.remoting, now.text)
+
+
+class OtherBrokers:
+    """Fills this broker's registry with the others that ZooKeeper knows."""
+
+    def __init__(self, zookeeper: ZooKeeper, own: Member, registry: RegistryHandler, clock: Clock) -> None:
+        self._own = own
+        self._registry = registry
+        self._wake = Event()
+        self._members = Members(zookeeper, clock, self._wake.set)
+        self._entered: dict[Member, BrokerNode] = {}
+        self._silent: set[Member] = set()
+        self._greenlet: Any = None
+
+    def start(self) -> None:
+        self._members.start()
+        self._greenlet = gevent.spawn(self._follow)
+
+    def stop(self) -> None:
+        self._members.stop()
+        if self._greenlet is not None:
+            self._greenlet.kill()
+
+    def _follow(self) -> None:
+        while True:
+            self._wake.clear()
+            nodes = {member: node for member, node in self._members.nodes().items() if member != self._own}
+            for member in self._entered.keys() - nodes.keys():
+                self._registry.unregister(member.broker_name, self._entered.pop(member).remoting)
+            changed = [(member, node) for member, node in nodes.items() if self._entered.get(member) != node]
+            gevent.joinall([gevent.spawn(self._enter, member, node) for member, node in changed])
+            self._wake.wait(LOOK_S)
+
+    def _enter(self, member: Member, node: BrokerNode) -> None:
+        """Ask it for its topics, and have it in the registry from then on."""
+        try:
+            table = _allowed(self._ask(node), node.permission)
+        except MetaqError as error:
+            level = logging.DEBUG if member in self._silent else logging.WARNING
+            logger.log(level, "broker does not tell its topics broker=%s reason=%s", member, error)
+            self._silent.add(member)
+            return
+        self._silent.discard(member)
+        before = self._entered.get(member)
+        if before is not None and before.remoting != node.remoting:
+            self._registry.unregister(member.broker_name, before.remoting)
+        key = BrokerKey(member.cluster, member.broker_name, node.number, node.remoting)
+        self._registry.register(key, node.replication or "", table)
+        self._entered[member] = node
+
+    def _ask(self, node: BrokerNode) -> TopicTable:
+        link = Outbound(parse_address("remoting", node.remoting), ASK_TIMEOUT_S)
+        try:
+            return decode_topic_table(link.call(Request.GET_ALL_TOPIC_CONFIG, {}).body)
+        finally:
+            link.close()
+
+
+def _allowed(table: TopicTable, permission: int) -> TopicTable:
+    """What topics and broker allow together."""
+    topics = {
+        name: topic._replace(permission=topic.permission & (permission | INHERIT)) for name, topic in table.topics.items()
+    }
+    return table._replace(topics=topics)
