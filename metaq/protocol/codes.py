@@ -105,6 +105,7 @@ class Request(enum.IntEnum):
     DECIDE_TRANSACTION = 30012
     REPLICA_STATUS = 30020
     CHANGE_ROLE = 30021
+    HAND_OVER = 30022
 
 
 class Response(enum.IntEnum):

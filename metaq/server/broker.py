@@ -1,12 +1,9 @@
-# TODO(whoever edits this file now): this file was emptied by an accident at 06:12 while it had uncommitted changes. It is put
-# together again from the last commit and a diff of 06:06; what came after that, and give_up/stop/start, are guessed. Put your
-# own version in its place, then remove this note.
 """The composition root: builds a broker from its settings, starts it, and stops it in reverse."""
 
 import ipaddress
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import gevent
 from gevent.hub import get_hub
@@ -70,6 +67,9 @@ from metaq.tx.halves import Halves
 from metaq.tx.journal import Held
 from metaq.tx.local import LocalBranches
 from metaq.tx.manager import Transactions
+
+if TYPE_CHECKING:
+    from metaq.server.zkregistration import InZooKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -178,24 +178,9 @@ class Broker:
             raise
         self.store = store
         self.epochs = self._begin_epoch()
-        topics = TopicTable(settings.data, settings.max_topics)
-        for problem in topics.load(self.store.disk, {key: queue.next for key, queue in self.store.queues.items()}):
-            logger.error("topic table damaged, rebuilt from the store problem=%s", problem)
-        topics.add_system_topics(settings.cluster_name, settings.broker_name, auto_create=settings.auto_create_topics)
-        topics.configure(settings.topics)
-        topics.restrict(settings.broker_permission)
-        for key, end in topics.deleted.items():
-            self.store.queue(*key).hide_before(end)
-        host, port = self.addresses.text
         store_host = host_bytes(*self.addresses.advertised)
-        groups = GroupTable(settings.data, max_groups=settings.max_groups, auto_create=settings.auto_create_groups)
-        for problem in groups.load(self.store.disk):
-            logger.error("table of groups damaged problem=%s", problem)
-        clients = Clients(groups, self.store.clock.monotonic, self._hub.loop.run_callback)
-        counters = Counters()
-        statistics = Statistics(self.store.queues, self.store.clock, counters)
-        tables = (topics, host, port, store_host, front, groups, OffsetTable(), clients, statistics, counters, self.epochs)
-        self.context = Context(settings, self.store, *tables)
+        self.context = self._load_tables(store_host)
+        topics = self.context.topics
         self.holds = Holds()
         self.turns = Turns(self.store, settings, self._hub, self.run, self.holds.wake)
         self._offsets = OffsetLog(self.context, self.turns, self.run)
@@ -210,12 +195,13 @@ class Broker:
         self._registration = Registration(
             settings, role, self.addresses.advertised, topics, self._identity, self.store.clock, self._registry
         )
-        topics.changed = self._registration.topic_changed
+        self._zookeeper = self._enter_zookeeper(topics) if settings.zookeeper else None
+        topics.changed = self._topic_changed
         self._schedule = Schedule(self.context, self.turns, self.holds, self._hub.loop, self.run)
-        self._later = Later(self._looks)
+        self.later = Later(self._looks)
         self._local: LocalBranches[Held] = LocalBranches(self._room)
         undecided = Tables(self.transactions, self._local, self._room, self.halves)
-        self._operators = TransactionAdminHandler(self.context, self.turns, self._later, undecided, self.run)
+        self._operators = TransactionAdminHandler(self.context, self.turns, self.later, undecided, self.run)
         self._answer_text()
         self._answer_remoting()
         self._duties.keepers.append(self.epochs)
@@ -223,6 +209,27 @@ class Broker:
             self._only_give()
         if store.settings.durability.on_replicas:
             hide_from(store, role.readable_end)
+
+    def _load_tables(self, store_host: bytes) -> Context:
+        """The tables of topics and groups as they were saved, and those that are in memory only."""
+        settings, store = self._settings, self.store
+        topics = TopicTable(settings.data, settings.max_topics)
+        for problem in topics.load(store.disk, {key: queue.next for key, queue in store.queues.items()}):
+            logger.error("topic table damaged, rebuilt from the store problem=%s", problem)
+        topics.add_system_topics(settings.cluster_name, settings.broker_name, auto_create=settings.auto_create_topics)
+        topics.configure(settings.topics)
+        topics.restrict(settings.broker_permission)
+        for key, end in topics.deleted.items():
+            store.queue(*key).hide_before(end)
+        host, port = self.addresses.text
+        groups = GroupTable(settings.data, max_groups=settings.max_groups, auto_create=settings.auto_create_groups)
+        for problem in groups.load(store.disk):
+            logger.error("table of groups damaged problem=%s", problem)
+        clients = Clients(groups, store.clock.monotonic, self._hub.loop.run_callback)
+        counters = Counters()
+        statistics = Statistics(store.queues, store.clock, counters)
+        own = (host, port, store_host, self._front)
+        return Context(settings, store, topics, *own, groups, OffsetTable(), clients, statistics, counters, self.epochs)
 
     def _begin_epoch(self) -> Epochs:
         epochs, store = Epochs(self.store), self.store
@@ -268,6 +275,18 @@ class Broker:
         keys = KvConfig(self.store.disk, self._settings.data / FOLDER)
         return RegistryHandler(self._settings, keys, self.store.clock, self.run)
 
+    def _enter_zookeeper(self, topics: TopicTable) -> "InZooKeeper":
+        from metaq.server.zkregistration import InZooKeeper  # noqa: PLC0415 - kazoo is needed with ZooKeeper only
+
+        clock, is_master = self.store.clock, self.role.is_master
+        return InZooKeeper(self._settings, self.addresses, topics, self._registry, clock, is_master=is_master)
+
+    def _topic_changed(self, name: str) -> None:
+        """A topic was made, changed or removed."""
+        self._registration.topic_changed(name)
+        if self._zookeeper is not None:
+            self._zookeeper.topic_changed(name)
+
     def _forget_topic(self, name: str) -> None:
         """A topic was deleted."""
         self.context.counters.topics.pop(name, None)
@@ -305,7 +324,7 @@ class Broker:
         self._sends = SendHandler(self.context, self.turns, decisions)
         self._front.sends = self._sends.sends
         self._pulls = PullHandler(self.context, self.holds, self._looks, self._hub.loop)
-        later = self._later
+        later = self.later
         sent_back = SendBackHandler(self.context, self.turns, self._looks)
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks)
         families: list[Family] = [self._sends, decisions, self._pulls, sent_back, self._schedule, self._identity]
@@ -348,18 +367,25 @@ class Broker:
         self._front.start()
         self._duties.start()
         self._duties.every(IDLE_SCAN_S, self._front.close_idle)
-        self._schedule.start()
-        self._duties.every(SAVE_S, self._schedule.save)
         self._duties.every(SAMPLE_S, self._sample)
-        self._duties.every(APPEND_S, self._offsets.append)
-        self._duties.every(self._settings.offset_snapshot_interval_ms / 1000, self._offsets.save)
         self._duties.every(self._settings.client_scan_ms / 1000, self._look_for_silent_clients)
-        self._duties.every(EXPIRE_TRANSACTIONS_S, self._branches.expire)
-        self._duties.every(SAVE_S, self._save_transactions)
-        self._duties.every(self._check_back.pause_s, self._check_back.check)
+        if self.role.is_master:
+            self._start_writing()
         if self._registry is not None:
             self._duties.every(self._settings.registry_scan_ms / 1000, self._registry.scan)
         self._registration.start()
+        if self._zookeeper is not None:
+            self._zookeeper.start()
+
+    def _start_writing(self) -> None:
+        """What a master puts into the log of its own accord, and keeps beside it."""
+        self._schedule.start()
+        self._duties.every(SAVE_S, self._schedule.save)
+        self._duties.every(APPEND_S, self._offsets.append)
+        self._duties.every(self._settings.offset_snapshot_interval_ms / 1000, self._offsets.save)
+        self._duties.every(EXPIRE_TRANSACTIONS_S, self._branches.expire)
+        self._duties.every(SAVE_S, self._save_transactions)
+        self._duties.every(self._check_back.pause_s, self._check_back.check)
 
     def _save_transactions(self) -> None:
         self.transactions.save(self.run)
@@ -375,12 +401,16 @@ class Broker:
 
     def stop(self) -> None:
         """Take no more commands, send every answer that is due, then close the store in order."""
+        if self._zookeeper is not None:
+            self._zookeeper.stop()
         self._registration.stop()
         self._front.close_listeners()
         self._end(self._settings.drain_timeout_ms / 1000)
 
     def give_up(self) -> Mapping[str, Listener]:
         """Stop, but leave the addresses bound, for the broker that comes after this one in another role."""
+        if self._zookeeper is not None:
+            self._zookeeper.stop()
         self._registration.stop()
         bound = self._front.release()
         self._end(GIVE_UP_S)
@@ -398,20 +428,24 @@ class Broker:
         self._wait_until(lambda: not sessions, deadline)
         for session in list(sessions):
             session.close()
-        if not self._duties.stop(deadline):  # a thread still waits for the disk: the next start recovers, as after a kill
+        if not self._duties.stop(self._settings.drain_timeout_ms / 1000):
+            # a thread still waits for the disk: the next start recovers, as after a kill
             logger.error("stopped without closing the store reason=the disk did not answer within drain_timeout_ms")
             return
         try:
-            if self._duties.saves_tables:
-                self._duties.save_topics()
-                self._duties.save_groups()
-                self._offsets.save_last()
-                self._schedule.save_last()
-                self.transactions.save_last()
-                self.halves.save_last()
+            if self.role.is_master:
+                self._save_last()
             self.store.close()
         except MetaqError as error:
             logger.error("stopped without closing the store reason=%s", error)
+
+    def _save_last(self) -> None:
+        self._duties.save_topics()
+        self._duties.save_groups()
+        self._offsets.save_last()
+        self._schedule.save_last()
+        self.transactions.save_last()
+        self.halves.save_last()
 
     def _wait_until(self, done: Callable[[], bool], deadline_s: float) -> None:
         deadline = self.store.clock.monotonic() + deadline_s

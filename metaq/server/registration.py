@@ -4,6 +4,7 @@ Each external registry is one connection, kept open: when it ends, the registry 
 topic table, when it was made and every ``registration_interval_ms``, and between those whichever topics changed, at once.
 """
 
+import ipaddress
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -51,6 +52,12 @@ def written(address: Address) -> str:
     """``HOST:PORT``, a host of IPv6 in brackets."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def reached_at(listening: Address, advertised: Address) -> Address:
+    """Where others reach what listens here: a wildcard stands for the host that clients are told."""
+    host, port = listening
+    return (advertised[0] if ipaddress.ip_address(host).is_unspecified else host, port)
 
 
 class Registration:

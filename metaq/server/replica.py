@@ -16,8 +16,10 @@ import gevent
 from gevent import socket
 from gevent.event import Event
 
+from metaq.clock import SystemClock
 from metaq.config import Settings
-from metaq.errors import BadRequest, ConfigError, NotMaster
+from metaq.errors import BadRequest, ConfigError, MetaqError, NotMaster, RequestTimeout
+from metaq.replication.election import Election, Log
 from metaq.replication.follower import Address
 from metaq.replication.frames import encode_control
 from metaq.replication.insync import of_nobody
@@ -28,6 +30,7 @@ from metaq.server.registration import parse_address, written
 from metaq.server.role import Role
 from metaq.server.sides import MasterSide, SlaveSide
 from metaq.server.tables import FOLDER
+from metaq.server.zkregistration import open_session
 from metaq.store.disk import RealDisk
 from metaq.store.documents import read_document, write_document
 
@@ -35,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 KEPT: Final = "replica.json"
 KEEP_S: Final = 1.0
+ELECTED: Final = "elected"
+HAND_OVER_S: Final = 5.0
+HAND_OVER_LOOK_S: Final = 0.005
 NEXT_EPOCH: Final = 1
 """Of a master that nobody elects: the one after its log's newest."""
 
@@ -63,7 +69,9 @@ class Replica:
         self.address: Address = listener.address
         """Where slaves connect."""
         self._listener = socket.socket(fileno=listener.socket.detach())
+        self.settings = settings.model_copy(update={"replication_listen": written(self.address)})
         self.side: MasterSide | SlaveSide
+        self._election = self._join_group() if settings.role == ELECTED else None
         self.broker = self._open(self._first_role(), None)
         self._wanted: Role | None = None
         self._changing = Event()
@@ -85,6 +93,8 @@ class Replica:
         self._listener.listen()
         self._start_broker()
         self._greenlets = [gevent.spawn(self._accept_forever), gevent.spawn(self._change_forever)]
+        if self._election is not None:
+            self._election.start()
 
     def _start_broker(self) -> None:
         self.broker.every(KEEP_S, self._keep)
@@ -93,6 +103,8 @@ class Replica:
         logger.info("serving role=%s epoch=%d", self.role_name, self.broker.epochs.current.number)
 
     def stop(self) -> None:
+        if self._election is not None:
+            self._election.stop()
         gevent.killall(self._greenlets)
         self._listener.close()
         self._keep()
@@ -101,20 +113,40 @@ class Replica:
 
     # -- roles --------------------------------------------------------------------------------------------------------
 
+    def _join_group(self) -> Election:
+        settings = self.settings
+        return Election(
+            open_session(settings, SystemClock()),
+            f"{settings.cluster_name}/{settings.broker_name}",
+            *(settings.replica_number, settings.replication_listen),
+            log=self._log,
+            elected=lambda epoch: self._change(Role(is_master=True, epoch=epoch)),
+            deposed=lambda: self._change(Role(is_master=False)),
+            monotonic=SystemClock().monotonic,
+        )
+
+    def _log(self) -> Log:
+        store = self.broker.store
+        return Log(self.broker.epochs.current.number, store.log.end, complete=store.log.end >= self._kept.readable_end)
+
     def _first_role(self) -> Role:
-        role = self._kept.role or self.settings.role
+        role = "slave" if self.settings.role == ELECTED else self._kept.role or self.settings.role
         return Role(role == "master", NEXT_EPOCH if role == "master" else 0, self._kept.readable_end)
 
     def _open(self, role: Role, bound: Any) -> Broker:
         broker = Broker(self.settings, role=role, bound=bound)
         if role.is_master:
-            self.side = MasterSide(broker, self.settings, of_nobody)
+            self.side = MasterSide(broker, self.settings, of_nobody if self._election is None else self._election.agree)
+            if self._election is not None:
+                broker.store.log.fence = self._election.check
         else:
             self.side = SlaveSide(broker, self.settings, self._find_master, self._reopen)
-        broker.add_family(ReplicaHandler(self))
+        broker.add_family(ReplicaHandler(self, broker.later))
         return broker
 
     def _find_master(self) -> Address | None:
+        if self._election is not None:
+            return self._election.master_address
         where = self._kept.master or self.settings.master
         return parse_address("master", where) if where else None
 
@@ -146,16 +178,19 @@ class Replica:
         self._start_broker()
 
     def promote(self) -> None:
-        """Become master, by an operator's order."""
-        self._check_ordered()
+        """Become master, by an operator's order; of a group that elects, as soon as its master is gone."""
         if self.broker.role.is_master:
             raise BadRequest("this replica is the master already")
+        if self._election is not None:
+            self._election.take_over()
+            return
         self._keep(role="master", master="")
         self._change(Role(is_master=True, epoch=NEXT_EPOCH))
 
     def demote(self, master: str) -> None:
         """Become the slave of the master at an address, by an operator's order."""
-        self._check_ordered()
+        if self._election is not None:
+            raise BadRequest("this replica's role is elected through ZooKeeper; hand over instead (metaq cluster handover)")
         try:
             parse_address("master", master)
         except ConfigError as error:
@@ -163,9 +198,21 @@ class Replica:
         self._keep(role="slave", master=master)
         self._change(Role(is_master=False))
 
-    def _check_ordered(self) -> None:
-        if self.settings.role == "elected":
-            raise BadRequest("this replica's role is elected through ZooKeeper; hand over instead")
+    def hand_over(self, replica: int) -> None:
+        """Let another replica in sync be master, by an operator's order: take no more puts, and wait until it has them all."""
+        side, store = self.side, self.broker.store
+        if self._election is None or not isinstance(side, MasterSide):
+            raise BadRequest("only the master of a group that elects through ZooKeeper can hand over")
+        store.refusal = NotMaster(f"this master hands over to replica {replica}; try again")
+        try:
+            with gevent.Timeout(HAND_OVER_S, RequestTimeout(f"replica {replica} did not catch up within {HAND_OVER_S:.0f} s")):
+                while not store.settled or not side.has_all(replica):
+                    gevent.sleep(HAND_OVER_LOOK_S)
+            self._election.hand_over(replica)
+        except MetaqError:
+            store.refusal = None
+            raise
+        self._change(Role(is_master=False))
 
     # -- remembering --------------------------------------------------------------------------------------------------
 

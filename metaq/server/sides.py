@@ -1,6 +1,6 @@
 """What a broker does as the master of its slaves, and what as a slave of its master."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from metaq.config import Settings
@@ -9,8 +9,11 @@ from metaq.replication.feeder import Feeder, Identity
 from metaq.replication.follower import Address, Follower, Seen
 from metaq.replication.insync import Agree, InSync
 from metaq.server.broker import Broker
+from metaq.server.groups import GROUPS
+from metaq.server.offsetlog import load_offsets
 from metaq.server.registration import written
-from metaq.server.tables import FOLDER
+from metaq.server.tables import FOLDER, OFFSETS_TOPIC, TOPICS
+from metaq.store.consumequeue import ConsumeQueue
 
 
 def identity_of(settings: Settings) -> Identity:
@@ -28,7 +31,7 @@ class MasterSide:
         self._waits = settings.durability.on_replicas
         self.in_sync = InSync(
             *(settings.replica_number, settings.min_in_sync, settings.replica_lag_ms / 1000, store.clock.monotonic),
-            *(self._own_end, agree, self._progress),
+            *(self._own_end, agree, self._progress, broker.role.readable_end),
         )
         folder = settings.data / FOLDER
         self.feeder = Feeder(
@@ -49,6 +52,11 @@ class MasterSide:
     def readable_end(self) -> int:
         """Log offset before which readers may see everything."""
         return self.in_sync.held_end if self._waits else self._own_end()
+
+    def has_all(self, replica: int) -> bool:
+        """Whether a replica is in sync and holds the whole log."""
+        end = self._store.log.end
+        return any(slave.in_sync and slave.held_end >= end for slave in self.in_sync.standings() if slave.replica == replica)
 
     def _own_end(self) -> int:
         return self._store.durable_end if self._on_disk else self._store.log.end
@@ -73,8 +81,8 @@ class SlaveSide:
             find_master=find_master,
             folder=folder,
             run=broker.run,
-            told=lambda: None,
-            published=lambda queues: broker.holds.wake(list(queues)),
+            took=self._take_tables,
+            published=self._published,
             replaced=replaced,
         )
         broker.turns.waits = False  # what it refuses it answers at once
@@ -85,6 +93,21 @@ class SlaveSide:
 
     def stop(self) -> None:
         self.follower.stop()
+
+    def _take_tables(self, names: Collection[str]) -> None:
+        """Have in force what the master has sent: clients read from here while there is none."""
+        context, disk = self._broker.context, self._broker.store.disk
+        if TOPICS in names:
+            context.topics.reload(disk, {key: queue.next for key, queue in context.store.queues.items()})
+            for key, end in context.topics.deleted.items():
+                context.store.queue(*key).hide_before(end)
+        if GROUPS in names:
+            context.groups.reload(disk)
+
+    def _published(self, queues: Sequence[ConsumeQueue]) -> None:
+        if any(queue.topic == OFFSETS_TOPIC for queue in queues):
+            load_offsets(self._broker.context)
+        self._broker.holds.wake(list(queues))
 
     @property
     def seen(self) -> Seen:
