@@ -1,7 +1,7 @@
 """The slave's side of replication: one greenlet that follows a master, and one that syncs (``metaq.replication.frames``)."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -73,12 +73,12 @@ class Follower:
         find_master: Callable[[], Address | None],
         folder: Path,
         run: Run,
-        told: Callable[[], None],
+        took: Callable[[Collection[str]], None],
         published: Callable[[Sequence[ConsumeQueue]], None],
         replaced: Callable[[], None],
     ) -> None:
-        """``told`` after the master said how it stands or sent tables; ``published`` when readers see more;
-        ``replaced`` when the store has to be closed and opened anew."""
+        """``took`` is given the names of tables that the master has sent, and that are written; ``published`` the queues in
+        which readers see more; ``replaced`` is called when the store has to be closed and opened anew."""
         self.seen = Seen()
         self._store = store
         self._epochs = epochs
@@ -87,7 +87,7 @@ class Follower:
         self._find_master = find_master
         self._folder = folder
         self._run = run
-        self._told = told
+        self._took = took
         self._published = published
         self._replaced = replaced
         self._monotonic = store.clock.monotonic
@@ -178,6 +178,7 @@ class Follower:
                 elif isinstance(item, Data):
                     self._take(copier, item)
                 else:
+                    self._append()
                     self._hear(item)
             if agreed:
                 self._append()
@@ -234,8 +235,8 @@ class Follower:
         if seen.epoch != self._epochs.current.number:
             self._epochs.refresh()
         if "documents" in content:
-            documents.keep(self._folder, self._store.disk, content["documents"])
-        self._told()
+            self._run(lambda: documents.keep(self._folder, self._store.disk, content["documents"]))
+            self._took(content["documents"])
         self._reported = -1  # every control frame asks for a report
 
     def _append(self) -> None:

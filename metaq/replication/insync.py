@@ -66,6 +66,8 @@ class InSync:
     agree: Agree
     changed: Callable[[], None]
     """Called when ``held_end`` or the members may have changed."""
+    held_before: int = 0
+    """Log offset before which readers saw everything when this master began: they go on seeing it."""
     members: frozenset[int] = frozenset()
     _required: frozenset[int] = frozenset()
     _slaves: dict[int, _Slave] = field(default_factory=dict)
@@ -74,6 +76,7 @@ class InSync:
     _held_end: int = 0
 
     def __post_init__(self) -> None:
+        self._held_end = min(self.held_before, self.own_end())  # a power cut may have taken some of it
         self.members = self.members or frozenset((self.own,))
         self._required = self.members
 

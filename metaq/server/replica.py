@@ -227,9 +227,9 @@ class Replica:
     def _keep(self, **changes: Any) -> None:
         kept = self._kept._replace(readable_end=self.side.readable_end, **changes)
         if kept != self._kept:
-            self._disk.make_directories(self._path.parent)
-            write_document(self._disk, self._path, kept._asdict())
             self._kept = kept
+            self.broker.run(lambda: self._disk.make_directories(self._path.parent))
+            self.broker.run(lambda: write_document(self._disk, self._path, kept._asdict()))
 
     # -- slaves that connect ------------------------------------------------------------------------------------------
 

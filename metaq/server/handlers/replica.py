@@ -12,6 +12,7 @@ Bodies are JSON::
 ``replication`` is where slaves connect. A slave tells of its master's ``master_end`` and ``in_sync`` what it heard last.
 """
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import orjson
@@ -66,13 +67,16 @@ class ReplicaHandler:
         """30020."""
         return Answer(body=(orjson.dumps(standing(self._orders)),))
 
-    def change_role(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+    def change_role(self, session: RemotingSession, request: RemotingCommand) -> None:
         """30021: the answer comes before the role has changed."""
-        role = request.fields.get("role")
+        self._later.run(session, request, lambda: self._change_role(request.fields))
+
+    def _change_role(self, fields: Mapping[str, str]) -> Answer:
+        role = fields.get("role")
         if role == "master":
             self._orders.promote()
         elif role == "slave":
-            self._orders.demote(request.fields.get("master", ""))
+            self._orders.demote(fields.get("master", ""))
         else:
             raise BadRequest(f"the role {role!r} is neither master nor slave")
         return Answer()
