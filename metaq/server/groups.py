@@ -3,6 +3,7 @@
 Kept in ``config/subscriptionGroup.json`` in RocketMQ's form. Who is in a group at the moment is in ``metaq.server.clients``.
 """
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from metaq.server.tables import DEAD_PREFIX, FOLDER, MAX_PARTITIONS, RETRY_PREFI
 from metaq.store.disk import Disk
 from metaq.store.documents import read_document, write_document
 from metaq.store.files import Run
+
+logger = logging.getLogger(__name__)
 
 GROUPS: Final = "subscriptionGroup.json"
 MAX_NAME_LENGTH: Final = MAX_TOPIC_LENGTH - len(RETRY_PREFIX)
@@ -175,6 +178,12 @@ class GroupTable:
         if problems:
             self._version += 1
         return problems
+
+    def reload(self, disk: Disk) -> None:
+        """Take the file as somebody else has written it; groups that it does not have are gone."""
+        self._groups = {name: Group(name) for name in SYSTEM_GROUPS}
+        for problem in self.load(disk):
+            logger.error("table of groups damaged problem=%s", problem)
 
     @property
     def unsaved(self) -> bool:

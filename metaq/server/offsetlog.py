@@ -60,7 +60,7 @@ class OffsetLog:
         self._offsets = context.offsets
         self._turns = turns
         self._run = run
-        self._path: Path = context.settings.data / FOLDER / OFFSETS
+        self._path = _path(context)
         self._most = min(MOST_CHANGES, (context.settings.segment_bytes - RECORD_BYTES) // CHANGE_BYTES)
         self._on_their_way = 0  # messages that are staged and not yet stored
         self._saved_version = self._offsets.version
@@ -69,21 +69,7 @@ class OffsetLog:
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        content, problems = read_document(self._store.disk, self._path)
-        for problem in problems:
-            logger.error("snapshot of consumer offsets damaged, made good from the log problem=%s", problem)
-        covered = 0
-        if content is not None:
-            covered = content["next"]
-            self._offsets.replay(changes_of(content["offsetTable"]))
-        queue = self._store.queues.get(_KEY)
-        end = 0 if queue is None else queue.next
-        if queue is not None and covered < end:
-            first = max(covered, self._store.first(queue, read_here)[0])
-            for stored in self._store.records(queue, first, READ_BYTES, read_here):
-                if stored is not None:
-                    record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
-                    self._offsets.replay(changes_of(orjson.loads(record.body)))
+        covered, end = load_offsets(self._context)
         self._take_back()
         if covered > end:  # a power cut took messages that it covers: others will have their ordinals
             self._write(run_here)
@@ -152,6 +138,31 @@ class OffsetLog:
         run(lambda: disk.make_directories(self._path.parent))
         run(lambda: write_document(disk, self._path, content))
         self._saved_version = version
+
+
+def load_offsets(context: Context) -> tuple[int, int]:
+    """Apply the snapshot, then the messages behind it; returns its ``next``, and the ordinal that comes next."""
+    store = context.store
+    content, problems = read_document(store.disk, _path(context))
+    for problem in problems:
+        logger.error("snapshot of consumer offsets damaged, made good from the log problem=%s", problem)
+    covered = 0
+    if content is not None:
+        covered = content["next"]
+        context.offsets.replay(changes_of(content["offsetTable"]))
+    queue = store.queues.get(_KEY)
+    end = 0 if queue is None else queue.next
+    if queue is not None and covered < end:
+        first = max(covered, store.first(queue, read_here)[0])
+        for stored in store.records(queue, first, READ_BYTES, read_here):
+            if stored is not None:
+                record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
+                context.offsets.replay(changes_of(orjson.loads(record.body)))
+    return covered, end
+
+
+def _path(context: Context) -> Path:
+    return context.settings.data / FOLDER / OFFSETS
 
 
 def rows_of(changes: Iterable[tuple[Place, int]]) -> dict[str, dict[str, int]]:

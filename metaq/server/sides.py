@@ -105,8 +105,12 @@ class SlaveSide:
             context.groups.reload(disk)
 
     def _published(self, queues: Sequence[ConsumeQueue]) -> None:
-        if any(queue.topic == OFFSETS_TOPIC for queue in queues):
-            load_offsets(self._broker.context)
+        context = self._broker.context
+        for queue in queues:
+            if queue.topic == OFFSETS_TOPIC:
+                load_offsets(context)
+            elif context.topics.get(queue.topic) is None:  # its table comes within a second
+                context.topics.ensure(queue.topic, queue.partition + 1)
         self._broker.holds.wake(list(queues))
 
     @property

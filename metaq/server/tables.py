@@ -4,6 +4,7 @@ Kept in ``config/topics.json`` in RocketMQ's form. The table is a convenience: r
 and in the queue folders too, so a lost file loses no message.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from metaq.protocol.record import MAX_TOPIC_LENGTH
 from metaq.store.disk import Disk
 from metaq.store.documents import read_document, write_document
 from metaq.store.files import Run
+
+logger = logging.getLogger(__name__)
 
 FOLDER: Final = "config"
 TOPICS: Final = "topics.json"
@@ -239,6 +242,16 @@ class TopicTable:
         if problems:
             self._version += 1
         return problems
+
+    def reload(self, disk: Disk, known: Mapping[TopicPartition, int]) -> None:
+        """Take the file as somebody else has written it; topics that it does not have are gone."""
+        before, self._topics, self._most = self._topics, {}, {}
+        self.deleted.clear()
+        for problem in self.load(disk, known):
+            logger.error("topic table damaged problem=%s", problem)
+        for name in before.keys() | self._topics.keys():
+            if before.get(name) != self._topics.get(name):
+                self.changed(name)
 
     @property
     def unsaved(self) -> bool:

@@ -1,0 +1,205 @@
+"""A master and its slaves as real processes: what a slave has, what it answers, and what puts wait for."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from metaq.client.textclient import TextClient
+from metaq.protocol.codes import Request, Response
+from tests.cluster.traffic import LATER, NEVER_ASKED, TOPIC, put_all_kinds, read_all, try_put, try_send
+from tests.support.admin import ask, connect, create_topic
+from tests.support.broker import BrokerProcess, wait_until
+from tests.support.cluster import DEADLINE_S, Cluster, ReplicaProcess, check_prefix, compare_logs, queue_files, wait_caught_up
+from tests.support.consumer import Consumer
+from tests.support.messages import count, records
+
+SMALL: Final = ("--segment-bytes", "65536", "--max-body-bytes", "4096", "--max-branch-bytes", "16384")
+QUICK: Final = ("--replica-lag-ms", "1500", "--replica-timeout-ms", "300")
+
+
+def bodies(broker: BrokerProcess, topic: str = TOPIC) -> list[bytes]:
+    """What readers of both protocols see."""
+    return [message.body for message in read_all(broker, topic)]
+
+
+@pytest.mark.parametrize("durability", ["memory", "disk", "replica", "disk+replica"])
+def test_a_slave_has_the_same_log_and_gives_the_same_messages(tmp_path: Path, durability: str) -> None:
+    """F-PART, MQ-065: every kind of message, over many segments; part of it was there before the slave was."""
+    with Cluster(tmp_path, *SMALL, *NEVER_ASKED, "--min-in-sync", "1", durability=durability) as cluster:
+        master = cluster.add(1)
+        put_all_kinds(master, "before")
+        slave = cluster.add(2, master.replication)
+        master.wait_for(in_sync=[1, 2])
+        put_all_kinds(master, "after")
+        with connect(master) as client:
+            wait_until(lambda: count(client, LATER) == 2, DEADLINE_S, "both delayed messages are delivered")
+        end = wait_caught_up(master, slave)
+        assert end > 2 * 65536
+        check_prefix(master, slave)
+        for topic in (TOPIC, LATER):
+            assert read_all(slave, topic) == read_all(master, topic)
+        for replica in (slave, master):
+            assert replica.terminate() == 0
+        compare_logs(master.data, slave.data, 0, end)
+        ours, theirs = queue_files(master.data), queue_files(slave.data)
+        assert theirs == ours
+
+
+def test_a_slave_takes_no_messages(tmp_path: Path) -> None:
+    """SG-083, MQ-065: it says why, over both protocols, and its log does not change."""
+    with Cluster(tmp_path, "--min-in-sync", "1") as cluster:
+        master, slave = cluster.pair()
+        assert try_put(master, b"x") == (200, "")
+        end = wait_caught_up(master, slave)
+        code, text = try_put(slave, b"y")
+        assert (code, "this replica is a slave" in text) == (503, True), text
+        with connect(slave) as client:
+            answer = try_send(client, b"y")
+            assert answer.code == Response.SERVICE_NOT_AVAILABLE
+            assert "send them to its master" in (answer.remark or "")
+        assert slave.status()["end"] == end
+        assert bodies(slave) == [b"x"]
+
+
+def test_tables_are_in_force_on_the_slave(tmp_path: Path) -> None:
+    """MQ-065, P09: topics, groups and consumer offsets follow those of the master, deletions too."""
+    with Cluster(tmp_path, "--offset-snapshot-interval-ms", "500") as cluster:
+        master, slave = cluster.pair()
+        with connect(master) as client:
+            create_topic(client, TOPIC, write=3, read=3)
+            create_topic(client, "gone")
+        with TextClient(master.host, master.port) as text:
+            text.put_many(TOPIC, [b"x"] * 10, partition=2)
+        with Consumer(master, "billing") as consumer:
+            for offset in (4, 7):
+                assert consumer.commit(TOPIC, offset, 2).code == Response.SUCCESS
+                wait_until(lambda: offset_on(slave, 2) == offset, DEADLINE_S, f"the slave knows the offset {offset}")  # noqa: B023
+        with connect(slave) as client:
+            tables = [
+                client.call(code).body for code in (Request.GET_ALL_TOPIC_CONFIG, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+            ]
+            assert b'"orders"' in tables[0] and b'"gone"' in tables[0]
+            assert b'"billing"' in tables[1]
+            assert len(records(client, TOPIC, 2)) == 10
+        with connect(master) as client:
+            ask(client, Request.DELETE_TOPIC_IN_BROKER, topic="gone")
+            ask(client, Request.DELETE_SUBSCRIPTIONGROUP, groupName="billing")
+        with connect(slave) as client:
+
+            def forgotten(code: int, name: bytes) -> bool:
+                return name not in client.call(code).body
+
+            wait_until(lambda: forgotten(Request.GET_ALL_TOPIC_CONFIG, b'"gone"'), DEADLINE_S, "the topic is gone")
+            wait_until(lambda: forgotten(Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, b'"billing"'), DEADLINE_S, "and the group")
+
+
+def offset_on(replica: ReplicaProcess, partition: int) -> int | None:
+    """How far the group ``billing`` is, by what a replica says."""
+    with connect(replica) as client:
+        fields = {"consumerGroup": "billing", "topic": TOPIC, "queueId": str(partition)}
+        answer = client.call(Request.QUERY_CONSUMER_OFFSET, fields)
+        return int(answer.fields["offset"]) if answer.code == Response.SUCCESS else None
+
+
+def test_a_put_waits_for_a_slave_that_is_stopped(tmp_path: Path) -> None:
+    """MQ-065, P08: 12 while it is in sync, 11 when it is no longer; what was hidden is readable when it is back."""
+    with Cluster(tmp_path, *QUICK) as cluster:
+        master, slave = cluster.pair()
+        assert try_put(master, b"safe") == (200, "")
+        wait_caught_up(master, slave)
+        slave.pause()
+        with connect(master) as client:
+            late = try_send(client, b"late")
+            assert late.code == Response.FLUSH_SLAVE_TIMEOUT, late.remark
+            assert bodies(master) == [b"safe"]
+            master.wait_for(in_sync=[1])
+            lonely = try_send(client, b"lonely")
+            assert lonely.code == Response.SLAVE_NOT_AVAILABLE, lonely.remark
+        code, text = try_put(master, b"text")
+        assert (code, text.startswith("stored at"), "min_in_sync" in text) == (500, True, True), text
+        assert bodies(master) == [b"safe"]
+        slave.go_on()
+        wait_caught_up(master, slave)
+        for replica in (master, slave):
+            assert bodies(replica) == [b"safe", b"late", b"lonely", b"text"]
+        assert try_put(master, b"again") == (200, "")
+        check_prefix(master, slave)
+
+
+def test_one_replica_may_be_enough(tmp_path: Path) -> None:
+    """MQ-065: at min_in_sync 1 puts wait for a slave as long as it is in sync, and no longer."""
+    with Cluster(tmp_path, *QUICK, "--min-in-sync", "1") as cluster:
+        master, slave = cluster.pair()
+        slave.pause()
+        with connect(master) as client:
+            assert try_send(client, b"late").code == Response.FLUSH_SLAVE_TIMEOUT
+            assert bodies(master) == []
+            master.wait_for(in_sync=[1])
+            assert try_send(client, b"alone").code == Response.SUCCESS
+        assert bodies(master) == [b"late", b"alone"]
+        slave.go_on()
+        wait_caught_up(master, slave)
+        assert bodies(slave) == [b"late", b"alone"]
+
+
+def test_readers_of_no_replica_see_what_another_one_lacks(tmp_path: Path) -> None:
+    """MQ-065: a message that one of three replicas in sync lacks is shown by none of them, although two have it."""
+    with Cluster(tmp_path, "--replica-lag-ms", "3000", "--replica-timeout-ms", "300") as cluster:
+        master, slave = cluster.pair()
+        third = cluster.add(3, master.replication)
+        master.wait_for(in_sync=[1, 2, 3])
+        assert try_put(master, b"safe") == (200, "")
+        wait_caught_up(master, third)
+        third.pause()
+        with connect(master) as client:
+            assert try_send(client, b"late").code == Response.FLUSH_SLAVE_TIMEOUT
+        end = master.status()["end"]
+        slave.wait_for(end=end)
+        assert [bodies(replica) for replica in (master, slave)] == [[b"safe"], [b"safe"]]
+        assert master.status()["in_sync"] == [1, 2, 3], "too slow a machine for this test's lag"
+        master.wait_for(in_sync=[1, 2])
+        wait_caught_up(master, slave)
+        assert [bodies(replica) for replica in (master, slave)] == [[b"safe", b"late"]] * 2
+        third.go_on()
+        wait_caught_up(master, third)
+        assert bodies(third) == [b"safe", b"late"]
+
+
+@pytest.mark.parametrize("durability", ["replica", "disk+replica"])
+def test_a_slave_that_is_killed_or_stopped_comes_back(tmp_path: Path, durability: str) -> None:
+    """F-PART: with what it missed, and nothing twice; the master is restarted, too, and goes on with all that was safe."""
+    with Cluster(tmp_path, *SMALL, *NEVER_ASKED, "--min-in-sync", "1", durability=durability) as cluster:
+        master, slave = cluster.pair()
+        for number, end in enumerate((slave.kill, slave.terminate, slave.kill)):
+            put_all_kinds(master, f"{number}")
+            end()
+            put_all_kinds(master, f"{number} without")
+            slave.start()
+            wait_caught_up(master, slave)
+            check_prefix(master, slave)
+        before = read_all(master)
+        master.kill()
+        slave.wait_problem("refused")
+        master.start()
+        wait_caught_up(master, slave)
+        check_prefix(master, slave)
+        assert read_all(master) == read_all(slave) == before
+
+
+def test_a_master_that_is_restarted_alone_shows_what_was_safe(tmp_path: Path) -> None:
+    """MQ-065: readers go on seeing what they saw, although too few replicas are in sync for anything new."""
+    with Cluster(tmp_path) as cluster:
+        master, slave = cluster.pair()
+        assert try_put(master, b"safe") == (200, "")
+        wait_caught_up(master, slave)
+        slave.kill()
+        assert master.terminate() == 0
+        master.start()
+        assert bodies(master) == [b"safe"]
+        assert try_put(master, b"in doubt")[0] == 500
+        master.restart(same_port=True)
+        assert bodies(master) == [b"safe"]
+        slave.start()
+        wait_caught_up(master, slave)
+        assert bodies(slave) == [b"safe", b"in doubt"]
