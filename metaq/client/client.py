@@ -27,6 +27,7 @@ from metaq.protocol.subscription import EVERYTHING
 from metaq.registry.assign import Assign, average
 
 SCHEME: Final = "metaq"
+ZOOKEEPER_SCHEME: Final = "zk"
 DEFAULT_PORT: Final = 9876
 DEFAULT_TIMEOUT_S: Final = 10.0
 
@@ -39,27 +40,48 @@ def connect(address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, instance: str
 
     Args:
         address: of one or more registries: ``host:port``, ``host:port;host2:port`` or ``metaq://host:port;host2:port/``.
-            Without a port it is 9876. Parameters may stand in the URL: ``metaq://host/?timeout_s=3``.
+            Without a port it is 9876. Or of ZooKeeper, which knows the registries and is connected at once, from threads
+            beside: ``zk://host:port,host2:port/``. Parameters may stand in the URL: ``metaq://host/?timeout_s=3``.
         timeout_s: for each call as a whole, unless the call is told otherwise.
         instance: what makes this client's id unique on this machine, and finds the offsets of a broadcast consumer again;
             by default a new one for each client.
 
     Raises:
         BadRequest: the address cannot be read.
+        ConfigError: ZooKeeper needs the package kazoo: the extra ``zookeeper``.
     """
+    zookeeper = False
     if address in in_process:
         return Client(Core([address], timeout_s=timeout_s, instance=instance, make_transport=in_process[address]))
     if "://" in address:
         url = urlsplit(address)
-        if url.scheme != SCHEME:
-            raise BadRequest(f"{address!r} begins with {url.scheme}://; write {SCHEME}:// or no scheme at all")
+        zookeeper = url.scheme == ZOOKEEPER_SCHEME
+        if url.scheme not in {SCHEME, ZOOKEEPER_SCHEME}:
+            schemes = f"{SCHEME}://, {ZOOKEEPER_SCHEME}:// for ZooKeeper, or no scheme at all"
+            raise BadRequest(f"{address!r} begins with {url.scheme}://; write {schemes}")
+        if url.path not in {"", "/"}:
+            raise BadRequest(f"{address!r} has the path {url.path}; there is none")
         given = dict(parse_qsl(url.query))
         if unknown := given.keys() - {"timeout_s", "instance"}:
             raise BadRequest(f"{address!r} has the parameter {min(unknown)}; timeout_s and instance are known")
         address = url.netloc
         timeout_s = _seconds(given["timeout_s"]) if "timeout_s" in given else timeout_s
         instance = given.get("instance", instance)
+    if zookeeper:
+        return _through_zookeeper(address, timeout_s, instance)
     return Client(Core(_registries(address), timeout_s=timeout_s, instance=instance))
+
+
+def _through_zookeeper(hosts: str, timeout_s: float, instance: str) -> "Client":
+    from metaq.client.zookeeper import ZooKeeperRegistries  # noqa: PLC0415 - kazoo is an extra
+
+    core = Core((), timeout_s=timeout_s, instance=instance)
+    try:
+        core.follow(ZooKeeperRegistries(hosts, core.routes.use))
+    except BadRequest:
+        core.close()
+        raise
+    return Client(core)
 
 
 def _registries(address: str) -> list[str]:

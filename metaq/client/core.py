@@ -51,6 +51,14 @@ class GroupMember(Protocol):
     def close(self) -> None: ...
 
 
+class Guide(Protocol):
+    """Names the registries as they come and go."""
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Core:
     """Lives as long as its client. Everything in it may be used by several threads."""
 
@@ -70,6 +78,7 @@ class Core:
         """Takes replies to requests, code 326."""
         self.on_check: Callable[[str, RemotingCommand], None] | None = None
         """Takes what brokers want to know of transactions, code 39, and the address of who asks."""
+        self._guide: Guide | None = None
         self._guard = threading.Lock()  # guards what follows
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, GroupMember] = {}
@@ -81,6 +90,11 @@ class Core:
         links = Links(self._asked, self._greeting)
         self.scheduler.every(EXPIRY_S, links.expire)
         return links
+
+    def follow(self, guide: Guide) -> None:
+        """Have somebody name the registries, until this is closed."""
+        self._guide = guide
+        guide.start()
 
     def deadline(self, timeout_s: float | None = None) -> float:
         """The reading of ``time.monotonic`` by which a call has to end; by default after the client's own time."""
@@ -231,6 +245,8 @@ class Core:
             self._unregister(UnregisterClient(self.id, producer_group=group))
         self.scheduler.close()
         self.transport.close()
+        if self._guide is not None:
+            self._guide.close()
 
 
 _FOR_MEMBERS: Final = frozenset(

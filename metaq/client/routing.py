@@ -41,30 +41,48 @@ class Routes:
     """The routes that a client has come to need. One registry is asked until it fails, then the next one."""
 
     def __init__(self, registries: Sequence[str], transport: Transport) -> None:
-        self.registries = tuple(registries)
+        """``registries`` are known later when there are none."""
+        self.registries: tuple[str, ...] = ()
         self._transport = transport
+        self._named = threading.Event()
         self._guard = threading.Lock()  # guards what follows
-        self._chosen = random.randrange(len(self.registries))
+        self._chosen = ""
+        if registries:
+            self.use(registries)
         self._topics: dict[str, _Known] = {}
         self._brokers: dict[str, BrokerData] = {}
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
+    def use(self, registries: Sequence[str]) -> None:
+        """Ask these from now on, and go on with the one that is asked now if it is among them."""
+        with self._guard:
+            self.registries = tuple(registries)
+            if self._chosen not in self.registries:
+                self._chosen = random.choice(self.registries)
+        self._named.set()
+
+    def _next_registry(self, failed: str) -> None:
+        with self._guard:
+            if self._chosen == failed:
+                after = self.registries.index(failed) + 1
+                self._chosen = self.registries[after % len(self.registries)]
+
     def ask_registry(self, question: Question, deadline: float, topic: str = "") -> RemotingCommand:
         """The answer of the first registry that gives one, whatever its code. ``RouteNotFound`` when none does."""
+        if not self._named.wait(max(0.0, deadline - time.monotonic())):
+            details = "ZooKeeper has named none; is it running, and a broker with the setting zookeeper?"
+            raise RouteNotFound(topic or "(any)", RouteProblem.REGISTRY_UNREACHABLE, details)
         failures = []
         for turn in range(len(self.registries)):
             with self._guard:
-                chosen = self._chosen
-            address = self.registries[chosen]
+                address = self._chosen
             limit = min(deadline, time.monotonic() + _REGISTRY_TIMEOUT_S)
             try:
                 return call(self._transport, address, question, limit)
             except ClientError as error:
                 failures.append(str(error))
-                with self._guard:
-                    if self._chosen == chosen:
-                        self._chosen = (chosen + 1) % len(self.registries)
+                self._next_registry(address)
                 logger.info("registry does not answer address=%s turn=%s reason=%s", address, turn, error)
         details = f"Tried {', '.join(self.registries)}: {'; '.join(failures)}"
         raise RouteNotFound(topic or "(any)", RouteProblem.REGISTRY_UNREACHABLE, details)

@@ -31,7 +31,7 @@ class Members:
     """Our brokers. Changes are noted by ZooKeeper's keeper; anybody may ask."""
 
     def __init__(self, zookeeper: ZooKeeper, clock: Clock, changed: Callable[[], None]) -> None:
-        """``changed`` is called by the keeper, after the start and after every change, and has to be quick."""
+        """``changed`` is called after the start and every change, by the keeper or a task beside it; it has to be quick."""
         self._zookeeper = zookeeper
         self._monotonic = clock.monotonic
         self._changed = changed
@@ -97,5 +97,9 @@ class Members:
         except BadRequest:
             return  # it was never here
         node = self._here.pop(member, None)
-        if node is not None:
-            self._gone[member] = node, self._zookeeper.connected_at + GRACE_SESSIONS * self._zookeeper.session_s
+        if node is None:
+            return
+        until = self._zookeeper.connected_at + GRACE_SESSIONS * self._zookeeper.session_s
+        self._gone[member] = node, until
+        if until > self._monotonic():
+            self._zookeeper.after(until - self._monotonic(), self._changed)

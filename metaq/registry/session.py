@@ -163,6 +163,15 @@ class Session:
             self._tasks.spawn(self._close, client, closed)
             closed.wait(STOP_S)
 
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call it so much later, from a task of its own, unless this is stopped before."""
+        self._tasks.spawn(self._call_after, seconds, call)
+
+    def _call_after(self, seconds: float, call: Callable[[], None]) -> None:
+        self._ended.wait(seconds)
+        if not self._ended.is_set():
+            call()
+
     @property
     def session(self) -> int | None:
         """The number of the session while it is connected."""

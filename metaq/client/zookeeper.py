@@ -1,0 +1,36 @@
+"""Registries by way of ZooKeeper: every broker that is registered there has one, and says where."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from metaq.clock import SystemClock
+from metaq.registry.members import Members
+from metaq.registry.zookeeper import ZooKeeper
+
+SESSION_MS: Final = 10_000
+"""Nothing of a client stands in ZooKeeper: this is only how soon a silent server is left for another one."""
+
+
+class ZooKeeperRegistries:
+    """Tells which registries to ask, now and after every change, from a thread of its own."""
+
+    def __init__(self, hosts: str, use: Callable[[Sequence[str]], None]) -> None:
+        """``BadRequest`` when ``hosts`` cannot be read."""
+        clock = SystemClock()
+        self._use = use
+        self._zookeeper = ZooKeeper(hosts, SESSION_MS, clock)
+        self._members = Members(self._zookeeper, clock, self._changed)
+
+    def start(self) -> None:
+        """Begin to connect; returns at once."""
+        self._members.start()
+        self._zookeeper.start()
+
+    def close(self) -> None:
+        """End the session."""
+        self._zookeeper.stop()
+
+    def _changed(self) -> None:
+        found = sorted({node.registry for node in self._members.nodes().values() if node.registry is not None})
+        if found:  # with none at all, those that were known may still answer
+            self._use(found)
