@@ -57,6 +57,7 @@ _PLACE: Final = struct.Struct(">ii20xq")  # total, magic, log offset
 _IDENTITY: Final = struct.Struct(">12xi4xq48xqi")  # partition, queue offset, text position, body length
 _STORE_MS: Final = struct.Struct(">56xq")
 _PROPERTIES_LENGTH: Final = struct.Struct(">h")
+_SYS_FLAG: Final = struct.Struct(">i")
 
 assert _IDENTITY.size == HEADER_SIZE
 assert HEADER.size == PATCHED_HEADER.size == HEADER_SIZE
@@ -118,6 +119,12 @@ def constant_middle(
 ) -> bytes:
     """40 header bytes; all records of one text session in one turn of the loop share them."""
     return CONSTANT_MIDDLE.pack(sys_flag & ~GROUP_MEMBER, born_ms, born_host, store_ms, store_host, reconsume_times)
+
+
+def with_sys_flag(middle: bytes, bits: int) -> bytes:
+    """A ``constant_middle`` with more bits set in its system flag."""
+    sys_flag: int = _SYS_FLAG.unpack_from(middle)[0]
+    return _SYS_FLAG.pack(sys_flag | bits) + middle[_SYS_FLAG.size :]
 
 
 def record_tail(topic: str, properties: bytes) -> bytes:

@@ -19,6 +19,9 @@ RECEIVE_BYTES: Final = 64 * 1024
 BUFFERS_PER_SEND: Final = 1024
 """IOV_MAX on Linux."""
 
+HELD_BACK_BYTES: Final = 4096
+"""More than that is not held back for the end of the turn: a client that sends many transactions in one go has use for it."""
+
 READABLE: Final = 1
 WRITABLE: Final = 2
 
@@ -71,6 +74,7 @@ class Session:
         "_write_watcher",
         "address",
         "born_host",
+        "due",
         "last_io",
         "on_close",
         "outcome",
@@ -93,6 +97,8 @@ class Session:
         self._write_watcher: Any = None
         self.owed = 0
         self.owed_bytes = 0
+        self.due = False
+        """Something owed is answered at the end of this turn: what little is unsent goes with that, in one send."""
         self.outcome: Any = None
         """What the puts of the current turn lead to."""
         self.principal = ANONYMOUS
@@ -185,6 +191,7 @@ class Session:
         """Pay what is owed: the answers to ``replies`` commands which had ``size`` bytes; then go on with the backlog."""
         self.owed -= replies
         self.owed_bytes -= size
+        self.due = False
         if self._socket is None:
             return
         for buffer in buffers:
@@ -195,7 +202,7 @@ class Session:
     def flush(self) -> None:
         """Send what can be sent now, go on with the backlog as far as that makes room, and decide whether to read on."""
         limit = self._host.max_unsent_bytes
-        if not self._backlog or not self._may_go_on():  # else what goes out now goes with what the backlog says
+        if not (self._backlog and self._may_go_on()):  # else what goes out now goes with what the backlog says
             self._send()
         while self._backlog and self._may_go_on():
             commands, self._backlog = self._backlog, ()
@@ -209,9 +216,9 @@ class Session:
             self.close()
 
     def _send(self) -> None:
-        """Send what can be sent now, and watch for the rest."""
+        """Send what can be sent now and is not better sent later, and watch for the rest."""
         connection, out = self._socket, self._out
-        if connection is None or not out:
+        if connection is None or not out or (self.due and self._unsent <= HELD_BACK_BYTES):
             return
         try:
             while out:

@@ -23,6 +23,7 @@ from metaq.protocol.record import (
     PATCHED_HEADER,
     STORE_MS_OF_MIDDLE,
     record_tail,
+    with_sys_flag,
 )
 from metaq.protocol.textmessage import Stored, plain_overhead
 from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress, write_checkpoint, write_live
@@ -183,14 +184,17 @@ class MessageStore:
             self._keyed.append((offset, queue.topic, keys, STORE_MS_OF_MIDDLE.unpack(middle)[0]))
         return offset
 
-    def put_all(self, messages: Iterable[Message]) -> list[int]:
-        """Stage messages one behind the other, at four fifths of the cost of as many ``put``, whose arguments they are.
+    def put_all(self, messages: Iterable[Message], sys_flag: int = 0) -> list[int]:
+        """Stage messages one behind the other, a tenth cheaper than as many ``put``, whose arguments they are.
 
-        Room for all of them was reserved (``CommitLog.reserve``), so that this does not fail half way.
+        Room for all was reserved (``CommitLog.reserve``): this does not fail half way. ``sys_flag`` is added to theirs.
         """
-        log, touched, turn, offsets = self.log, self._touched, self._turn, []
+        shared = patched = b""  # the middle is the same for most messages
+        log, turn, offsets = self.log, self._turn, []
         pack, stage = PATCHED_HEADER.pack, log.stage
         for queue, flag, body, crc, middle, text_size, own_tail, tag, keys in messages:
+            if middle is not shared:
+                shared, patched = middle, with_sys_flag(middle, sys_flag)
             tail, length, offset = own_tail or queue.tail, len(body), log.staged_end
             size = HEADER_SIZE + length + len(tail) + CHECKSUM_SIZE
             if offset + size > log.room_end:
@@ -198,9 +202,8 @@ class MessageStore:
                 offset = log.staged_end
             ordinal, position = queue.next, queue.text_end
             if queue.turn != turn:
-                queue.turn = turn
-                touched.append((queue, ordinal, position, len(queue.pending)))
-            stage(pack(size, MAGIC, crc, queue.partition, flag, ordinal, offset, middle, position, length) + body + tail)
+                self.touch(queue)
+            stage(pack(size, MAGIC, crc, queue.partition, flag, ordinal, offset, patched, position, length) + body + tail)
             queue.add(offset, size, tag, text_size)
             if keys:
                 self._keyed.append((offset, queue.topic, keys, STORE_MS_OF_MIDDLE.unpack(middle)[0]))

@@ -10,7 +10,6 @@ which carry a bit in their system flag. In a running broker one append makes the
 what a kill or a power cut has left. The bit tells members whose mark is lost from messages of their own.
 """
 
-import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -26,7 +25,6 @@ from metaq.store.messagestore import Message, MessageStore
 MARK_PARTITIONS: Final = frozenset((("METAQ_SYS_TRANSACTIONS", 0), ("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0)))
 """Where marks are; anywhere else their property means nothing."""
 
-_SYS_FLAG: Final = struct.Struct(">i")
 _SYS_FLAG_AT: Final = 36
 _MEMBER_IN_FIRST_BYTE: Final = GROUP_MEMBER >> 24
 _NAME: Final = f"{GROUP_END}\x01".encode()
@@ -56,7 +54,7 @@ def ready_size(ready: Ready) -> int:
     return HEADER_SIZE + len(ready.body) + len(tail) + CHECKSUM_SIZE
 
 
-def put_together(store: MessageStore, mark: Ready, rest: Sequence[Ready]) -> list[int]:
+def put_together(store: MessageStore, mark: Ready, rest: Sequence[Message]) -> list[int]:
     """Stage a mark and its members so that recovery keeps all or none of them; return their log offsets.
 
     ``store.check_writable`` came first, ``mark`` goes to one of ``MARK_PARTITIONS``. Raises ``BadRequest`` when they do not fit
@@ -65,31 +63,25 @@ def put_together(store: MessageStore, mark: Ready, rest: Sequence[Ready]) -> lis
     assert (mark.queue.topic, mark.queue.partition) in MARK_PARTITIONS, mark.queue
     if not rest:
         return [store.put(*mark)]
-    sizes = [ready_size(mark) + END_SIZE, *map(ready_size, rest)]
+    sizes = [ready_size(mark) + END_SIZE]
+    sizes += [HEADER_SIZE + len(body) + len(tail or queue.tail) + CHECKSUM_SIZE for queue, _, body, _, _, _, tail, _, _ in rest]
     total, most = sum(sizes), store.settings.segment_bytes - BLANK_SIZE
     if total > most:
         raise BadRequest(f"{len(sizes)} records kept together take {total} bytes, a segment of the log has room for {most}")
     log = store.log
     log.reserve(total)
     end = log.end_of(sizes)
-    offsets = store.put_all((_with_end(mark, end), *_members(rest)))
+    queue, flag, body, crc, middle, text_size, tail, tag, keys = mark
+    offset = store.put(queue, flag, body, crc, middle, text_size, _with_end(queue, tail, end), tag, keys)
+    offsets = [offset, *store.put_all(rest, GROUP_MEMBER)]
     assert log.staged_end == end
     return offsets
 
 
-def _with_end(mark: Ready, end: int) -> Ready:
-    tail = mark.queue.tail if mark.tail is None else mark.tail
-    properties = tail[_TOPIC_LENGTH_SIZE + tail[0] + _PROPERTIES_LENGTH_SIZE :]
-    return mark._replace(tail=longer_tail(mark.queue.tail, b"%b%b%016X\x02" % (properties, _NAME, end)))
-
-
-def _members(rest: Iterable[Ready]) -> Iterator[Message]:
-    shared, of_member = b"", b""  # the middle is the same for most members
-    for queue, flag, body, crc, middle, text_size, tail, tag, keys in rest:
-        if middle is not shared:
-            sys_flag: int = _SYS_FLAG.unpack_from(middle)[0]
-            shared, of_member = middle, _SYS_FLAG.pack(sys_flag | GROUP_MEMBER) + middle[_SYS_FLAG.size :]
-        yield queue, flag, body, crc, of_member, text_size, tail, tag, keys
+def _with_end(queue: ConsumeQueue, tail: bytes | None, end: int) -> bytes:
+    """The tail of a mark in that queue, with where its group ends."""
+    properties = b"" if tail is None else tail[_TOPIC_LENGTH_SIZE + tail[0] + _PROPERTIES_LENGTH_SIZE :]
+    return longer_tail(queue.tail, b"%b%b%016X\x02" % (properties, _NAME, end))
 
 
 def group_end(stored: Stored) -> int | None:

@@ -286,6 +286,10 @@ class Branches(Generic[T]):
             self._open.close(key)
         return messages
 
+    def size(self, key: str) -> int:
+        """Bytes that an open branch holds."""
+        return self._open[key].held
+
     def commit(self, key: str, *, one_phase: bool) -> Work[T]:
         """What is to be made visible; ``done`` or ``failed`` follows, also when it is nothing."""
         self._check_undecided(key)

@@ -18,6 +18,7 @@ their order, say which branches are undecided.
 
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -43,16 +44,14 @@ from metaq.protocol.textmessage import HEADER_SIZE_TEXT, Stored
 from metaq.store.commitlog import SMALLEST_RECORD, CommitLog
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.files import Read
-from metaq.store.messagestore import MessageStore
+from metaq.store.messagestore import Message, MessageStore
 from metaq.store.together import Ready, group_end
 
 TOPIC: Final = "METAQ_SYS_TRANSACTIONS"
 MARKS, PARKED = 0, 1
 """Partitions of the topic."""
-_ID: Final = b"%b" + MESSAGE_ID.encode() + b"\x01%d\x02"
-"""Behind other properties, the id."""
-_new: Final = tuple.__new__
-"""A third of the cost of a named tuple's own constructor."""
+_ID: Final = MESSAGE_ID.encode() + b"\x01"
+"""Before the id, which is the last property of its own."""
 PARKED_GROWTH: Final = 600
 """At most so many bytes more than its body and tag takes a message that is parked."""
 
@@ -101,36 +100,42 @@ class Journal:
         now_ms = self._store.clock.now_ms()
         body = orjson.dumps(content)
         middle = constant_middle(0, now_ms, self._host, now_ms, self._host)
-        queue = self._store.queue(TOPIC, MARKS)
+        queue = self._queues[MARKS]
         return Ready(queue, 0, body, zlib.crc32(body) & 0x7FFFFFFF, middle, HEADER_SIZE_TEXT + len(body))
 
-    def parked(self, messages: Sequence[Held]) -> list[Ready]:
+    def parked(self, messages: Sequence[Held]) -> list[Message]:
         """Messages on their way to where they wait."""
-        return self._ready(messages, self._store.queue(TOPIC, PARKED))
+        return self._ready(messages, self._queues[PARKED])
 
-    def real(self, messages: Sequence[Held]) -> list[Ready]:
+    def real(self, messages: Sequence[Held]) -> list[Message]:
         """Messages on their way to their readers."""
         return self._ready(messages, None)
 
-    def _ready(self, messages: Sequence[Held], park: ConsumeQueue | None) -> list[Ready]:
+    @cached_property
+    def _queues(self) -> tuple[ConsumeQueue, ConsumeQueue]:
+        """Made with the first transaction: who has none does not see them."""
+        return self._store.queue(TOPIC, MARKS), self._store.queue(TOPIC, PARKED)
+
+    def _ready(self, messages: Sequence[Held], park: ConsumeQueue | None) -> list[Message]:
         now_ms, host = self._store.clock.now_ms(), self._host
-        made = []
+        made: list[Message] = []
         # of the message before, which are most often those of the next
-        born, host_before, middle, real, at = 0, b"", b"", None, b""
+        born, host_before, middle, real, width, tail = 0, b"", b"", None, 0, b""
         for queue, flag, payload, crc, attribute, message_id, born_ms, born_host in messages:
             if born_ms != born or born_host != host_before:
                 born, host_before = born_ms, born_host
                 middle = constant_middle(0, born_ms, born_host, now_ms, host)
-            if queue is not real:
-                real, target = queue, park or queue
-                if park is not None:
-                    at = encode_properties(((REAL_TOPIC, queue.topic), (REAL_QUEUE, str(queue.partition))))
-            properties = _ID % (at, message_id)
-            tag, size = 0, HEADER_SIZE_TEXT + len(payload)
-            if attribute is not None:
-                tag, size = java_hash(attribute), size + 4 + len(attribute.encode())
-                properties = encode_properties(((TAGS, attribute),)) + properties
-            made.append(_new(Ready, (target, flag, payload, crc, middle, size, longer_tail(target.tail, properties), tag, ())))
+            last = b"%d\x02" % message_id
+            if queue is not real or len(last) != width:
+                real, width, target = queue, len(last), park or queue
+                properties = _properties(queue, park is not None)
+                tail = longer_tail(target.tail, properties + last)[:-width]
+            if attribute is None:
+                made.append((target, flag, payload, crc, middle, HEADER_SIZE_TEXT + len(payload), tail + last, 0, ()))
+            else:
+                own = encode_properties(((TAGS, attribute),)) + _properties(queue, park is not None) + last
+                size = HEADER_SIZE_TEXT + len(payload) + 4 + len(attribute.encode())
+                made.append((target, flag, payload, crc, middle, size, longer_tail(target.tail, own), java_hash(attribute), ()))
         return made
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -166,6 +171,12 @@ class Journal:
         if stored is None:
             raise CorruptRecord(f"the prepare mark at log offset {place} is damaged; run metaq verify")
         return stored
+
+
+def _properties(queue: ConsumeQueue, parked: bool) -> bytes:
+    """Of a message that goes to ``queue`` and has no attribute; the id comes behind."""
+    places = ((REAL_TOPIC, queue.topic), (REAL_QUEUE, str(queue.partition))) if parked else ()
+    return encode_properties(places) + _ID
 
 
 def content_of(stored: Stored) -> dict[str, Any]:

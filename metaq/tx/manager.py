@@ -48,13 +48,39 @@ _SIZE_BITS: Final = 24
 _KIB: Final = 1024
 
 
-class Step(NamedTuple):
-    """Something that is staged; one of the two is called, once."""
+class _Staged(NamedTuple):
+    """A mark that was staged with its group."""
 
-    succeeded: Callable[[], None]
-    failed: Callable[[], None]
-    refusal: XaCode | None
-    """What it means when nothing is stored; ``None`` for a local transaction, which knows no codes."""
+    number: int
+    size: int
+    """Bytes of the group."""
+    end: Callable[[int], None]
+    """To be called with the number when the outcome is known."""
+
+
+class Step:
+    """Something that is staged; one of ``succeeded`` and ``failed`` is called, once."""
+
+    __slots__ = ("_failed", "_staged", "_succeeded", "refusal", "size")
+
+    def __init__(
+        self, staged: _Staged, succeeded: Callable[[], None], failed: Callable[[], None], refusal: XaCode | None
+    ) -> None:
+        self._staged = staged
+        self._succeeded = succeeded
+        self._failed = failed
+        self.refusal = refusal
+        """What it means when nothing is stored; ``None`` for a local transaction, which knows no codes."""
+        self.size = staged.size
+        """Bytes that wait in the log for the outcome."""
+
+    def succeeded(self) -> None:
+        self._staged.end(self._staged.number)
+        self._succeeded()
+
+    def failed(self) -> None:
+        self._staged.end(self._staged.number)
+        self._failed()
 
 
 class _Snapshot(NamedTuple):
@@ -173,15 +199,20 @@ class Transactions:
 
     def next_id(self) -> int:
         """The text id of a message that has no place yet: negative, and never given before."""
-        self._next_id += 1
-        return -self._next_id
+        return self.take_ids(1) - 1
+
+    def take_ids(self, count: int) -> int:
+        """So many ids at once, of which not all need be used: those below the number returned, each one less than the other."""
+        first = -self._next_id
+        self._next_id += count
+        return first
 
     def prepare(self, key: str) -> Step | None:
         """Vote; ``None``: nothing was put in the branch, which is gone. ``XaError`` with ``RBOTHER``: no, and rolled back."""
         messages = self.branches.prepare(key)
         if not messages:
             return None
-        size = sum(message.size for message in messages)
+        size = self.branches.size(key)
         try:
             self._check_room(size)
             mark = self._mark({"do": "prepare", "key": key, "messages": len(messages), "bytes": size})
@@ -193,7 +224,7 @@ class Transactions:
         self._store.reserved_bytes += _bytes(value)
         succeeded = partial(self._prepared, key, value, messages, size)
         failed = partial(self._refused, key, value)
-        return self._step(succeeded, failed, XaCode.RBOTHER)
+        return Step(self._staged(place), succeeded, failed, XaCode.RBOTHER)
 
     def _mark(self, content: dict[str, Any]) -> Ready:
         """With how far ids are: those of the messages in the log are never given again, whatever the clock says."""
@@ -251,21 +282,22 @@ class Transactions:
         """Stage that an operator's decision is known; ``None``: there is nothing to forget."""
         if not self.branches.forget(key):
             return None
-        self._stage(key, {"do": "forget", "key": key}, (), XaCode.RMFAIL)
-        return self._step(partial(self.branches.done, key), partial(self.branches.failed, key))
+        place = self._stage(key, {"do": "forget", "key": key}, (), XaCode.RMFAIL)
+        return Step(self._staged(place), partial(self.branches.done, key), partial(self.branches.failed, key), XaCode.RMFAIL)
 
     def _decide(self, key: str, work: Work[Held], mark: dict[str, Any], messages: Sequence[Held]) -> Step:
         refusal = XaCode.RBOTHER if work.place is None else XaCode.RMFAIL
-        self._stage(key, mark, messages, refusal)
+        place = self._stage(key, mark, messages, refusal)
         succeeded = partial(self._decided, key, self._store.log.staged_end)
-        return self._step(succeeded, partial(self.branches.failed, key), refusal)
+        return Step(self._staged(place), succeeded, partial(self.branches.failed, key), refusal)
 
-    def _stage(self, key: str, mark: dict[str, Any], messages: Sequence[Held], refusal: XaCode) -> None:
+    def _stage(self, key: str, mark: dict[str, Any], messages: Sequence[Held], refusal: XaCode) -> int:
+        """Log offset of the mark."""
         try:
             if refusal is XaCode.RBOTHER:  # only who has voted was promised room
                 self._store.check_writable()
             self._store.check_healthy()
-            put_together(self._store, self._mark(mark), self._journal.real(messages))
+            return put_together(self._store, self._mark(mark), self._journal.real(messages))[0]
         except MetaqError as error:
             self.branches.failed(key)
             state = "is rolled back" if refusal is XaCode.RBOTHER else "stays as it was"
@@ -277,8 +309,8 @@ class Transactions:
             return None
         self._store.check_writable()
         mark = self._mark({"do": "commit", "key": key, "messages": len(messages)})
-        put_together(self._store, mark, self._journal.real(messages))
-        return self._step(_nothing, _nothing, None)
+        place = put_together(self._store, mark, self._journal.real(messages))[0]
+        return Step(self._staged(place), _nothing, _nothing, None)
 
     def _decided(self, key: str, end: int) -> None:
         place = self.branches.place(key)  # it may have moved since the decision began
@@ -298,18 +330,15 @@ class Transactions:
         while self._left and self._left[0][0] <= self._store.durable_end:
             self._left.popleft()
 
-    def _step(self, succeeded: Callable[[], None], failed: Callable[[], None], refusal: XaCode | None = XaCode.RMFAIL) -> Step:
-        """After a mark was staged, with its group."""
+    def _staged(self, place: int) -> _Staged:
+        """Of the mark that was staged last, at a log offset."""
         self._begun += 1
-        number = self._begun
-        queue = self._store.queues[_MARKS]
-        self._open_steps[number] = queue.next - 1, queue.unit(queue.next - 1, read_here)[0]
-        return Step(partial(self._end, number, succeeded), partial(self._end, number, failed), refusal)
+        self._open_steps[self._begun] = self._next_mark - 1, place
+        return _Staged(self._begun, self._store.log.staged_end - place, self._end)
 
-    def _end(self, number: int, outcome: Callable[[], None]) -> None:
+    def _end(self, number: int) -> None:
         del self._open_steps[number]
         self._version += 1
-        outcome()
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -360,7 +389,8 @@ class Transactions:
         mark = self._mark({"do": "prepare", "key": key, **counts, "since_ms": since_ms})
         place = put_together(self._store, mark, self._journal.parked(messages))[0]
         moved = _packed(place, _bytes(value))
-        return self._step(partial(self._moved, key, value, moved, self._store.log.staged_end), _nothing)
+        succeeded = partial(self._moved, key, value, moved, self._store.log.staged_end)
+        return Step(self._staged(place), succeeded, _nothing, XaCode.RMFAIL)
 
     def _moved(self, key: str, value: int, moved: int, end: int) -> None:
         # who is deciding it may still be reading it where it was

@@ -48,7 +48,6 @@ class TransactionHandler:
     ) -> None:
         self.turns = turns
         self.transactions = transactions
-        self.log = context.store.log
         self._context = context
         self._looks = looks
         self._puts = puts
@@ -99,42 +98,43 @@ class TransactionHandler:
         Each gets an id at once, and a position when its branch is committed.
         """
         replies, size, failed = [], 0, 0
-        now_ms, born_host, next_id = self._clock.now_ms(), session.born_host, self.transactions.next_id
+        now_ms, born_host = self._clock.now_ms(), session.born_host
+        message_id = self.transactions.take_ids(len(commands) - at)
         queue: ConsumeQueue | None = None  # of the put before, as the next four: puts that follow each other share them
         branch: OpenBranch[Held] | None = None
         topic, partition, transaction = "", -1, ""
         for put in commands[at:] if at else commands:
             if type(put) is not Put or put.transaction is None:
                 break
-            body = put.body
+            put_topic, number, flag, checksum, key, opaque, body = put
             size += len(body)
             try:
-                if put.topic != topic or put.partition != partition or queue is None:
+                if put_topic != topic or number != partition or queue is None:
                     queue = self._partition(session, put)
-                    topic, partition = put.topic, put.partition
+                    topic, partition = put_topic, number
                 crc = zlib.crc32(body) & 0x7FFFFFFF
-                if crc != put.checksum != NO_CHECKSUM:
+                if crc != checksum != NO_CHECKSUM:
                     raise checksum_mismatch()
-                if branch is None or put.transaction != transaction:
+                if branch is None or key != transaction:
                     branch = self._open(session, put.transaction)
                     transaction = put.transaction
-                message_id = next_id()
-                if put.flag & 1:
-                    attribute, payload = split_attribute(put.flag, body)
+                message_id -= 1
+                if flag & 1:
+                    attribute, payload = split_attribute(flag, body)
                     crc = zlib.crc32(payload) & 0x7FFFFFFF
-                    held = Held(queue, put.flag, payload, crc, attribute, message_id, now_ms, born_host)
+                    held = Held(queue, flag, payload, crc, attribute, message_id, now_ms, born_host)
                     branch.put(held, held.size)
                 else:
-                    held = _new(Held, (queue, put.flag, body, crc, None, message_id, now_ms, born_host))
+                    held = _new(Held, (queue, flag, body, crc, None, message_id, now_ms, born_host))
                     branch.put(held, len(body) + PARKED_GROWTH)
             except MetaqError as error:
                 failed += 1
                 self._context.topic_counters(put.topic).put_failed.add(1)
                 text = error.wire if isinstance(error, XaError) else str(error)
-                replies.append(result(error.status, text, put.opaque))
+                replies.append(result(error.status, text, opaque))
             else:
                 text = f"{message_id} {partition} -1"
-                replies.append(f"result 200 {len(text)} {put.opaque}\r\n{text}")
+                replies.append(f"result 200 {len(text)} {opaque}\r\n{text}")
         self._context.counters.put.add(len(replies), size)
         if failed:
             self._context.counters.put_failed.add(failed)
@@ -157,19 +157,17 @@ class TransactionHandler:
         self._acknowledge(session, command)
 
     def _prepare(self, session: TextSession, command: Transaction, key: str) -> None:
-        start = self.log.staged_end
         step = self.transactions.prepare(key)
         if step is None:
             session.reply(write_result(OK, READ_ONLY, command.opaque))
         else:
-            self.owe(session, command.opaque, step, start, PREPARED)
+            self.owe(session, command.opaque, step, PREPARED)
 
     def _commit(self, session: TextSession, command: Transaction, key: str, *, one_phase: bool) -> None:
         work = self.transactions.commit(key, one_phase=one_phase)
         messages = self.transactions.at_hand(work)
         if messages:
-            start = self.log.staged_end
-            self.owe(session, command.opaque, self.transactions.store_commit(key, work, messages), start)
+            self.owe(session, command.opaque, self.transactions.store_commit(key, work, messages))
         elif work.place is not None:
             self._looks.look(_Committing(self, session, command.opaque, key, work))
         else:
@@ -177,18 +175,16 @@ class TransactionHandler:
             self._acknowledge(session, command)
 
     def _rollback(self, session: TextSession, command: Transaction, key: str) -> None:
-        start = self.log.staged_end
-        self._after(session, command, self.transactions.rollback(key), start)
+        self._after(session, command, self.transactions.rollback(key))
 
     def _forget(self, session: TextSession, command: Transaction, key: str) -> None:
-        start = self.log.staged_end
-        self._after(session, command, self.transactions.forget(key), start)
+        self._after(session, command, self.transactions.forget(key))
 
-    def _after(self, session: TextSession, command: Transaction, step: Step | None, start: int) -> None:
+    def _after(self, session: TextSession, command: Transaction, step: Step | None) -> None:
         if step is None:
             self._acknowledge(session, command)
         else:
-            self.owe(session, command.opaque, step, start)
+            self.owe(session, command.opaque, step)
 
     # -- local transactions -------------------------------------------------------------------------------------------
 
@@ -203,12 +199,11 @@ class TransactionHandler:
 
     def _commit_local(self, session: TextSession, command: Transaction, key: str) -> None:
         messages = self._local.commit(session, key)
-        start = self.log.staged_end
         try:
             step = self.transactions.store_local(key, messages)
         except MetaqError as error:
             raise BrokerError(f"the transaction is rolled back: {error}") from error
-        self._after(session, command, step, start)
+        self._after(session, command, step)
 
     def _rollback_local(self, session: TextSession, command: Transaction, key: str) -> None:
         self._local.rollback(session, key)
@@ -222,12 +217,12 @@ class TransactionHandler:
     def _acknowledge(self, session: TextSession, command: Transaction) -> None:
         session.reply(write_result(OK, ACKNOWLEDGED, command.opaque))
 
-    def owe(self, session: TextSession, opaque: str, step: Step, start: int, text: str = ACKNOWLEDGED) -> None:
-        """Answer when what was staged from log offset ``start`` on is as durable as promised."""
-        outcome = _StepOutcome(session, opaque, step, text, self.log.staged_end - start)
+    def owe(self, session: TextSession, opaque: str, step: Step, text: str = ACKNOWLEDGED) -> None:
+        """Answer when a step is as durable as promised."""
         session.owed += 1
-        self.turns.staged(outcome)
-        self.turns.waiting_bytes += outcome.size
+        session.due = not self.turns.waits
+        self.turns.staged(_StepOutcome(session, opaque, step, text))
+        self.turns.waiting_bytes += step.size
 
     # -- duties -------------------------------------------------------------------------------------------------------
 
@@ -260,12 +255,12 @@ class _StepOutcome:
 
     __slots__ = ("_opaque", "_session", "_step", "_text", "size")
 
-    def __init__(self, session: TextSession, opaque: str, step: Step, text: str, size: int) -> None:
+    def __init__(self, session: TextSession, opaque: str, step: Step, text: str) -> None:
         self._session = session
         self._opaque = opaque
         self._step = step
         self._text = text
-        self.size = size
+        self.size = step.size
 
     def stored(self) -> None:
         self._step.succeeded()
@@ -308,14 +303,13 @@ class _Committing(Question):
 
     def found(self, answer: Any) -> None:
         handler = self._handler
-        start = handler.log.staged_end
         try:
             step = handler.transactions.store_commit(self._key, self._work, answer)
         except XaError as error:
             self._reply(error)
             return
         self.session.owed -= self._owed
-        handler.owe(self.session, self._opaque, step, start)
+        handler.owe(self.session, self._opaque, step)
 
     def fail(self, error: MetaqError) -> None:
         self._handler.transactions.branches.failed(self._key)
