@@ -5,8 +5,10 @@ from typing import Any
 
 import click
 
+from metaq.cli.addslave import add_slave
 from metaq.cli.common import FAILED, examples, json_option, print_json, registry_option
 from metaq.cli.groups import SYSTEM_GROUP
+from metaq.cli.replicas import demote, handover, promote, status
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.topics import is_of_users
 from metaq.client import Admin, connect
@@ -17,7 +19,11 @@ from metaq.errors import ClientError
 
 @click.group()
 def cluster() -> None:
-    """Look at clusters, brokers, and the clients that are connected."""
+    """Look at clusters, brokers, their replicas, and the clients that are connected; change which replica is master."""
+
+
+for command in (status, promote, demote, handover, add_slave):
+    cluster.add_command(command)
 
 
 @cluster.command("list", epilog=examples("metaq cluster list"))

@@ -12,6 +12,7 @@ from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessa
 from metaq.client.offsets import QueueEnds
 from metaq.client.pull import PullConsumer
 from metaq.client.records import decode_messages
+from metaq.client.replicaadmin import ReplicaAdmin
 from metaq.client.routing import DEFAULT_TOPIC, MASTER
 from metaq.client.sending import Outgoing, QueueChoice, deliver, send_fields
 from metaq.client.transactionadmin import TransactionAdmin
@@ -432,6 +433,10 @@ class Admin:
     def transactions(self) -> TransactionAdmin:
         """Undecided branches and transactional messages."""
         return TransactionAdmin(self._core)
+
+    def replicas(self) -> ReplicaAdmin:
+        """How replicas of brokers stand, and their roles."""
+        return ReplicaAdmin(self._core)
 
     # -- asking -------------------------------------------------------------------------------------------------------
 

@@ -141,6 +141,47 @@ class BranchView(NamedTuple):
     """Why they cannot be read; then the branch cannot be committed."""
 
 
+class SlaveView(NamedTuple):
+    """A slave, as its master sees it."""
+
+    replica: int
+    address: str
+    """Where its connection comes from."""
+    text: str
+    """Where clients of the text protocol reach it."""
+    held_end: int
+    lag_bytes: int
+    lag_ms: int
+    """Since it last held everything; −1: it never has."""
+    in_sync: bool
+
+
+class ReplicaView(NamedTuple):
+    """How a replica of a broker stands."""
+
+    role: str
+    """``master`` or ``slave``."""
+    replica: int
+    epoch: int
+    begin: int
+    end: int
+    durable_end: int
+    readable_end: int
+    """Log offset before which readers may see everything."""
+    in_sync: tuple[int, ...]
+    """Of a slave: as it heard last."""
+    min_in_sync: int
+    replication: str
+    """Where slaves connect while it is master."""
+    master: str
+    """Of a slave: its master's ``replication``; empty while it follows nobody."""
+    master_end: int
+    """Where the master's log ends; of a slave: as it heard last."""
+    problem: str | None
+    """Why a slave follows nobody."""
+    slaves: tuple[SlaveView, ...]
+
+
 class OffsetChange(NamedTuple):
     """What resetting does to one partition."""
 
@@ -283,6 +324,14 @@ def read_branch(content: Any) -> BranchView:
 def read_half(content: Any) -> Half:
     """Body of 30011."""
     return read_row(content["half"], Half)
+
+
+@_reader("the state of a replica")
+def read_replica(content: Any) -> ReplicaView:
+    """Body of 30020."""
+    slaves = tuple(SlaveView(**{name: row[name] for name in SlaveView._fields}) for row in content["slaves"])
+    known = {name: content[name] for name in ReplicaView._fields}
+    return ReplicaView(**{**known, "in_sync": tuple(content["in_sync"]), "slaves": slaves})
 
 
 def read_identity(fields: Mapping[str, str]) -> BrokerIdentity:

@@ -1,0 +1,321 @@
+"""``metaq cluster status``, ``promote``, ``demote``, ``handover``: how replicas stand, and which one is the master."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+import click
+
+from metaq.cli.common import FAILED, NOTHING_CHANGED, Address, examples, json_option, registry_option, yes_option
+from metaq.cli.tables import Row, print_record, print_rows
+from metaq.client import Admin, connect
+from metaq.client.replicaadmin import ReplicaAdmin
+from metaq.client.routing import MASTER
+from metaq.client.views import BrokerView, ReplicaView, SlaveView
+from metaq.errors import ClientError
+
+CHANGE_S: Final = 60.0
+"""Longest time that a change of roles is waited for: the store is closed and opened anew, which recovers its newest part."""
+POLL_S: Final = 0.2
+
+TWO_MASTERS: Final = """\
+There would be two masters: what clients still send to the old one is acknowledged, and cut from its log later. Hand over
+instead (metaq cluster handover), or demote it first (metaq cluster demote)."""
+MAY_LIVE: Final = """\
+If it still runs where only some clients reach it, there will be two masters: make sure that it has stopped."""
+NOT_IN_SYNC: Final = """\
+It was not in sync when it last heard its master, or has not heard one since it was started: it may lack messages that were
+acknowledged, and those are lost when it becomes master."""
+NO_OTHER: Final = "No other replica is seen to be master: until one is, nobody takes messages of this broker."
+CUT: Final = "What its log has and its new master's has not is cut from it."
+
+
+class Place(NamedTuple):
+    """One replica that a registry knows, or that was named by its address."""
+
+    broker: BrokerView
+    view: ReplicaView | None
+    """``None`` when it takes no slaves, or did not answer."""
+    error: str | None = None
+    """Why it did not answer."""
+
+    @property
+    def is_master(self) -> bool:
+        """Whether it takes messages."""
+        return self.view is not None and self.view.role == "master"
+
+    @property
+    def is_in_sync(self) -> bool:
+        """Whether it is, or was when it last heard its master."""
+        return self.view is not None and self.view.replica in self.view.in_sync
+
+    def __str__(self) -> str:
+        number = "" if self.view is None else f"replica {self.view.replica} of "
+        return f"{number}{self.broker.name} at {self.broker.address}"
+
+
+def place_of(replicas: ReplicaAdmin, broker: BrokerView) -> Place:
+    """Ask one replica how it stands."""
+    try:
+        return Place(broker, replicas.status(broker.address))
+    except ClientError as error:
+        return Place(broker, None, str(error))
+
+
+def places_of(admin: Admin, name: str | None = None) -> list[Place]:
+    """All replicas that the registry knows, of one broker or of all."""
+    replicas = admin.replicas()
+    return [place_of(replicas, broker) for broker in admin.brokers() if name in (None, broker.name)]
+
+
+# -- looking ----------------------------------------------------------------------------------------------------------
+
+
+@click.command(epilog=examples("metaq cluster status", "metaq cluster status orders --json"))
+@click.argument("name", required=False, metavar="[BROKER]")
+@registry_option
+@json_option
+def status(name: str | None, registry: str, as_json: bool) -> int:
+    """Show how the replicas of a broker stand, or of all brokers: roles, epochs, how far each is, and who is in sync."""
+    with connect(registry) as client:
+        places = places_of(client.admin(), name)
+    print_rows(status_rows(places), as_json=as_json, hidden=("durable_end", "min_in_sync"))
+    if not places:
+        click.echo(f"metaq: no broker {name} is registered" if name else "no broker is registered", err=True)
+        return FAILED if name else 0
+    return 0
+
+
+def status_rows(places: Iterable[Place]) -> list[Row]:
+    """One for each replica; also for those that follow a master and are registered nowhere."""
+    rows = []
+    listed = list(places)
+    known = {(place.broker.name, place.view.replica) for place in listed if place.view is not None}
+    for place in listed:
+        rows.append(status_row(place, listed))
+        if place.view is not None:
+            strangers = [slave for slave in place.view.slaves if (place.broker.name, slave.replica) not in known]
+            rows += [stranger_row(place.broker, slave) for slave in strangers]
+    return rows
+
+
+def status_row(place: Place, places: Iterable[Place]) -> Row:
+    """A replica in one line. How far a slave lags only its master knows."""
+    broker, view = place.broker, place.view
+    if view is None:
+        role, state = ("master" if broker.broker_id == MASTER else "slave"), place.error or "takes no slaves"
+        return _row(broker, broker.broker_id or None, role, broker.address, state)
+    masters = [other for other in places if other.is_master and other.broker.name == broker.name]
+    seen = [slave for other in masters if other.view for slave in other.view.slaves if slave.replica == view.replica]
+    state = view.problem or (f"follows {view.master}" if view.master else "follows nobody")
+    row = _row(broker, view.replica, view.role, broker.address, "answers" if place.is_master else state)
+    row.update(epoch=view.epoch, end=view.end, durable_end=view.durable_end, readable_end=view.readable_end)
+    row.update(in_sync=seen[0].in_sync if seen else place.is_in_sync)
+    if place.is_master:
+        row.update(in_sync_set=list(view.in_sync), min_in_sync=view.min_in_sync)
+    elif seen:
+        row.update(_lag(seen[0]))
+    else:
+        row.update(lag_bytes=max(0, view.master_end - view.end))
+    return row
+
+
+def stranger_row(broker: BrokerView, slave: SlaveView) -> Row:
+    """A slave that only its master knows."""
+    row = _row(broker, slave.replica, "slave", slave.text, "not registered")
+    row.update(end=slave.held_end, in_sync=slave.in_sync, **_lag(slave))
+    return row
+
+
+def _lag(slave: SlaveView) -> dict[str, Any]:
+    return {"lag_bytes": slave.lag_bytes, "lag_s": None if slave.lag_ms < 0 else slave.lag_ms / 1000}
+
+
+def _row(broker: BrokerView, replica: int | None, role: str, address: str, state: str) -> dict[str, Any]:
+    unknown = ("epoch", "end", "durable_end", "readable_end", "lag_bytes", "lag_s", "in_sync", "in_sync_set", "min_in_sync")
+    first = {"broker": broker.name, "replica": replica, "role": role, "address": address}
+    return {**first, **dict.fromkeys(unknown), "state": state}
+
+
+# -- changing roles ---------------------------------------------------------------------------------------------------
+
+
+def at_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds ``--at``."""
+    text = "The replica's own address, when the registry does not know it.  [default: the registry is asked]"
+    return click.option("--at", "at", type=Address(), help=text)(command)
+
+
+def replica_option(name: str, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds the number of a replica."""
+    return click.option(name, "replica", type=click.IntRange(1), metavar="N", help=text)
+
+
+def known_places(admin: Admin, name: str, at: tuple[str, int] | None) -> list[Place]:
+    """The replicas of a broker that can be spoken of: those of the registry, or the one at an address."""
+    if at is None:
+        places = places_of(admin, name)
+        if not places:
+            raise click.BadParameter(f"no replica of {name} is registered; name one with --at HOST:PORT")
+        return places
+    host, port = at
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    identity = admin.identity(address)
+    if identity.name != name:
+        raise click.BadParameter(f"{identity.name or 'a registry'} answers at {address}, not {name}")
+    return [place_of(admin.replicas(), BrokerView("", name, MASTER, address))]
+
+
+def chosen(places: Iterable[Place], replica: int | None, what: str) -> Place:
+    """The one with this number, or else the one that holds most of what was safe."""
+    fits = [place for place in places if place.view is not None and replica in (None, place.view.replica)]
+    if not fits:
+        raise click.BadParameter(f"{what if replica is None else f'replica {replica} is none of them: {what}'}")
+    return max(fits, key=lambda place: (place.is_in_sync, place.view and (place.view.epoch, place.view.end)))
+
+
+def show_change(place: Place, change: str, warnings: Iterable[str], *, yes: bool, as_json: bool) -> None:
+    """What is done, or would be."""
+    view = place.view
+    assert view is not None
+    row = {"broker": place.broker.name, "replica": view.replica, "address": place.broker.address, "change": change}
+    row.update(epoch=view.epoch, end=view.end, master_end=view.master_end, in_sync=place.is_in_sync, done=yes)
+    print_record(row, as_json=as_json)
+    for warning in warnings:
+        click.echo(warning, err=True)
+    if not yes:
+        click.echo(NOTHING_CHANGED, err=True)
+
+
+def wait_role(replicas: ReplicaAdmin, place: Place, role: str) -> int:
+    """Wait until a replica has a role; the exit code. While the role changes it does not answer."""
+    deadline, problem = time.monotonic() + CHANGE_S, ""
+    while time.monotonic() < deadline:
+        now = place_of(replicas, place.broker)
+        if now.view is not None and now.view.role == role:
+            click.echo(f"{now} is {role} now, epoch {now.view.epoch}", err=True)
+            return 0
+        problem = now.error or "its role has not changed yet"
+        time.sleep(POLL_S)
+    click.echo(f"metaq: {place} is not {role} after {CHANGE_S:.0f} s: {problem}; metaq cluster status shows more", err=True)
+    return FAILED
+
+
+@click.command(
+    epilog=examples(
+        "metaq cluster promote orders      # what would be done",
+        "metaq cluster promote orders --replica 2 --yes",
+        "metaq cluster promote orders --at 10.0.0.2:10911 --yes",
+    )
+)
+@click.argument("name", metavar="BROKER")
+@replica_option("--replica", "Its number.  [default: the slave that was in sync and has most]")
+@at_option
+@yes_option
+@registry_option
+@json_option
+def promote(name: str, replica: int | None, at: tuple[str, int] | None, yes: bool, registry: str, as_json: bool) -> int:
+    """Make a slave of BROKER the master, after its master is lost.
+
+    Nobody but you can know that the old master is gone for good, and not just out of reach: with two masters, what the old one
+    still acknowledges is lost.
+    """
+    with connect(registry) as client:
+        admin = client.admin()
+        places = known_places(admin, name, at)
+        slaves = [place for place in places if not place.is_master]
+        place = chosen(slaves, replica, f"no slave of {name} answers")
+        show_change(place, "slave to master", promotion_warnings(place, places), yes=yes, as_json=as_json)
+        if not yes:
+            return 0
+        admin.replicas().promote(place.broker.address)
+        return wait_role(admin.replicas(), place, "master")
+
+
+def promotion_warnings(place: Place, places: Iterable[Place]) -> list[str]:
+    """What may be lost by making a slave the master."""
+    warnings = []
+    view = place.view
+    assert view is not None
+    for other in places:
+        if other.is_master:
+            warnings.append(f"{other} lives and is master. {TWO_MASTERS}")
+        elif other.error is not None:
+            warnings.append(f"{other} does not answer: {other.error}. {MAY_LIVE}")
+        elif other.view is not None and (other.view.epoch, other.view.end) > (view.epoch, view.end):
+            warnings.append(f"{other} has more: {other.view.end - view.end} bytes of epoch {other.view.epoch}.")
+    if not place.is_in_sync:
+        warnings.append(NOT_IN_SYNC)
+    if view.end < view.master_end:
+        warnings.append(f"It lacks {view.master_end - view.end} bytes of what its master last said it has.")
+    return warnings
+
+
+@click.command(
+    epilog=examples(
+        "metaq cluster demote orders --at 10.0.0.1:10911",
+        "metaq cluster demote orders --replica 1 --master 10.0.0.2:10912 --yes",
+    )
+)
+@click.argument("name", metavar="BROKER")
+@replica_option("--replica", "Its number.  [default: the master; of two the one of the older epoch]")
+@at_option
+@click.option("--master", "master", metavar="HOST:PORT", help="Whom it follows.  [default: the other replica that is master]")
+@yes_option
+@registry_option
+@json_option
+def demote(
+    name: str,
+    replica: int | None,
+    at: tuple[str, int] | None,
+    master: str | None,
+    yes: bool,
+    registry: str,
+    as_json: bool,
+) -> int:
+    """Make a replica of BROKER the slave of another one, which has taken its place.
+
+    The address of --master is the other one's replication_listen, as others reach it.
+    """
+    with connect(registry) as client:
+        admin = client.admin()
+        places = known_places(admin, name, at)
+        fits = sorted((place for place in places if place.is_master), key=lambda place: place.view.epoch if place.view else 0)
+        place = chosen(fits[:1] if replica is None else fits, replica, f"no master of {name} answers")
+        known = places if at is None else [] if master else places_of(admin, name)
+        others = [other for other in known if other.is_master and not same(other, place)]
+        following = master or next((other.view.replication for other in others if other.view), None)
+        if following is None:
+            raise click.BadParameter(f"no other replica of {name} is master; say whom it is to follow with --master HOST:PORT")
+        warnings = [CUT] if others else [CUT, NO_OTHER]
+        show_change(place, f"master to slave of {following}", warnings, yes=yes, as_json=as_json)
+        if not yes:
+            return 0
+        admin.replicas().demote(place.broker.address, following)
+        return wait_role(admin.replicas(), place, "slave")
+
+
+def same(one: Place, other: Place) -> bool:
+    """Whether two places are one replica."""
+    return one.view is not None and other.view is not None and one.view.replica == other.view.replica
+
+
+@click.command(epilog=examples("metaq cluster handover orders --to 2", "metaq cluster handover orders --to 2 --yes"))
+@click.argument("name", metavar="BROKER")
+@replica_option("--to", "Number of the slave that becomes master.  [default: the one in sync that lags least]")
+@yes_option
+@registry_option
+@json_option
+def handover(name: str, replica: int | None, yes: bool, registry: str, as_json: bool) -> int:
+    """Make a slave of BROKER the master while the master lives, without losing or refusing a message."""
+    with connect(registry) as client:
+        admin = client.admin()
+        places = known_places(admin, name, None)
+        master = chosen([place for place in places if place.is_master], None, f"no master of {name} answers")
+        place = chosen([other for other in places if not other.is_master], replica, f"no slave of {name} answers")
+        assert place.view is not None
+        show_change(place, f"takes over from {master}", () if place.is_in_sync else (NOT_IN_SYNC,), yes=yes, as_json=as_json)
+        if not yes:
+            return 0
+        admin.replicas().hand_over(master.broker.address, place.view.replica)
+        return wait_role(admin.replicas(), place, "master")
