@@ -85,6 +85,8 @@ class SlaveSide:
             published=self._published,
             replaced=replaced,
         )
+        # until the master says more: what was cut off meanwhile, others will take the place of
+        self.follower.seen.readable_end = min(broker.role.readable_end, broker.store.log.end)
         broker.turns.waits = False  # what it refuses it answers at once
         broker.keep(self)
 
