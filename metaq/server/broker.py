@@ -192,7 +192,7 @@ class Broker:
         self.halves = Halves(self.store, settings.data / FOLDER, settings.check_after_ms)
         self._identity = IdentityHandler(settings.broker_name)
         self._registry = self._embed_registry() if self.addresses.registry is not None else None
-        self._registration = Registration(
+        self.registration = Registration(
             settings, role, self.addresses.advertised, topics, self._identity, self.store.clock, self._registry
         )
         self._zookeeper = self._enter_zookeeper(topics) if settings.zookeeper else None
@@ -283,7 +283,7 @@ class Broker:
 
     def _topic_changed(self, name: str) -> None:
         """A topic was made, changed or removed."""
-        self._registration.topic_changed(name)
+        self.registration.topic_changed(name)
         if self._zookeeper is not None:
             self._zookeeper.topic_changed(name)
 
@@ -339,7 +339,7 @@ class Broker:
         """Who answers administrators."""
         context, advertised = self.context, self.addresses.advertised
         return [
-            TopicsHandler(context, self._duties, later, self._forget_topic, self._registration.wait_told),
+            TopicsHandler(context, self._duties, later, self._forget_topic, self.registration.wait_told),
             GroupAdminHandler(context, self._duties, later),
             OffsetAdminHandler(context, later, advertised, self.run),
             ClientAdminHandler(context, later, self.run),
@@ -373,7 +373,7 @@ class Broker:
             self._start_writing()
         if self._registry is not None:
             self._duties.every(self._settings.registry_scan_ms / 1000, self._registry.scan)
-        self._registration.start()
+        self.registration.start()
         if self._zookeeper is not None:
             self._zookeeper.start()
 
@@ -403,7 +403,7 @@ class Broker:
         """Take no more commands, send every answer that is due, then close the store in order."""
         if self._zookeeper is not None:
             self._zookeeper.stop()
-        self._registration.stop()
+        self.registration.stop()
         self._front.close_listeners()
         self._end(self._settings.drain_timeout_ms / 1000)
 
@@ -411,7 +411,7 @@ class Broker:
         """Stop, but leave the addresses bound, for the broker that comes after this one in another role."""
         if self._zookeeper is not None:
             self._zookeeper.stop()
-        self._registration.stop()
+        self.registration.stop()
         bound = self._front.release()
         self._end(GIVE_UP_S)
         return bound

@@ -60,6 +60,13 @@ def reached_at(listening: Address, advertised: Address) -> Address:
     return (advertised[0] if ipaddress.ip_address(host).is_unspecified else host, port)
 
 
+def _replication_address(settings: Settings, advertised: Address) -> str:
+    """What slaves are told: without replication the port above the advertised one, as RocketMQ has it."""
+    if settings.replication_listen == "none":
+        return written((advertised[0], advertised[1] + 1))
+    return written(reached_at(parse_address("replication_listen", settings.replication_listen), advertised))
+
+
 class Registration:
     """Keeps one broker registered."""
 
@@ -74,11 +81,10 @@ class Registration:
         registry: RegistryHandler | None,
     ) -> None:
         """``registry`` is the one in this process; without it, the settings name others."""
-        host, port = advertised
         self._advertised = advertised
         number = MASTER if role.is_master else settings.replica_number
         self._key = BrokerKey(settings.cluster_name, settings.broker_name, number, written(advertised))
-        self._ha_address = written((host, port + 1))
+        self._ha_address = _replication_address(settings, advertised)
         self._topics = topics
         self._identity = identity
         self._started_ms = clock.now_ms()
@@ -86,6 +92,7 @@ class Registration:
         self.interval_s = settings.registration_interval_ms / 1000
         self.monotonic = clock.monotonic
         self._ordered: dict[Address, Collection[str]] = {}
+        self._masters: dict[Address, str] = {}  # where each registry says that the master of this slave takes slaves
         self._members = [] if registry is not None else [_Member(self, address) for address in parse_registries(settings)]
         self._greenlets: list[Any] = []
         self.advertised_problem: str | None = None
@@ -113,6 +120,13 @@ class Registration:
         end_s = self.monotonic() + TELL_TIMEOUT_S
         for member in self._members:
             member.wait_told(max(0.0, end_s - self.monotonic()))
+
+    def find_master(self) -> Address | None:
+        """Where the master of this slave takes slaves, as a registry said last; has them asked again, for the next call."""
+        for member in self._members:
+            member.ask()
+        told = next(filter(None, self._masters.values()), None)
+        return None if told is None else parse_address("haServerAddr", told)
 
     def stop(self) -> None:
         """Say goodbye to every registry, so that clients look elsewhere."""
@@ -167,6 +181,7 @@ class Registration:
         key = self._key
         header = RegisterBroker(key.name, key.address, key.cluster, self._ha_address, key.number)
         answer = link.call(Request.REGISTER_BROKER, encode_header(header), encode_registration(table))
+        self._masters[address] = answer.fields.get("haServerAddr", "")
         self._ordered[address] = decode_kv_table(answer.body)
         self._mark_ordered({topic for table in self._ordered.values() for topic in table})
 
@@ -206,6 +221,10 @@ class _Member:
 
     def wait_told(self, timeout_s: float) -> None:
         self._told.wait(timeout_s)
+
+    def ask(self) -> None:
+        """Have an answer of the registry soon; no topics go with the question."""
+        self._wake.set()
 
     def stay_registered(self) -> None:
         """Connect and register; again after every failure, with a pause that doubles up to the interval."""

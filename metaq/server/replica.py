@@ -148,7 +148,7 @@ class Replica:
         if self._election is not None:
             return self._election.master_address
         where = self._kept.master or self.settings.master
-        return parse_address("master", where) if where else None
+        return parse_address("master", where) if where else self.broker.registration.find_master()
 
     def _reopen(self) -> None:
         """The slave's log is to be replaced."""
