@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import gevent
 from gevent import socket
 from gevent.event import Event
+from gevent.lock import BoundedSemaphore
 
 from metaq.clock import SystemClock
 from metaq.config import Settings
@@ -75,6 +76,7 @@ class Replica:
         self.broker = self._open(self._first_role(), None)
         self._wanted: Role | None = None
         self._changing = Event()
+        self._keeping = BoundedSemaphore(1)
         self._greenlets: list[Any] = []
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -225,11 +227,12 @@ class Replica:
         return Kept(content["role"], content["master"], content["readable_end"])
 
     def _keep(self, **changes: Any) -> None:
-        kept = self._kept._replace(readable_end=self.side.readable_end, **changes)
-        if kept != self._kept:
-            self._kept = kept
-            self.broker.run(lambda: self._disk.make_directories(self._path.parent))
-            self.broker.run(lambda: write_document(self._disk, self._path, kept._asdict()))
+        with self._keeping:  # an order may come while the duty waits for the disk
+            kept = self._kept._replace(readable_end=self.side.readable_end, **changes)
+            if kept != self._kept:
+                self._kept = kept
+                self.broker.run(lambda: self._disk.make_directories(self._path.parent))
+                self.broker.run(lambda: write_document(self._disk, self._path, kept._asdict()))
 
     # -- slaves that connect ------------------------------------------------------------------------------------------
 
