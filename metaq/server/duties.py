@@ -7,9 +7,10 @@ from typing import Any, Final, Protocol
 import gevent
 from gevent.lock import BoundedSemaphore
 
-from metaq.errors import StoreError
+from metaq.errors import MetaqError, StoreError
 from metaq.server.context import Context
 from metaq.server.turn import Turns
+from metaq.server.writing import note
 from metaq.store.files import Run
 from metaq.store.retiring import retire
 
@@ -187,7 +188,12 @@ class Duties:
             if decision.due_before is not None:
                 for keeper in self.keepers:  # what they keep goes in the next round
                     keeper.keep(decision.due_before)
+                note(self._turns, _nobody)  # a keeper that does not care how it ends only stages
         if decision.delete:
             logger.info("segments deleted bases=%s", decision.delete)
         if decision.refuse:
             logger.error("puts are refused reason=%s", decision.refuse)
+
+
+def _nobody(error: MetaqError | None) -> None:
+    """The next round looks again at what there is."""

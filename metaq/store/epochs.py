@@ -26,6 +26,7 @@ from metaq.store.files import read_here
 from metaq.store.messagestore import FIRST_EPOCH, MessageStore
 
 TOPIC: Final = "METAQ_SYS_EPOCHS"
+_KEY: Final = TopicPartition(TOPIC, 0)
 MOST_EPOCHS: Final = 512
 """That a table holds: of a log so much younger, no other replica has only older ones."""
 LAST_EPOCH: Final = (1 << 16) - 1
@@ -53,7 +54,7 @@ class Epochs:
 
     def refresh(self) -> None:
         """Read what is in the log now: a slave's grows by its master's."""
-        self.table, self._place = _load(self._store)
+        self.table = _load(self._store)
         self._store.epoch = self.current.number
 
     @property
@@ -76,32 +77,39 @@ class Epochs:
         body = orjson.dumps({"epochs": [list(epoch) for epoch in self.table]})
         middle = constant_middle(0, now_ms, bytes(8), now_ms, bytes(8))
         crc, queue = zlib.crc32(body) & 0x7FFFFFFF, store.queue(TOPIC, 0)
-        self._place = store.put(queue, 0, body, crc, middle, HEADER_SIZE_TEXT + len(body))
+        store.put(queue, 0, body, crc, middle, HEADER_SIZE_TEXT + len(body))
 
     # -- a keeper (see ``metaq.server.duties``) -----------------------------------------------------------------------
 
     @property
     def oldest(self) -> int | None:
-        """Where the newest table is in the log."""
-        return self._place
+        """Where the newest durable table is in the log."""
+        queue, place = self._store.queues.get(_KEY), None
+        for ordinal in range(queue.next - 1, queue.base - 1, -1) if queue is not None else ():
+            assert queue is not None
+            place = queue.unit(ordinal, read_here)[0]
+            if place < self._store.durable_end:
+                break
+        return place
 
     def keep(self, before: int) -> None:
-        """Write the table again, if it is before a log offset."""
-        if self._place is not None and self._place < before:
+        """Stage the table again, if it is before a log offset; the end of the turn appends it."""
+        place = self.oldest
+        if place is not None and place < before:
             self._store.check_writable()
             self._write()
 
 
-def _load(store: MessageStore) -> tuple[list[Epoch], int | None]:
-    queue = store.queues.get(TopicPartition(TOPIC, 0))
+def _load(store: MessageStore) -> list[Epoch]:
+    queue = store.queues.get(_KEY)
     for ordinal in range(queue.next - 1, queue.base - 1, -1) if queue is not None else ():
         assert queue is not None
         offset, size, _ = queue.unit(ordinal, read_here)
         stored = store.log.record_at(offset, read_here)
         if stored is not None and stored.size == size:
             content: dict[str, Any] = orjson.loads(decode_record(stored.buffer).body)
-            return [Epoch(*epoch) for epoch in content["epochs"]], offset
-    return [FIRST], None
+            return [Epoch(*epoch) for epoch in content["epochs"]]
+    return [FIRST]
 
 
 def common_end(ours: Sequence[Epoch], our_end: int, theirs: Sequence[Epoch], their_end: int) -> int | None:

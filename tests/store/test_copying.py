@@ -237,6 +237,8 @@ def test_epochs_are_part_of_the_log(tmp_path: Path) -> None:
     assert place == start
     epochs.keep(later)
     store.append()
+    assert epochs.oldest == place  # until the new one is durable
+    store.sync()
     assert epochs.oldest is not None
     assert epochs.oldest > later
     store.close()
