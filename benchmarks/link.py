@@ -71,6 +71,10 @@ class Link:
         )
         return encode_request(Request.SEND_MESSAGE_V2, next(self._opaques), with_letters(encode_header(header)), body)
 
+    def ask(self, code: int) -> RemotingCommand:
+        """The answer to a request without header and body."""
+        return self.ask_all([encode_request(code, next(self._opaques))])[0]
+
     def ask_all(self, requests: Iterable[bytes]) -> list[RemotingCommand]:
         """Ask in windows of WINDOW and return the answers; one that is no success raises."""
         answers: list[RemotingCommand] = []

@@ -22,21 +22,24 @@ from benchmarks.programs import HERE, build
 START_SECONDS = 60
 STOP_SECONDS = 30
 REPLY_SECONDS = 10
+OTHER_PORTS = ("registry", "replication")
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
 class Level(Enum):
-    """What an acknowledged put survives: MEMORY a killed process, DISK a power cut."""
+    """What an acknowledged put survives: MEMORY a killed process, DISK a power cut, REPLICA the loss of the machine."""
 
     MEMORY = "memory"
     DISK = "disk"
+    REPLICA = "replica"
+    DISK_REPLICA = "disk+replica"
 
 
 @dataclass
 class Server:
     """A running server. `started_seconds` is the time from fork to its ready line or first answer.
 
-    `registry_port` is 0 where there is no registry.
+    `registry_port` and `replication_port` are 0 where nothing listens for that.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Server:
     port: int
     started_seconds: float
     registry_port: int = 0
+    replication_port: int = 0
 
     @property
     def pid(self) -> int:
@@ -77,7 +81,7 @@ class System:
 
     `puts` and `gets` name the protocols that the load generator speaks to it; empty where it has none.
     A server with a `ready_line` (a pattern with the group `port`, on standard output) picks its port itself; the group
-    `registry` may name another port of it.
+    `registry` and `replication` may name other ports of it.
     """
 
     name: str
@@ -119,7 +123,8 @@ class System:
         try:
             if self.ready_line:
                 ports = _read_ready_line(process, self.ready_line, begun + START_SECONDS)
-                server.port, server.registry_port = int(ports["port"]), int(ports.get("registry", 0))
+                server.port = int(ports["port"] or 0)
+                server.registry_port, server.replication_port = (int(ports.get(name) or 0) for name in OTHER_PORTS)
             else:
                 _await_answer(self, server, begun + START_SECONDS)
             server.started_seconds = time.monotonic() - begun
@@ -182,7 +187,7 @@ def _await_answer(system: System, server: Server, deadline: float) -> None:
             return
 
 
-def _read_ready_line(process: subprocess.Popen[bytes], pattern: str, deadline: float) -> dict[str, str]:
+def _read_ready_line(process: subprocess.Popen[bytes], pattern: str, deadline: float) -> dict[str, str | None]:
     assert process.stdout is not None
     received = b""
     while b"\n" not in received:
@@ -221,7 +226,8 @@ def metaq(level: Level, settings: Sequence[str] = ()) -> System:
         command=command,
         ping=b"version 1\r\n",
         pong=b"result 200",
-        ready_line=r"^metaq ready listen=\S+:(?P<port>\d+) registry=\S+:(?P<registry>\d+) ",
+        ready_line=r"^metaq ready listen=\S+:(?P<port>\d+) registry=\S+:(?P<registry>\d+) "
+        r"(?:replication=\S+:(?P<replication>\d+) )?",
     )
 
 
