@@ -15,7 +15,7 @@ from metaq.replication.documents import Documents
 from metaq.replication.frames import REPORT, Hello, encode_control, encode_data
 from metaq.replication.insync import TICK_S, InSync
 from metaq.store.copying import piece
-from metaq.store.epochs import Epoch, Epochs, common_end
+from metaq.store.epochs import FIRST, Epoch, Epochs, common_end
 from metaq.store.files import Run, read_through
 from metaq.store.messagestore import MessageStore
 
@@ -138,12 +138,11 @@ class Feeder:
             logger.error("slave refused replica=%d reason=%s", hello.replica, refusal)
             return {"refused": refusal}
         log, said = self.store.log, {"epoch": self.epochs.current.number}
-        theirs = [Epoch(*epoch) for epoch in hello.epochs]
-        end = common_end(self.epochs.table, log.end, theirs, hello.end)
         empty = hello.begin == hello.end
-        if end is None and not empty:
+        end = hello.begin if empty else self._common_end(hello)
+        if end is None:
             return {"refused": "the two logs have nothing in common; empty the data folder of one of them to have it copied"}
-        if end is None or end < log.begin or (empty and hello.end != log.begin):
+        if end < log.begin or (empty and end != log.begin):
             ends = [(*key, *self.store.first(queue, self.read)) for key, queue in list(self.store.queues.items())]
             return {**said, "copy": {"begin": log.begin, "partitions": ends}}
         if end == hello.end and not self._has_record(hello):
@@ -151,6 +150,13 @@ class Feeder:
                 "refused": f"the record before log offset {end} is another one here; empty the slave's data folder to copy all"
             }
         return {**said, "follow": end}
+
+    def _common_end(self, hello: Hello) -> int | None:
+        """The log offset up to which this log and that of a slave are the same, if they have anything in common."""
+        theirs = [Epoch(*epoch) for epoch in hello.epochs]
+        if hello.begin > 0 and theirs == [FIRST] and hello.last is not None and self._has_record(hello):
+            return hello.end  # it was copying this log anew, and has not come to where that says which epochs there were
+        return common_end(self.epochs.table, self.store.log.end, theirs, hello.end)
 
     def _refusal(self, hello: Hello) -> str | None:
         own = self.identity

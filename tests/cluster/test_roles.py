@@ -1,0 +1,259 @@
+"""Masters that are lost, slaves that are promoted, and replicas that come back with another log or none."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from metaq.client.textclient import TextClient
+from metaq.protocol.codes import Request, Response
+from tests.cluster.traffic import LATER, NEVER_ASKED, TOPIC, put_all_kinds, read_all, try_put
+from tests.support.admin import ask, connect
+from tests.support.broker import wait_until
+from tests.support.cluster import DEADLINE_S, Cluster, ReplicaProcess, check_prefix, compare_logs, queue_files, wait_caught_up
+from tests.support.consumer import Consumer
+from tests.support.halves import COMMIT, Producer
+from tests.support.messages import count, send, send_header, sent
+from tests.support.talk import Talk
+
+SMALL: Final = ("--segment-bytes", "65536", "--max-body-bytes", "4096", "--max-branch-bytes", "16384")
+ALONE: Final = ("--min-in-sync", "1")
+
+
+def bodies(replica: ReplicaProcess, topic: str = TOPIC) -> list[bytes]:
+    """What readers of both protocols see."""
+    return [message.body for message in read_all(replica, topic)]
+
+
+def fill(replica: ReplicaProcess, number: int, size: int = 2000) -> None:
+    """So many messages of one size."""
+    with TextClient(replica.host, replica.port) as client:
+        client.put_many(TOPIC, [b"%06d" % at + bytes(size - 6) for at in range(number)], partition=0)
+
+
+# -- promotion --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", ["replica", "disk+replica"])
+def test_a_promoted_slave_has_all_that_was_acknowledged(tmp_path: Path, durability: str) -> None:
+    """F-FAIL, P05: ids stay unique, positions go on, and the old master follows with the same log."""
+    with Cluster(tmp_path, *SMALL, *ALONE, *NEVER_ASKED, durability=durability) as cluster:
+        master, slave = cluster.pair()
+        put_all_kinds(master, "first")
+        wait_caught_up(master, slave)
+        before = read_all(master)
+        master.kill()
+        slave.promote()
+        assert read_all(slave) == before
+        put_all_kinds(slave, "second")
+        after = read_all(slave)
+        assert after[: len(before)] == before
+        assert [message.ordinal for message in after] == list(range(len(after)))
+        assert len({message.id for message in after}) == len(after)
+        assert slave.status()["epoch"] == 3
+        restart_as_slave(master, slave)
+        wait_caught_up(slave, master)
+        check_prefix(slave, master)
+        assert read_all(master) == after
+
+
+def restart_as_slave(replica: ReplicaProcess, master: ReplicaProcess) -> None:
+    """Start a replica that was master again, and order it to follow."""
+    replica.start()
+    replica.demote(master.replication)
+
+
+def test_offsets_go_back_by_a_second_of_commits_at_most(tmp_path: Path) -> None:
+    """P09, F-FAIL: what was in the log counts; the snapshots beside it may be older or newer."""
+    with Cluster(tmp_path, *ALONE, "--offset-snapshot-interval-ms", "300") as cluster:
+        master, slave = cluster.pair()
+        fill(master, 100, 10)
+        with Consumer(master, "billing") as consumer:
+            for offset in (40, 70):
+                assert consumer.commit(TOPIC, offset).code == Response.SUCCESS
+                kept = f'"orders@billing":{{"0":{offset}}}'.encode()
+                wait_until(lambda: kept in log_of(slave), DEADLINE_S, f"the slave's log has {offset}")  # noqa: B023
+            consumer.commit(TOPIC, 71)
+        master.kill()
+        slave.promote()
+        with Consumer(slave, "billing") as consumer:
+            assert consumer.offset(TOPIC) in (70, 71)
+            assert consumer.commit(TOPIC, 60).code == Response.SUCCESS  # of one that is late
+            assert consumer.offset(TOPIC) in (70, 71)
+            assert consumer.commit(TOPIC, 90).code == Response.SUCCESS
+        restart_as_slave(master, slave)
+        wait_caught_up(slave, master)
+        wait_until(lambda: offset_on(master) == 90, DEADLINE_S, "the old master knows the new offset")
+
+
+def log_of(replica: ReplicaProcess) -> bytes:
+    """All bytes of its log files."""
+    return b"".join(path.read_bytes() for path in sorted((replica.data / "commitlog").iterdir()))
+
+
+def offset_on(replica: ReplicaProcess) -> int:
+    """How far the group ``billing`` is."""
+    with Consumer(replica, "billing") as consumer:
+        return int(consumer.offset(TOPIC) or 0)
+
+
+def test_delayed_messages_are_delivered_once(tmp_path: Path) -> None:
+    """F-DELAY, F-FAIL: those that are due before, during and after the change of master."""
+    with Cluster(tmp_path, *ALONE) as cluster:
+        master, slave = cluster.pair()
+        with connect(master) as client:
+            for number in range(20):
+                sent(client, send(client, send_header(LATER, "DELAY\x011\x02"), b"%d" % number))
+                if number == 9:
+                    wait_until(lambda: count(client, LATER) == 10, DEADLINE_S, "half of them are delivered")
+        wait_caught_up(master, slave)
+        master.kill()
+        slave.promote()
+        with connect(slave) as client:
+            wait_until(lambda: count(client, LATER) >= 20, DEADLINE_S, "all are delivered")
+        restart_as_slave(master, slave)
+        wait_caught_up(slave, master)
+        for replica in (slave, master):
+            assert bodies(replica, LATER) == [b"%d" % number for number in range(20)]
+
+
+def test_what_was_undecided_is_decided_at_the_promoted_one(tmp_path: Path) -> None:
+    """MQ-076, F-TX: half messages and prepared branches; neither is lost nor given twice."""
+    keys = [f"XID:3:{number:04x}:01:m" for number in range(3)]
+    with Cluster(tmp_path, *ALONE, *NEVER_ASKED) as cluster:
+        master, slave = cluster.pair()
+        with Talk(master) as talk:
+            for key in keys:
+                talk.done(key, "BEGIN")
+                talk.placed(TOPIC, key.encode(), key)
+                assert talk.transaction(key, "PREPARE")[0] == 200
+            talk.done(keys[0], "COMMIT_TWO_PHASE")
+        with Producer(master) as producer:
+            begun = [producer.half(b"half %d" % number) for number in range(3)]
+            assert producer.end(begun[0].end(COMMIT)) == Response.SUCCESS
+        wait_caught_up(master, slave)
+        master.kill()
+        slave.promote()
+        with Talk(slave) as talk:
+            assert talk.recover() == keys[1:]
+            talk.done(keys[1], "COMMIT_TWO_PHASE")
+            talk.done(keys[2], "ROLLBACK")
+        with Producer(slave) as producer:
+            assert producer.end(begun[1].end(COMMIT)) == Response.SUCCESS
+            producer.end(begun[0].end(COMMIT))  # once more: it changes nothing
+        restart_as_slave(master, slave)
+        wait_caught_up(slave, master)
+        for replica in (slave, master):
+            assert bodies(replica) == [keys[0].encode(), b"half 0", keys[1].encode(), b"half 1"]
+
+
+# -- logs that differ -------------------------------------------------------------------------------------------------
+
+
+def test_what_only_the_old_master_had_is_cut(tmp_path: Path) -> None:
+    """F-FAIL, P08: its log is cut where the new one's epoch begins, over several segments, and it follows."""
+    with Cluster(tmp_path, *SMALL, *ALONE) as cluster:
+        master, slave = cluster.pair()
+        fill(master, 40)
+        wait_caught_up(master, slave)
+        slave.kill()
+        master.wait_for(in_sync=[1])
+        put_all_kinds(master, "never copied")
+        fill(master, 100)
+        with connect(master) as client:
+            sent(client, send(client, send_header("lost", "DELAY\x011\x02"), b"x"))
+        master.kill()
+        slave.start()
+        slave.promote()
+        fill(slave, 10, 1000)
+        before = slave.status()["end"]
+        restart_as_slave(master, slave)
+        end = wait_caught_up(slave, master)
+        assert end >= before
+        check_prefix(slave, master)
+        assert "log diverged" in master.stderr()
+        assert len(bodies(master)) == 50
+        assert bodies(master) == bodies(slave)
+        assert bodies(master, "lost") == []
+        put_all_kinds(slave, "after")
+        end = wait_caught_up(slave, master)
+        for replica in (master, slave):
+            assert replica.terminate() == 0
+        compare_logs(slave.data, master.data, 0, end)
+        ours, theirs = queue_files(slave.data), queue_files(master.data)
+        assert {name: data for name, data in theirs.items() if name in ours} == ours
+
+
+def test_roles_may_change_again_and_again(tmp_path: Path) -> None:
+    """F-FAIL: each master is killed under what it alone has; epochs rise, and the logs are the same in the end."""
+    with Cluster(tmp_path, *SMALL, *ALONE) as cluster:
+        master, slave = cluster.pair()
+        safe: list[bytes] = []
+        for number in range(4):
+            body = b"safe %d" % number
+            assert try_put(master, body) == (200, "")
+            safe.append(body)
+            wait_caught_up(master, slave)
+            slave.pause()
+            with connect(master) as client:
+                send(client, send_header(TOPIC), b"in doubt %d" % number)
+                master.wait_for(in_sync=[master.number])
+            master.kill()
+            slave.go_on()
+            slave.promote()
+            restart_as_slave(master, slave)
+            wait_caught_up(slave, master)
+            check_prefix(slave, master)
+            found = bodies(slave)
+            assert [body for body in found if body.startswith(b"safe")] == safe
+            assert bodies(master) == found
+            master, slave = slave, master
+        assert master.status()["epoch"] == 6
+
+
+# -- copied anew ------------------------------------------------------------------------------------------------------
+
+
+def test_a_slave_that_is_empty_or_was_away_too_long_is_copied_anew(tmp_path: Path) -> None:
+    """P06: from where the master's log begins now; ordinals and positions are those of the master."""
+    few = ("--keep-hours", "0.0001", "--retention-interval-ms", "3600000")
+    with Cluster(tmp_path, *SMALL, *ALONE, *few) as cluster:
+        master, slave = cluster.pair()
+        fill(master, 50)
+        wait_caught_up(master, slave)
+        slave.kill()
+        fill(master, 200)
+        master.wait_for(in_sync=[1])
+
+        def expired() -> bool:
+            with connect(master) as client:
+                ask(client, Request.DELETE_EXPIRED_COMMITLOG)
+            return bool(master.status()["begin"] > 3 * 65536)
+
+        wait_until(expired, DEADLINE_S, "what the slave has is deleted")
+        slave.start()
+        empty = cluster.add(3, master.replication)
+        for replica in (slave, empty):
+            wait_caught_up(master, replica)
+            status = replica.status()
+            assert status["begin"] == master.status()["begin"] > 3 * 65536
+            check_prefix(master, replica)
+            assert places(replica) == places(master)
+        assert "log is copied anew" in slave.stderr()
+        fill(master, 10)
+        for replica in (slave, empty):
+            wait_caught_up(master, replica)
+            check_prefix(master, replica)
+            assert places(replica) == places(master)
+        master.kill()
+        before = places(empty)
+        empty.promote()
+        fill(empty, 1)
+        assert places(empty)[:-1] == before
+
+
+def places(replica: ReplicaProcess) -> list[tuple[int, int]]:
+    """Id and position of all messages that are still there."""
+    with TextClient(replica.host, replica.port) as client:
+        begin = client.offset(TOPIC, 0)
+        return [(message.id, message.next_position) for message in client.iterate(TOPIC, position=begin)]
