@@ -5,7 +5,7 @@
     at  size    field
      0  4       length of the body, attribute included
      4  4       CRC-32 of the body, top bit cleared
-     8  8       message id: epoch << 47 | log offset; negative for one that was put in a transaction
+     8  8       message id: ``id_base`` | log offset; negative for one that was put in a transaction
     16  4       flag; bit 0 = an attribute is present, bit 16 = the payload is compressed
     20  length  body: without attribute the payload; with: int32 length, attribute, payload
 
@@ -37,6 +37,8 @@ from metaq.protocol.record import (
 HEADER: Final = struct.Struct(">iiqi")
 HEADER_SIZE_TEXT: Final = 20
 EPOCH_SHIFT: Final = 47
+BROKER_SHIFT: Final = 53
+MAX_ID: Final = (1 << 63) - 1
 MAX_ATTRIBUTE_BYTES: Final = 16 * 1024
 
 _LENGTH: Final = struct.Struct(">i")
@@ -47,6 +49,15 @@ COMPRESSED_FLAG: Final = COMPRESSED << _COMPRESSED_SHIFT
 
 assert HEADER.size == HEADER_SIZE_TEXT
 assert _PLAIN_FIELDS.size == HEADER_SIZE
+
+
+def id_base(broker_number: int, epoch: int) -> int:
+    """What the ids of all messages of a broker's epoch have in common; their log offset is added below.
+
+    The Java client skips a message whose id its group has had lately, whichever broker it came from: ids differ between
+    brokers, as long as their epochs are less than 64 apart.
+    """
+    return (broker_number << BROKER_SHIFT) + (epoch << EPOCH_SHIFT) & MAX_ID
 
 
 class Stored(NamedTuple):
@@ -89,10 +100,10 @@ def plain_overhead(topic: str) -> int:
     return FIXED_SIZE + len(topic) + CHECKSUM_SIZE
 
 
-def encode_stored(stored: Stored, overhead: int, id_base: int, out: list[bytes | memoryview]) -> int:
+def encode_stored(stored: Stored, overhead: int, base: int, out: list[bytes | memoryview]) -> int:
     """Append the text form of one record to ``out`` as buffers, the body as a view of the record; return its size.
 
-    ``overhead`` is ``plain_overhead`` of its topic, ``id_base`` is the epoch << 47. The record is known to be intact.
+    ``overhead`` is ``plain_overhead`` of its topic, ``base`` the ``id_base`` of its epoch. The record is known to be intact.
     """
     view, at, size, log_offset = stored
     length: int
@@ -100,7 +111,7 @@ def encode_stored(stored: Stored, overhead: int, id_base: int, out: list[bytes |
     flag = flag & _INT32_WITHOUT_BIT_0 | (sys_flag & COMPRESSED) << _COMPRESSED_SHIFT
     start = at + HEADER_SIZE
     if size - length == overhead:
-        out.append(HEADER.pack(length, crc, id_base | log_offset, flag))
+        out.append(HEADER.pack(length, crc, base | log_offset, flag))
         out.append(view[start : start + length])
         return HEADER_SIZE_TEXT + length
     record = decode_record(view[at : at + size])
@@ -109,7 +120,7 @@ def encode_stored(stored: Stored, overhead: int, id_base: int, out: list[bytes |
     if prefix:
         crc = body_crc(record.body, zlib.crc32(prefix))
     total = len(prefix) + length
-    message_id = int(pairs[MESSAGE_ID]) if MESSAGE_ID in pairs else id_base | log_offset
+    message_id = int(pairs[MESSAGE_ID]) if MESSAGE_ID in pairs else base | log_offset
     out.append(HEADER.pack(total, crc, message_id, flag | text_flag) + prefix)
     out.append(record.body)
     return HEADER_SIZE_TEXT + total

@@ -202,6 +202,20 @@ def test_two_brokers_with_one_number(brokers: Brokers, tmp_path: Path) -> None:
         brokers.wait_data("/meta/brokers/topics-sub/audit/5-m", '{"numParts":2,"broker":"5-m"}')
 
 
+def test_ids_of_two_brokers(brokers: Brokers) -> None:
+    """MQ-079: the first message of each has another id: Java consumers skip a message whose id they have had."""
+    ids = set()
+    for number in (0, 1, 1023):
+        broker = brokers.start(number)
+        with TextClient(broker.host, broker.port) as text:
+            put = text.put("orders", b"x").id
+            (message,) = text.get("orders").messages
+            assert message.id == put
+            ids.add(put)
+    assert len(ids) == 3
+    assert min(ids) > 0
+
+
 # -- ours -------------------------------------------------------------------------------------------------------------
 
 

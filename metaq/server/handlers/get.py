@@ -9,7 +9,7 @@ from metaq.message import TopicPartition
 from metaq.protocol.codes import READ
 from metaq.protocol.commands import END_OF_LOG, Get, Offset
 from metaq.protocol.replies import BAD_REQUEST, FORBIDDEN, MOVED, NOT_FOUND, OK, write_result, write_value_head
-from metaq.protocol.textmessage import EPOCH_SHIFT, encode_stored
+from metaq.protocol.textmessage import encode_stored, id_base
 from metaq.server.context import Context
 from metaq.server.hold import Holds
 from metaq.server.look import Looks, Question
@@ -116,13 +116,14 @@ class GetHandler:
         limit = min(get.max_size, self._context.settings.max_transfer_bytes)
         out: Answer = [b""]
         total = taken = 0
-        newest = self._epochs.current
-        id_base, since = newest.number << EPOCH_SHIFT, newest.start
+        newest, number = self._epochs.current, self._context.settings.broker_number
+        now, since = id_base(number, newest.number), newest.start
         for stored in store.records(queue, ordinal, limit, read):
             if stored is None:
                 break
             kept = len(out)
-            base = id_base if stored.log_offset >= since else self._epochs.number_at(stored.log_offset) << EPOCH_SHIFT
+            at = stored.log_offset
+            base = now if at >= since else id_base(number, self._epochs.number_at(at))
             size = encode_stored(stored, queue.overhead, base, out)
             if total + size > limit and taken:
                 del out[kept:]

@@ -17,7 +17,7 @@ from metaq.message import TopicPartition
 from metaq.protocol.codes import WRITE
 from metaq.protocol.commands import BROKER_CHOOSES, NO_CHECKSUM, Command, Put
 from metaq.protocol.record import MAX_PROPERTIES_LENGTH, TAGS, constant_middle, encode_properties, java_hash, record_tail
-from metaq.protocol.textmessage import EPOCH_SHIFT, HEADER_SIZE_TEXT, split_attribute
+from metaq.protocol.textmessage import HEADER_SIZE_TEXT, id_base, split_attribute
 from metaq.server.context import Context
 from metaq.server.permissions import Action, allowed
 from metaq.server.tables import FORBIDDEN
@@ -33,14 +33,14 @@ class PutHandler:
         self._context = context
         self._turns = turns
         self._store = context.store
-        self._id_base = context.store.epoch << EPOCH_SHIFT
+        self._id_base = id_base(context.settings.broker_number, context.store.epoch)
         self._partitions: dict[tuple[str, int], ConsumeQueue] = {}  # those that are known to take puts
         self._known_for = -1  # the version of the topic table that this holds for
         self._rotation: dict[str, int] = {}
 
     def puts(self, session: TextSession, commands: Sequence[Command], at: int) -> int:
         """Stage the run of puts at ``at``; each reply is owed to the session from then on. Returns where the run ends."""
-        store, known, id_base = self._store, self._partitions, self._id_base
+        store, known, base = self._store, self._partitions, self._id_base
         now_ms = store.clock.now_ms()
         middle = constant_middle(0, now_ms, session.born_host, now_ms, self._context.store_host)
         replies: list[str] = []
@@ -75,7 +75,7 @@ class PutHandler:
                 self._context.topic_counters(put.topic).put_failed.add(1)
                 replies.append(self._refusal(put, error))
             else:
-                text = f"{id_base | offset} {queue.partition} {position}"
+                text = f"{base | offset} {queue.partition} {position}"
                 replies.append(f"result 200 {len(text)} {opaque}\r\n{text}")
         counters = self._context.counters
         counters.put.add(len(replies), size)

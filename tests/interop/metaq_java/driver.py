@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 PROJECT = Path(__file__).parent
 BUILD = PROJECT / ".build"
@@ -73,27 +73,26 @@ class JavaError(Exception):
         self.code = code
 
 
-class JavaClient:
-    """One session factory of the Java client in direct mode, with ``home`` for what it keeps locally.
+class JavaProcess:
+    """A driver of the Java client, with ``home`` for what it keeps locally.
 
     Every call either returns or raises :class:`JavaError`. The process ends itself after ``LIFETIME_SECONDS``, so no
     call lasts longer.
     """
 
-    def __init__(self, class_path: str, host: str, port: int, home: Path) -> None:
+    def __init__(self, class_path: str, home: Path, main: str, *arguments: str) -> None:
         home.mkdir()
         self._log_path = home / "stderr.log"
         self._log = self._log_path.open("wb")
-        program = ["java", f"-Duser.home={home}", "-cp", class_path, "metaq.interop.Driver"]
         self._process = subprocess.Popen(
-            [*program, f"meta://{host}:{port}", str(home), str(LIFETIME_SECONDS)],
+            ["java", f"-Duser.home={home}", "-cp", class_path, f"metaq.interop.{main}", *arguments, str(LIFETIME_SECONDS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             encoding="utf-8",
         )
 
-    def __enter__(self) -> JavaClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -106,6 +105,26 @@ class JavaClient:
             self._process.wait()
             self._process.stdout.close()
             self._log.close()
+
+    def _call(self, step: str, **arguments: object) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"step": step, **arguments}) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            log = self._log_path.read_text(encoding="utf-8", errors="replace")
+            raise RuntimeError(f"the Java client ended in step {step} with status {self._process.wait()}:\n{log}")
+        answer = json.loads(line)
+        if "raised" in answer:
+            raise JavaError([(cause["class"], cause["message"]) for cause in answer["raised"]], answer.get("code"))
+        return answer["returned"]
+
+
+class JavaClient(JavaProcess):
+    """One session factory of the Java client in direct mode."""
+
+    def __init__(self, class_path: str, host: str, port: int, home: Path) -> None:
+        super().__init__(class_path, home, "Driver", f"meta://{host}:{port}", str(home))
 
     def put(self, message: Outgoing) -> Sent:
         """Publish the topic and send one message."""
@@ -178,18 +197,39 @@ class JavaClient:
         is_same, or timeout, whose number are seconds; of the others it is the branch's."""
         return self._call(f"xa_{step}", number=number)
 
-    def _call(self, step: str, **arguments: object) -> Any:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"step": step, **arguments}) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            log = self._log_path.read_text(encoding="utf-8", errors="replace")
-            raise RuntimeError(f"the Java client ended in step {step} with status {self._process.wait()}:\n{log}")
-        answer = json.loads(line)
-        if "raised" in answer:
-            raise JavaError([(cause["class"], cause["message"]) for cause in answer["raised"]], answer.get("code"))
-        return answer["returned"]
+
+@dataclass(frozen=True)
+class Placed:
+    """What the client says of a put through ZooKeeper."""
+
+    success: bool
+    broker: int | None
+    partition: int | None
+    error: str | None
+
+
+class JavaMember(JavaProcess):
+    """One session factory of the Java client that finds its brokers through ZooKeeper, a producer, and consumers."""
+
+    def __init__(self, class_path: str, zookeeper: str, session_ms: int, home: Path) -> None:
+        super().__init__(class_path, home, "ClusterDriver", zookeeper, str(session_ms))
+
+    def put(self, message: Outgoing) -> Placed:
+        """Publish the topic and send one message."""
+        return Placed(**self._call("put", **_message(message)))
+
+    def subscribe(self, topic: str, group: str) -> None:
+        """Be a member of the group, which shares the topic's partitions."""
+        self._call("subscribe", topic=topic, group=group)
+
+    def drain(self) -> list[bytes]:
+        """The messages that have come since this was called last."""
+        return [base64.b64decode(payload) for payload in self._call("drain")]
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        self._process.wait()
 
 
 def _message(message: Outgoing) -> dict[str, str | None]:

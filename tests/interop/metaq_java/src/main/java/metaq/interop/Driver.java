@@ -1,34 +1,24 @@
 package metaq.interop;
 
+import static metaq.interop.Requests.message;
+import static metaq.interop.Requests.number;
+import static metaq.interop.Requests.text;
+
 import com.taobao.metamorphosis.Message;
 import com.taobao.metamorphosis.client.producer.SendResult;
-import java.io.BufferedReader;
-import java.io.InputStreamReader;
-import java.io.PrintStream;
-import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Base64;
 import java.util.HashMap;
-import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.Timer;
-import java.util.TimerTask;
-import javax.transaction.xa.XAException;
-import org.codehaus.jackson.map.ObjectMapper;
 
 /**
  * Runs the MetaQ client on request: {@code Driver SERVER_URL HOME LIFETIME_SECONDS}.
  *
- * <p>Each line of standard input is a JSON object with the key {@code step} and that step's arguments; each is answered
- * by one line, {@code {"returned": …}} or {@code {"raised": [{"class": …, "message": …}, …]}} with the chain of causes
- * and, for an XAException, its error {@code code}. Payloads are base64. It ends with its input, or with status 3 after
- * its lifetime.
+ * <p>It answers {@link Requests}, and ends with its input.
  */
 public final class Driver {
-    private static final ObjectMapper JSON = new ObjectMapper();
-
     private final DirectSession session;
 
     private Driver(DirectSession session) {
@@ -36,7 +26,7 @@ public final class Driver {
     }
 
     public static void main(String[] arguments) {
-        endAfter(Integer.parseInt(arguments[2]));
+        Requests.endAfter(Integer.parseInt(arguments[2]));
         int status = 0;
         try {
             serve(arguments[0], Path.of(arguments[1]));
@@ -49,41 +39,9 @@ public final class Driver {
     }
 
     private static void serve(String serverUrl, Path home) throws Exception {
-        PrintStream answers = new PrintStream(System.out, true, StandardCharsets.UTF_8);
-        System.setOut(System.err);
         Driver driver = new Driver(new DirectSession(serverUrl, home));
-        BufferedReader requests = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
-        for (String line = requests.readLine(); line != null; line = requests.readLine()) {
-            answers.println(JSON.writeValueAsString(driver.answer(JSON.readValue(line, Map.class))));
-        }
+        Requests.serve(driver::run);
         driver.session.close();
-    }
-
-    private static void endAfter(int seconds) {
-        new Timer("lifetime", true).schedule(new TimerTask() {
-            @Override
-            public void run() {
-                Runtime.getRuntime().halt(3);
-            }
-        }, seconds * 1_000L);
-    }
-
-    private Map<String, Object> answer(Map<?, ?> request) {
-        Map<String, Object> answer = new LinkedHashMap<>();
-        try {
-            answer.put("returned", run(request));
-        } catch (Exception failure) {
-            List<Map<String, String>> chain = new ArrayList<>();
-            for (Throwable cause = failure; cause != null; cause = cause.getCause()) {
-                String name = cause.getClass().getSimpleName();
-                chain.add(Map.of("class", name, "message", String.valueOf(cause.getMessage())));
-            }
-            answer.put("raised", chain);
-            if (failure instanceof XAException xa) {
-                answer.put("code", xa.errorCode);
-            }
-        }
-        return answer;
     }
 
     private Object run(Map<?, ?> request) throws Exception {
@@ -164,19 +122,6 @@ public final class Driver {
         view.put("attribute", message.getAttribute());
         view.put("payload", Base64.getEncoder().encodeToString(message.getData()));
         return view;
-    }
-
-    private static Message message(Map<?, ?> request) {
-        byte[] payload = Base64.getDecoder().decode(text(request, "payload"));
-        return new Message(text(request, "topic"), payload, text(request, "attribute"));
-    }
-
-    private static String text(Map<?, ?> request, String key) {
-        return (String) request.get(key);
-    }
-
-    private static long number(Map<?, ?> request, String key) {
-        return ((Number) request.get(key)).longValue();
     }
 
     private interface Action<E extends Exception> {
