@@ -190,7 +190,7 @@ def read_rows() -> list[Row]:
 def promised() -> Iterator[str]:
     """The features that the table has to speak of."""
     for system, ranges in (
-        ("MQ", ((1, 19), (25, 33), (37, 41), (54, 64), (71, 78), (103, 103), (107, 110), (115, 115))),
+        ("MQ", ((1, 34), (37, 41), (44, 64), (71, 81), (103, 103), (107, 110), (115, 115))),
         (
             "SG",
             (
@@ -199,6 +199,7 @@ def promised() -> Iterator[str]:
             ),
         ),
         ("RD", ((1, 28), (101, 107))),
+        ("MY", ((6, 16),)),
     ):
         for first, last in ranges:
             yield from (f"{system}-{number:03d}" for number in range(first, last + 1))

@@ -145,14 +145,16 @@ def bodies(name: str, count: int) -> list[bytes]:
 
 
 def test_two_consumers_share_two_brokers(cluster: Cluster) -> None:
-    """MQ-020, MQ-023, MQ-024, MQ-049, MQ-052, MQ-053: the producer takes all partitions in turn, each consumer has half of
+    """MQ-020, MQ-023, MQ-024, MQ-034, MQ-049, MQ-050, MQ-052, MQ-053: the producer takes all partitions in turn, each consumer has half of
     them, offsets are stored up to the end; one consumer is killed, the other takes its partitions; nothing is missed."""
     first, second, producer = cluster.member(), cluster.member(), cluster.member()
     first.subscribe(TOPIC, GROUP)
     cluster.wait_shares(6)
     second.subscribe(TOPIC, GROUP)
     cluster.wait_shares(3, 3)
-    assert len(cluster.look.get_children(LAYOUT.consumers(GROUP))) == 2
+    consumers = cluster.look.get_children(LAYOUT.consumers(GROUP))
+    assert set(consumers) == set(cluster.owners().values())
+    assert all(consumer.startswith(f"{GROUP}_") for consumer in consumers)
 
     before = bodies("before", 60)
     assert send(producer, *before) == Counter(dict.fromkeys(ALL, 10))
