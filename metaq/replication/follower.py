@@ -210,9 +210,11 @@ class Follower:
             logger.warning("log is copied anew begin=%d own_begin=%d own_end=%d", begin, store.log.begin, store.log.end)
             begin_at_next_opening(store, begin, partitions)
             self._give_up_derived()
-        end = content["follow"]
+        end = content.get("follow")
+        if end is None or end > store.log.end:
+            raise ProtocolError(f"the master does not say where to go on from {store.log.end}")
         if end < store.log.end:
-            logger.warning("log diverged, cut at=%d own_end=%d epoch=%d", end, store.log.end, content["epoch"])
+            logger.warning("log diverged, cut at=%d own_end=%d", end, store.log.end)
             cut_at_next_opening(store, end)
             self._give_up_derived()
 
@@ -230,7 +232,7 @@ class Follower:
         try:
             seen.epoch, seen.readable_end, seen.begin = content["epoch"], content["readable_end"], content["begin"]
             seen.in_sync, seen.log_end = frozenset(content["in_sync"]), control.log_end
-        except (KeyError, TypeError) as error:
+        except KeyError as error:
             raise ProtocolError("a control frame without what it has to say") from error
         if seen.epoch != self._epochs.current.number:
             self._epochs.refresh()
