@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.store.disk import Disk, replace_file
+from metaq.store.documents import decode_document
 
 DERIVED: Final = ("consumerOffset.json", "delayOffset.json", "halves.json", "transactions.json")
 """Snapshots of what the log tells: worth nothing beside another log than theirs."""
@@ -39,7 +40,10 @@ class Documents:
 
 
 def keep(folder: Path, disk: Disk, documents: dict[str, str]) -> None:
-    """Write what a master has sent; other names than it may send are ignored."""
+    """Write what a master has sent, other names than it may send left out; ``CorruptRecord`` for what is no such file."""
+    for name in NAMES:
+        if name in documents:
+            decode_document(documents[name].encode(), folder / name)
     disk.make_directories(folder)
     for name in NAMES:
         if name in documents:

@@ -14,7 +14,7 @@ not begin where the one before ended begins the next segment. The first thing th
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 import orjson
@@ -27,6 +27,7 @@ REPORT: Final = struct.Struct(">q")
 FRAME: Final = struct.Struct(">qi")
 CONTROL: Final = -1
 HELLO_HEAD: Final = len(MAGIC) + LENGTH.size
+MOST_REPLICA: Final = 1023
 MOST_HELLO: Final = 256 * 1024
 MOST_DATA: Final = 64 * 1024 * 1024
 """Of one frame."""
@@ -68,6 +69,7 @@ class Hello(NamedTuple):
             names = (hello.cluster, hello.broker_name, hello.text)
             right = all(type(number) is int for number in numbers) and all(isinstance(name, str) for name in names)
             right = right and all(len(epoch) == 3 for epoch in hello.epochs) and 0 <= hello.begin <= hello.end
+            right = right and 1 <= hello.replica <= MOST_REPLICA
             right = right and (hello.last is None or [type(part) for part in hello.last] == [int, int, str])
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"a hello with other fields than {', '.join(cls._fields)}") from error
@@ -106,6 +108,28 @@ class Control(NamedTuple):
 
     log_end: int
     content: dict[str, Any]
+
+
+def _is_offset(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_copy(value: object) -> bool:
+    if not isinstance(value, dict) or not _is_offset(value.get("begin")) or not isinstance(value.get("partitions"), list):
+        return False
+    rows = value["partitions"]
+    return all(
+        isinstance(row, list) and len(row) == 4 and isinstance(row[0], str) and all(map(_is_offset, row[1:])) for row in rows
+    )
+
+
+_MEMBERS: Final[dict[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("epoch", "readable_end", "begin", "follow"), _is_offset),
+    "in_sync": lambda value: isinstance(value, list) and all(map(_is_offset, value)),
+    "documents": lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
+    "copy": _is_copy,
+    "refused": lambda value: isinstance(value, str),
+}
 
 
 def encode_data(log_offset: int, size: int) -> bytes:
@@ -155,7 +179,10 @@ class FrameReader:
             raise StreamLost(f"a control frame of {length} bytes")
         if start + length > len(buffer):
             return at
-        found.append(Control(log_offset, _object(bytes(buffer[start : start + length]), "control frame")))
+        content = _object(bytes(buffer[start : start + length]), "control frame")
+        if not all(right(content[name]) for name, right in _MEMBERS.items() if name in content):
+            raise StreamLost("a control frame with values of other kinds than it should have")
+        found.append(Control(log_offset, content))
         return start + length
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from metaq.protocol.record import identity
+from metaq.errors import CorruptRecord
+from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, identity
 from metaq.store.checkpoint import LIVE_NAME, NAME, Checkpoint, Progress, write_checkpoint
 from metaq.store.commitlog import CommitLog, is_segment_name, segment_name
 from metaq.store.consumequeue import FILLER_SIZE, ConsumeQueue
@@ -30,8 +31,13 @@ Ends = Iterable[tuple[str, int, int, int]]
 
 
 def cut_at_next_opening(store: MessageStore, end: int) -> None:
-    """Have the log end at a log offset where a record ends; the store is closed and opened anew at once."""
+    """Have the log end at a log offset where a record ends; the store is closed and opened anew at once.
+
+    ``CorruptRecord`` when no record ends there.
+    """
     assert store.settled
+    if not _goes_on(store.log, end):
+        raise CorruptRecord(f"the log cannot be cut at {end}, where no record of it ends")
     ends = [(queue.topic, queue.partition, *_end_before(store, queue, end)) for queue in store.queues.values()]
     _write(store, None, end, ends)
 
@@ -43,6 +49,15 @@ def begin_at_next_opening(store: MessageStore, begin: int, ends: Ends) -> None:
 
 def _write(store: MessageStore, begin: int | None, end: int, ends: Ends) -> None:
     write_document(store.disk, store.directory / INTENT, {"begin": begin, "end": end, "partitions": list(ends)})
+
+
+def _goes_on(log: CommitLog, log_offset: int) -> bool:
+    """Whether a record begins at a log offset, or what closes a segment."""
+    segment = log.find(log_offset)
+    if segment is None or log_offset + BLANK_SIZE > segment.end:
+        return False
+    size, magic = BLANK.unpack(read_here(log.file(segment), BLANK_SIZE, log_offset - segment.base))
+    return (magic == BLANK_MAGIC and size == segment.end - log_offset) or log.record_at(log_offset) is not None
 
 
 def _end_before(store: MessageStore, queue: ConsumeQueue, end: int) -> tuple[int, int]:
