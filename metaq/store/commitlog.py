@@ -183,10 +183,10 @@ class CommitLog:
         parts.append(checksum_property(record))
         self.staged_end += len(record) + CHECKSUM_SIZE
 
-    def stage_copy(self, record: bytes) -> None:
-        """Take the next record as another replica's log has it, with its checksum."""
-        self._parts.append(record)
-        self.staged_end += len(record)
+    def stage_copy(self, records: bytes) -> None:
+        """Take the next records as another replica's log has them, with their checksums."""
+        self._parts.append(records)
+        self.staged_end += len(records)
 
     def reserve(self, size: int) -> None:
         """Have room for records of so many bytes in all, which one segment could hold; ``DiskFull`` before any is staged."""

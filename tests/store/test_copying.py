@@ -16,7 +16,7 @@ from metaq.store.messagestore import LOG, QUEUES, MessageStore
 from metaq.store.recovery import open_store
 from metaq.store.replacing import begin_at_next_opening, cut_at_next_opening
 from metaq.store.settings import StoreSettings
-from metaq.store.together import put_together
+from metaq.store.together import Ready, put_together
 from tests.store.test_together import FIRST as T0
 from tests.store.test_together import MARKS, bodies, put, ready
 from tests.store.test_together import SECOND as T1
@@ -29,16 +29,29 @@ SLAVE: Final = StoreSettings(
     segment_bytes=SEGMENT, queue_file_bytes=256, index_slots=5, index_entries=40, durability=Durability.REPLICA
 )
 
+SIZE_BYTES: Final = 4
+
+
+def plain(store: MessageStore, key: TopicPartition, body: bytes) -> Ready:
+    """A message without properties."""
+    return ready(store, key, body)._replace(tail=None, keys=())
+
 
 def fill(store: MessageStore, rng: random.Random, turns: int) -> None:
-    """Single messages, turns of several, and groups."""
+    """Single messages, turns of several, and groups; in ``T1`` most have no properties, in ``T0`` all have keys."""
     for number in range(turns):
         if rng.random() < 0.3:
-            members = [ready(store, rng.choice((T0, T1)), rng.randbytes(rng.randrange(200))) for _ in range(rng.randrange(4))]
+            members = [message(store, rng, 200) for _ in range(rng.randrange(4))]
             put_together(store, ready(store, MARKS, b"mark %d" % number), members)
         for _ in range(rng.randrange(1, 4)):
-            store.put(*ready(store, rng.choice((T0, T1)), rng.randbytes(rng.randrange(400))))
+            store.put(*message(store, rng, 400))
         store.append()
+
+
+def message(store: MessageStore, rng: random.Random, most: int) -> Ready:
+    key = rng.choice((T0, T1, T1))
+    make = plain if key == T1 and rng.random() < 0.8 else ready
+    return make(store, key, rng.randbytes(rng.randrange(most)))
 
 
 def send(master: MessageStore, slave: MessageStore, rng: random.Random, *, most: int = 300) -> None:
@@ -67,7 +80,8 @@ def same(master: MessageStore, slave: MessageStore) -> None:
         store.sweep()
     ours, theirs = files(master, LOG), files(slave, LOG)
     assert {name: ours[name] for name in theirs if name in ours} == theirs  # a spare segment may be there or not
-    assert files(master, QUEUES) == files(slave, QUEUES)
+    units = [{name: data for name, data in files(store, QUEUES).items() if data} for store in (master, slave)]
+    assert units[0] == units[1]  # a queue of which all was cut keeps an empty file
     for key in (T0, T1):
         assert bodies(master, key) == bodies(slave, key)
         assert master.queue(*key).readable_text_end == slave.queue(*key).readable_text_end
@@ -132,6 +146,54 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         with pytest.raises(CorruptRecord):
             Copier(slave).take(offset, sent)
         assert (slave.append(), slave.log.end) == ([], 0)
+
+
+def test_no_altered_record_is_taken_behind_good_ones(tmp_path: Path) -> None:
+    """F-HA-GARBAGE: whichever byte differs, and in queues that are known already, the log goes no further than before it."""
+    master, _ = open_store(tmp_path / "master", MASTER)
+    slave, _ = open_store(tmp_path / "slave", SLAVE)
+    put(master, T1, b"of another queue")
+    ends = [master.log.end]
+    for key, body in ((T0, b"first"), (T0, b"second"), (T1, b"third")):
+        master.put(*plain(master, key, body))
+        master.append()
+        ends.append(master.log.end)
+    _, data = piece(master.log, 0, SEGMENT, read_here)
+    good = bytes(data)
+    copier = Copier(slave)
+    copier.take(0, good[: ends[1]])
+    slave.append()
+    for at in range(ends[1] + SIZE_BYTES, ends[2]):  # of another size more would have to come first
+        altered = good[ends[1] : at] + bytes((good[at] ^ 1,)) + good[at + 1 :]
+        with pytest.raises(CorruptRecord):
+            copier.take(ends[1], altered)
+        assert (slave.append(), slave.log.end) == ([], ends[1])
+    with pytest.raises(CorruptRecord):
+        copier.take(ends[1], good[ends[2] :])  # whole, but not what stands there
+    assert (slave.append(), slave.log.end) == ([], ends[1])
+    copier.take(ends[1], good[ends[1] :])
+    slave.append()
+    slave.publish(slave.log.end)
+    same(master, slave)
+    master.close()
+    slave.close()
+
+
+def test_lost_messages_are_lost_in_the_copy_too(tmp_path: Path) -> None:
+    """P36: what stands behind them keeps its ordinal and its position."""
+    master, _ = open_store(tmp_path / "master", MASTER)
+    slave, _ = open_store(tmp_path / "slave", SLAVE)
+    for _ in range(3):
+        for _ in range(3):
+            master.put(*plain(master, T0, b"stored"))
+        master.queue(*T0).fill(master.queue(*T0).next + 2)
+        master.queue(*T0).text_end += 100
+        master.put(*plain(master, T0, b"behind"))
+        master.append()
+    send(master, slave, random.Random(0), most=SEGMENT)
+    same(master, slave)
+    master.close()
+    slave.close()
 
 
 @pytest.mark.parametrize("seed", range(20))
