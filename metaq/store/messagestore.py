@@ -136,6 +136,12 @@ class MessageStore:
         if self.failure is not None:
             raise NotWritable(f"the broker is read-only until it is restarted: {self.failure}")
 
+    def check_master(self) -> None:
+        """Raise why this store does not know what is so now: another replica writes, or may do so by now."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.log.fence()
+
     def check_writable(self) -> None:
         """Raise why a put would be refused now."""
         self.check_healthy()

@@ -79,7 +79,11 @@ class ConsumerHandler:
         return not self._store.first(queue, read)[0] and self._store.log.end - queue.unit(0, read)[0] <= self._young_bytes
 
     def commit(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """15: from a consumer forward only. An administrator's tool sets the offset of a group without members like this."""
+        """15: from a consumer forward only. An administrator's tool sets the offset of a group without members like this.
+
+        A master that may have been replaced takes none: the next one would not know it.
+        """
+        self._store.check_master()
         header = decode_header(UpdateConsumerOffset, request.fields)
         demand(session.principal, Action.SUBSCRIBE, header.topic)
         group, place = header.consumer_group, TopicPartition(header.topic, header.queue_id)

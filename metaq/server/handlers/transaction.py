@@ -79,6 +79,7 @@ class TransactionHandler:
             return
         try:
             demand(session.principal, Action.PUBLISH)
+            self._check_master()
             if command.type == "RECOVER":
                 keys = self.transactions.branches.recover(command.qualifier or None)
                 session.reply(write_result(OK, "\r\n".join(keys), command.opaque))
@@ -91,6 +92,13 @@ class TransactionHandler:
             steps[command.type](session, command, key)
         except MetaqError as error:
             session.reply(refusal(error, command.opaque))
+
+    def _check_master(self) -> None:
+        """A branch that is not known here may be known to the master: what has not been started is told by nobody else."""
+        try:
+            self._context.store.check_master()
+        except MetaqError as error:
+            raise XaError(XaCode.RMFAIL, str(error)) from error
 
     def puts(self, session: TextSession, commands: Sequence[Command], at: int) -> int:
         """Keep the run of puts at ``at`` with their branches; return where it ends.
