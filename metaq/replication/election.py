@@ -107,9 +107,11 @@ class Election:
         log: Callable[[], Log],
         elected: Callable[[int], None],
         deposed: Callable[[], None],
+        moved: Callable[[Address], None],
         monotonic: Callable[[], float],
     ) -> None:
-        """``group``: cluster/broker name. ``elected`` is told the epoch to begin; it and ``deposed`` are quick."""
+        """``group``: cluster/broker name. ``elected`` is told the epoch to begin, ``moved`` where another master is that is
+        new; they and ``deposed`` are quick."""
         base = f"/metaq/groups/{group}"
         self._state_path, self._master_path, self._replicas_path = f"{base}/state", f"{base}/master", f"{base}/replicas"
         self._zookeeper = zookeeper
@@ -119,6 +121,7 @@ class Election:
         self._log = log
         self._elected = elected
         self._deposed = deposed
+        self._moved = moved
         self._monotonic = monotonic
         self._wake = Event()
         self._greenlet: Any = None
@@ -227,8 +230,11 @@ class Election:
         self._version = 0 if found is None else found.version
 
     def _look(self) -> None:
+        before = self.master
         self._read()
         master = self.master
+        if master != before and self.master_address is not None:
+            self._moved(self.master_address)
         if self._leading is not None:
             if master is None and self._state is None:
                 self._make_anew(self._leading)

@@ -94,6 +94,8 @@ class Follower:
         self._on_disk = store.settings.durability.on_disk
         self._connection: socket.socket | None = None
         self._sync_due = Event()
+        self._go_now = Event()
+        self._followed: Address | None = None
         self._tried = "none"
         self._reported = -1
         self._progress_due = 0.0
@@ -110,6 +112,12 @@ class Follower:
         """Follow no more. What came whole is in the log."""
         gevent.killall(self._greenlets)
         self._close()
+
+    def go_to(self, master: Address) -> None:
+        """There is a new master: wait no longer, neither for another try nor for an old one that is silent."""
+        if master != self._followed:
+            self._go_now.set()
+            self._close()
 
     def _close(self) -> None:
         if self._connection is not None:
@@ -132,7 +140,9 @@ class Follower:
                 self._close()
                 self._take_back()
             pause_s = FIRST_PAUSE_S if self._monotonic() - began > LONGEST_PAUSE_S else min(2 * pause_s, LONGEST_PAUSE_S)
-            gevent.sleep(pause_s)
+            if self._go_now.wait(pause_s):
+                self._go_now.clear()
+                pause_s = FIRST_PAUSE_S
 
     def _report_problem(self, error: Exception) -> None:
         """Once a problem, not once a try."""
@@ -154,7 +164,7 @@ class Follower:
 
     def _follow(self) -> None:
         """Follow until the connection ends, which raises."""
-        address = self._find_master()
+        address = self._followed = self._find_master()
         if address is None:
             raise ProtocolError("nobody knows a master")
         self._tried = f"{address[0]}:{address[1]}"

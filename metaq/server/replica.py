@@ -124,6 +124,7 @@ class Replica:
             log=self._log,
             elected=lambda epoch: self._change(Role(is_master=True, epoch=epoch)),
             deposed=lambda: self._change(Role(is_master=False)),
+            moved=self._go_to,
             monotonic=SystemClock().monotonic,
         )
 
@@ -151,6 +152,10 @@ class Replica:
             return self._election.master_address
         where = self._kept.master or self.settings.master
         return parse_address("master", where) if where else self.broker.registration.find_master()
+
+    def _go_to(self, master: Address) -> None:
+        if isinstance(self.side, SlaveSide):
+            self.side.follower.go_to(master)
 
     def _reopen(self) -> None:
         """The slave's log is to be replaced."""
