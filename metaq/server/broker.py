@@ -75,8 +75,11 @@ logger = logging.getLogger(__name__)
 
 IDLE_SCAN_S: Final = 5.0
 EXPIRE_TRANSACTIONS_S: Final = 0.5
+LEAVE_S: Final = 0.15
+"""How long a broker whose role changes tells clients to go elsewhere before it closes their connections: what arrives at a
+closed one is answered by nobody."""
 GIVE_UP_S: Final = 0.5
-"""How long a broker whose role changes waits for clients to take their answers."""
+"""How long it waits then for clients to take their answers."""
 FAST_PORT_BELOW: Final = 2
 """Old clients and slaves look for a second port this far below the first (specs: remoting protocol, section 1.8)."""
 NONE: Final = "none"
@@ -413,6 +416,7 @@ class Broker:
             self._zookeeper.stop()
         self.registration.stop()
         bound = self._front.release()
+        gevent.sleep(LEAVE_S)
         self._end(GIVE_UP_S)
         return bound
 
