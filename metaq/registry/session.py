@@ -23,19 +23,14 @@ from metaq.clock import Clock
 from metaq.errors import BadRequest, ConfigError, OutcomeUnknown, RegistryUnavailable
 from metaq.store.files import Run, run_here
 
-try:
-    from kazoo.client import KazooClient
-    from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
-    from kazoo.handlers.threading import SequentialThreadingHandler
-    from kazoo.protocol.states import KazooState
-except ImportError as error:
-    raise ConfigError("ZooKeeper needs the package kazoo; pip install 'metaq-broker[zookeeper]'") from error
-
 logger = logging.getLogger(__name__)
 _kazoo_logger = logger.getChild("kazoo")
 _kazoo_logger.setLevel(logging.ERROR)  # it would warn at every try of a connection, several times a second
 
 DEFAULT_PORT: Final = 2181
+CONNECTED: Final = "CONNECTED"
+LOST: Final = "LOST"
+"""kazoo's names of states."""
 RENEWALS: Final = 6
 """In one session time."""
 CLOCK_DRIFT: Final = 0.05
@@ -45,8 +40,23 @@ LAST_RETRY_S: Final = 1.0
 STOP_S: Final = 3.0
 
 
+def import_kazoo() -> Any:
+    """The package, when it is first needed: it is an extra. ``ConfigError``."""
+    try:
+        import kazoo.client  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError("ZooKeeper needs the package kazoo; pip install 'metaq-broker[zookeeper]'") from error
+    return kazoo
+
+
+def threads() -> Any:
+    """What has everything done by threads (``make_handler``)."""
+    return import_kazoo().handlers.threading.SequentialThreadingHandler()
+
+
 def greenlets() -> Any:
-    """What decides for greenlets where the default decides for threads (``make_handler``)."""
+    """The same for greenlets."""
+    import_kazoo()
     from kazoo.handlers.gevent import SequentialGeventHandler  # noqa: PLC0415 - clients need no gevent
 
     return SequentialGeventHandler()
@@ -118,10 +128,14 @@ class Session:
         hosts: str,
         session_ms: int,
         clock: Clock,
-        make_handler: Callable[[], Any] = SequentialThreadingHandler,
+        make_handler: Callable[[], Any] = threads,
         run: Run = run_here,
     ) -> None:
-        """``make_handler`` decides between threads and greenlets, ``run`` where host names are resolved. ``BadRequest``."""
+        """``make_handler`` decides between threads and greenlets, ``run`` where host names are resolved.
+
+        ``BadRequest``; ``ConfigError`` without kazoo.
+        """
+        self._kazoo = import_kazoo()
         self.hosts = hosts
         self._places = parse_hosts(hosts)
         self._asked_s = session_ms / 1000
@@ -203,7 +217,7 @@ class Session:
             return
         handler = self._make_handler()
         retry = {"max_tries": -1, "delay": FIRST_RETRY_S, "max_delay": LAST_RETRY_S, "sleep_func": handler.sleep_func}
-        client = KazooClient(
+        client = self._kazoo.client.KazooClient(
             ",".join(addresses), timeout=self._asked_s, handler=handler, connection_retry=retry, logger=_kazoo_logger
         )
         self._learn_session_time(client)
@@ -249,8 +263,8 @@ class Session:
         """Called by kazoo, where nothing may block."""
         if client is not self._client:
             return
-        self.connected = state == KazooState.CONNECTED
-        if state == KazooState.LOST:
+        self.connected = state == CONNECTED
+        if state == LOST:
             self.lease_end = 0.0
         self._wake.set()
 
@@ -260,7 +274,7 @@ class Session:
         """What stands there. ``RegistryUnavailable``."""
         try:
             data, stat = self._ask(self._connected().get_async(path))
-        except NoNodeError:
+        except self._kazoo.exceptions.NoNodeError:
             return None
         return Node(data, stat.version)
 
@@ -268,14 +282,14 @@ class Session:
         """The names under a path, sorted; none when it is not there. ``RegistryUnavailable``."""
         try:
             return sorted(self._ask(self._connected().get_children_async(path)))
-        except NoNodeError:
+        except self._kazoo.exceptions.NoNodeError:
             return []
 
     def make(self, path: str, data: bytes = b"") -> bool:
         """A persistent node, with its parents; whether it was not there. ``RegistryUnavailable``, ``OutcomeUnknown``."""
         try:
             self._ask(self._connected().create_async(path, data, makepath=True), OutcomeUnknown)
-        except NodeExistsError:
+        except self._kazoo.exceptions.NodeExistsError:
             return False
         return True
 
@@ -314,11 +328,12 @@ class Session:
             self._stuck = True
             self._wake.set()
             raise unanswered(f"ZooKeeper {self.hosts} did not answer within {self.session_s:.1f} s")
+        errors = self._kazoo.exceptions
         try:
             return answer.get(block=False)
-        except (NoNodeError, NodeExistsError):
+        except (errors.NoNodeError, errors.NodeExistsError):
             raise
-        except KazooException as error:
+        except errors.KazooException as error:
             raise unanswered(f"ZooKeeper {self.hosts}: {type(error).__name__} {error}") from error
 
     # Several of these can be on their way at once: each begins a request, another one waits for what became of it.
@@ -330,7 +345,7 @@ class Session:
         """Whether the node is new."""
         try:
             self._ask(answer, OutcomeUnknown)
-        except NodeExistsError:
+        except self._kazoo.exceptions.NodeExistsError:
             return False
         return True
 
@@ -343,7 +358,7 @@ class Session:
         """The same for its children; whether the node is there."""
         try:
             self._ask(self._connected().get_children_async(path, watch=seen))
-        except NoNodeError:
+        except self._kazoo.exceptions.NoNodeError:
             return False
         return True
 

@@ -145,8 +145,9 @@ def bodies(name: str, count: int) -> list[bytes]:
 
 
 def test_two_consumers_share_two_brokers(cluster: Cluster) -> None:
-    """MQ-020, MQ-023, MQ-024, MQ-034, MQ-049, MQ-050, MQ-052, MQ-053: the producer takes all partitions in turn, each consumer has half of
-    them, offsets are stored up to the end; one consumer is killed, the other takes its partitions; nothing is missed."""
+    """MQ-020, MQ-023, MQ-024, MQ-034, MQ-049, MQ-050, MQ-052, MQ-053: the producer takes all partitions in turn, each consumer
+    has half of them, offsets are stored up to the end; one consumer is killed, the other takes its partitions; nothing is
+    missed."""
     first, second, producer = cluster.member(), cluster.member(), cluster.member()
     first.subscribe(TOPIC, GROUP)
     cluster.wait_shares(6)
