@@ -14,7 +14,7 @@ from metaq.client.identity import UniqueIds, client_id, own_address
 from metaq.client.link import Links
 from metaq.client.routing import Routes
 from metaq.client.scheduler import Scheduler
-from metaq.client.transport import Answer, Asked, Greet, Outcome, Question, Transport, ask
+from metaq.client.transport import Answer, Asked, Greet, Outcome, Question, Transport, ask, call
 from metaq.errors import ClientClosed, ClientError, ConnectionFailed, MetaqError, ProtocolError
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import UnregisterClient
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 30.0
 ROUTES_S: Final = 30.0
+LOOK_S: Final = 0.5
+"""How long others may notice, too, that a broker is gone before routes are asked for anew."""
 EXPIRY_S: Final = 0.5
 CONTROL_TIMEOUT_S: Final = 3.0
 """For what the client asks of its own accord: heartbeats, members, offsets."""
@@ -82,6 +84,7 @@ class Core:
         self._guard = threading.Lock()  # guards what follows
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, GroupMember] = {}
+        self._looking = False
         self.closed = False
         self.scheduler.every(HEARTBEAT_S, self.heartbeat)
         self.scheduler.every(ROUTES_S, self._refresh_routes)
@@ -115,6 +118,30 @@ class Core:
         if address is None:
             raise ConnectionFailed(f"no route names a master of {broker_name}")
         return address
+
+    def call_any(self, broker_name: str, question: Question, deadline: float) -> RemotingCommand:
+        """Ask a master, or one of its slaves while the master cannot be reached, for what they all know."""
+        failure = ConnectionFailed(f"no route names broker {broker_name}")
+        for address in self.routes.replicas(broker_name).values():
+            try:
+                return call(self.transport, address, question, deadline)
+            except ConnectionFailed as error:
+                failure = error
+                self.look_for_masters()
+        raise failure
+
+    def look_for_masters(self) -> None:
+        """A broker is not there, or not master any more: ask for all routes anew, once for all who notice."""
+        with self._guard:
+            if self._looking:
+                return
+            self._looking = True
+        self.scheduler.after(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        with self._guard:
+            self._looking = False
+        self._refresh_routes()
 
     # -- members ------------------------------------------------------------------------------------------------------
 

@@ -176,11 +176,8 @@ class Fetcher:
         answered = functools.partial(self._answered, epoch, offset)
         try:
             self._source.core.transport.submit(self._address(), self._question(offset), self._asked + _ANSWER_S, answered)
-        except ClientError as error:
-            failure = error
-        else:
-            return
-        answered(failure)
+        except ClientError as error:  # on another thread: this one may be in the middle of the answer before
+            self._source.core.scheduler.run(functools.partial(answered, error))
 
     def _address(self) -> str:
         """Of the broker that the last answer suggested, while it is there; else of any that has the queue."""
@@ -189,6 +186,13 @@ class Fetcher:
         if address is None:
             raise ConnectionFailed(f"no route names broker {name}")
         return address
+
+    def _go_elsewhere(self) -> None:
+        """The next pull asks the replica after the one that did not answer; slaves send readers back to a master that lives."""
+        numbers = list(self._source.core.routes.replicas(self.queue.broker_name))
+        later = [number for number in numbers if number > self._replica]
+        self._replica = (later or numbers or [MASTER])[0]
+        self._source.core.look_for_masters()
 
     def _has_room(self) -> bool:
         if not self._messages:
@@ -220,6 +224,7 @@ class Fetcher:
                     return
                 self._in_flight = None
             if isinstance(outcome, ClientError):
+                self._go_elsewhere()
                 self._pause(outcome)
                 return
             try:
@@ -233,7 +238,7 @@ class Fetcher:
                 self._source.core.routes.forget(self.queue.topic)
             raise refusal(response)
         following = QueueOffset(int(response.fields["nextBeginOffset"]))
-        self._replica = int(response.fields.get("suggestWhichBrokerId", MASTER))
+        replica, self._replica = self._replica, int(response.fields.get("suggestWhichBrokerId", MASTER))
         if response.code == Response.PULL_OFFSET_MOVED:
             logger.warning("queue=%s has no offset %s; reading on at %s", self.queue, offset, following)
         if not response.body and following == offset:
@@ -248,7 +253,7 @@ class Fetcher:
             generation = self.generation
             self._failures = 0
             self._next = following
-        self.pull()  # the broker looks for more while this is decoded
+        (self.pull if replica == self._replica else self.pull_soon)()  # the broker looks for more while this is decoded
         messages = decode_messages(response.body, self.queue.broker_name, self.queue.topic)
         if self._subscription.tags:
             messages = [message for message in messages if self._subscription.matches_tag(message.tag)]

@@ -18,7 +18,7 @@ from metaq.client.fetching import Batch, Budget, Fetcher, Source, subscription_t
 from metaq.client.locks import RENEW_S, QueueLocks
 from metaq.client.message import RETRY_PREFIX
 from metaq.client.offsets import OFFSETS_FOLDER, BrokerOffsets, LocalOffsets, Offsets, QueueEnds
-from metaq.client.transport import Answer, Question, ask
+from metaq.client.transport import Answer, Question, successful
 from metaq.errors import BadRequest, ClientClosed, ClientError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol import fastjson
@@ -244,11 +244,8 @@ class GroupConsumer:
         question = Question.of(Request.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupOnly(self.group))
         failure: ClientError = ClientError(f"no broker of {queues[0].topic} has an address")
         for broker_name in sorted({queue.broker_name for queue in queues}):
-            address = self._core.routes.any_address(broker_name)
-            if address is None:
-                continue
             try:
-                response = ask(self._core.transport, address, question, deadline)
+                response = successful(self._core.call_any(broker_name, question, deadline))
                 return list(map(str, orjson.loads(response.body)["consumerIdList"]))
             except ClientError as error:
                 failure = error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from metaq.client.core import CONTROL_TIMEOUT_S, Core
-from metaq.client.transport import Question, ask, call, refusal
+from metaq.client.transport import Outcome, Question, ask, refusal, successful
 from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.adminbodies import decode_offsets, encode_offsets
@@ -53,8 +53,7 @@ class BrokerOffsets:
 
     def read(self, queue: MessageQueue, deadline: float) -> QueueOffset | None:
         header = QueryConsumerOffset(self._group, queue.topic, Int32(queue.partition))
-        address = self._core.master(queue.broker_name)
-        response = call(self._core.transport, address, Question.of(Request.QUERY_CONSUMER_OFFSET, header), deadline)
+        response = self._core.call_any(queue.broker_name, Question.of(Request.QUERY_CONSUMER_OFFSET, header), deadline)
         if response.code == Response.QUERY_NOT_FOUND:
             return None
         if response.code != Response.SUCCESS:
@@ -91,10 +90,17 @@ class BrokerOffsets:
         header = UpdateConsumerOffset(self._group, queue.topic, Int32(queue.partition), offset)
         question = Question.of(Request.UPDATE_CONSUMER_OFFSET, header)
         address = self._core.master(queue.broker_name)
-        if deadline is None:
-            self._core.transport.tell(address, question, time.monotonic() + CONTROL_TIMEOUT_S)
-        else:
+        if deadline is not None:
             ask(self._core.transport, address, question, deadline)
+            return
+
+        def told(outcome: Outcome) -> None:
+            if isinstance(outcome, ClientError) or outcome.code != Response.SUCCESS:  # one that is master no more refuses
+                self._core.look_for_masters()
+                with self._guard:
+                    self._changed.add(queue)
+
+        self._core.transport.submit(address, question, time.monotonic() + CONTROL_TIMEOUT_S, told)
 
 
 class LocalOffsets:
@@ -154,7 +160,7 @@ def offset_of(fields: dict[str, str]) -> QueueOffset:
 
 
 class QueueEnds:
-    """Where queues begin and end, and what was where at a time: questions to their masters."""
+    """Where queues begin and end, and what was where at a time."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -173,4 +179,4 @@ class QueueEnds:
         return self._ask(Request.SEARCH_OFFSET_BY_TIMESTAMP, header, queue, deadline)
 
     def _ask(self, code: Request, header: tuple[object, ...], queue: MessageQueue, deadline: float) -> QueueOffset:
-        return offset_of(self._core.ask_broker(queue.broker_name, Question.of(code, header), deadline).fields)
+        return offset_of(successful(self._core.call_any(queue.broker_name, Question.of(code, header), deadline)).fields)

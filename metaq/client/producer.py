@@ -246,6 +246,9 @@ class _AsyncSend:
     def step(self) -> None:
         try:
             attempt = self._sending.attempt()
+            if attempt is None:
+                self._core.scheduler.after(self._sending.pause_s, self.step)
+                return
             try:
                 self._core.transport.submit(attempt.address, attempt.question, self._sending.deadline, self._answered)
             except ClientError as error:

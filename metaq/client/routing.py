@@ -164,8 +164,11 @@ class Routes:
         """Where to send a message for the topic, which need not exist yet, in order. ``RouteNotFound``."""
         known = self._known(topic)
         if known is None or (known.is_template and time.monotonic() - known.asked > _PROVISIONAL_S):
-            if self.refresh(topic, deadline) is None:
-                self._keep(topic, self._template(topic, deadline), is_template=True)
+            response = self._ask_route(topic, deadline)
+            if response.code != Response.TOPIC_NOT_EXIST:
+                self._take(topic, response)
+            else:
+                self._keep(topic, self._template(topic, response.remark or "", deadline), is_template=True)
             known = self._known(topic)
             assert known is not None
         if not known.writable:
@@ -173,8 +176,11 @@ class Routes:
             _unroutable(topic, known.route, WRITE, masters_only=True)
         return known.writable
 
-    def _template(self, topic: str, deadline: float) -> TopicRoute:
+    def _template(self, topic: str, remark: str, deadline: float) -> TopicRoute:
+        """Where a topic would be created, for which a registry has no route as ``remark`` says."""
         response = self.ask_registry(Question.of(Request.GET_ROUTEINFO_BY_TOPIC, TopicOnly(DEFAULT_TOPIC)), deadline, topic)
+        if response.code == Response.TOPIC_NOT_EXIST and NO_LIVE_BROKER in remark:
+            raise RouteNotFound(topic, RouteProblem.NO_LIVE_MASTER, f"{', '.join(self.registries)} answered: {remark}")
         if response.code == Response.TOPIC_NOT_EXIST:
             details = f"Asked {', '.join(self.registries)}. Create the topic, or let brokers create topics"
             raise RouteNotFound(topic, RouteProblem.TOPIC_ABSENT, details)
@@ -206,6 +212,12 @@ class Routes:
         with self._guard:
             broker = self._brokers.get(broker_name)
         return broker.addresses[min(broker.addresses)] if broker is not None and broker.addresses else None
+
+    def replicas(self, broker_name: str) -> dict[int, str]:
+        """The addresses of a broker by number, its master's first; none when no route has named it."""
+        with self._guard:
+            broker = self._brokers.get(broker_name)
+        return {} if broker is None else dict(sorted(broker.addresses.items()))
 
     def broker_addresses(self, *, masters_only: bool) -> set[str]:
         """All brokers of known routes."""

@@ -15,7 +15,7 @@ from metaq.client.health import BrokerHealth
 from metaq.client.message import SendResult, SendStatus
 from metaq.client.routing import DEFAULT_QUEUES, DEFAULT_TOPIC, Routes
 from metaq.client.transport import Outcome, Question, Transport, call, refusal
-from metaq.errors import BrokerBusy, ClientError, ConnectionFailed, Refused, SendFailed
+from metaq.errors import BrokerBusy, ClientError, ConnectionFailed, Refused, RouteNotFound, RouteProblem, SendFailed
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.record import java_hash
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 MAX_TRIES: Final = 3
 _PAUSE_S: Final = 0.1
 """Before the second try at the same broker, and twice as long before each further one; half of it is chance."""
+_LONGEST_PAUSE_S: Final = 1.0
 _ELSEWHERE: Final = frozenset(
     {
         Response.SYSTEM_ERROR,
@@ -76,17 +77,35 @@ class Sending:
         self.pause_s = 0.0
         """How long to wait before the next attempt."""
         self._failed: list[tuple[str, ClientError]] = []
+        self._waits = 0
         self._attempt: Attempt | None = None
         self._began = 0.0
 
-    def attempt(self) -> Attempt:
-        """What to try now. ``RouteNotFound``; ``SendFailed`` when the time is over."""
+    def attempt(self) -> Attempt | None:
+        """What to try now; ``None``: ask again after ``pause_s``, a slave may be master then.
+
+        ``RouteNotFound``; ``SendFailed`` when the time is over.
+        """
         self._began = time.monotonic()
         if self._failed and self._began >= self.deadline:
             raise self._given_up()
         last = self._attempt.queue.broker_name if self._attempt is not None else ""
-        self._attempt = self._choice.choose(self._outgoing, last, self.deadline)
+        try:
+            self._attempt = self._choice.choose(self._outgoing, last, self.deadline)
+        except RouteNotFound as error:
+            if error.reason is not RouteProblem.NO_LIVE_MASTER:
+                raise
+            self._wait(error)
+            return None
         return self._attempt
+
+    def _wait(self, error: ClientError) -> None:
+        """A broker has replicas, and none of them takes messages: one may become master soon."""
+        self._waits += 1
+        most = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** (self._waits - 1))
+        self.pause_s = random.uniform(most / 2, most)
+        if time.monotonic() + self.pause_s >= self.deadline:
+            raise self._given_up() if self._failed else error
 
     def took(self, outcome: Outcome) -> list[SendResult] | None:
         """The results; ``None`` when there is another attempt to make; raises when there is none."""
@@ -97,7 +116,7 @@ class Sending:
             self._choice.health.failed(broker, now)
             if not isinstance(outcome, ConnectionFailed):
                 raise outcome  # it timed out: the message may be stored, and the time is over anyway
-            self._again(broker, outcome)
+            self._again(broker, outcome, may_change=True)
             return None
         if outcome.code in _STATUSES:
             self._choice.health.took(broker, now - self._began, now)
@@ -108,15 +127,22 @@ class Sending:
         if outcome.code not in _ELSEWHERE and not isinstance(error, BrokerBusy):
             raise error
         self._choice.health.failed(broker, now)
-        self._again(broker, error)
+        self._again(broker, error, may_change=outcome.code == Response.SERVICE_NOT_AVAILABLE)
         return None
 
-    def _again(self, broker: str, error: ClientError) -> None:
+    def _again(self, broker: str, error: ClientError, *, may_change: bool) -> None:
+        """Make another attempt. ``may_change``: of a broker with replicas another one may take messages, now or soon."""
+        assert self._attempt is not None
+        self.pause_s = 0.0
+        if may_change and len(self._choice.routes.replicas(broker)) > 1:
+            self._choice.routes.forget(self._outgoing.topic)
+            if self._attempt.is_alone:
+                self._failed = [*self._failed, (broker, error)][-MAX_TRIES:]
+                self._wait(error)
+                return
         self._failed.append((broker, error))
         if len(self._failed) >= MAX_TRIES:
             raise self._given_up()
-        self.pause_s = 0.0
-        assert self._attempt is not None
         if self._attempt.is_alone:
             wait = error.retry_after_s if isinstance(error, BrokerBusy) else _PAUSE_S * 2 ** (len(self._failed) - 1)
             self.pause_s = min(wait * random.uniform(0.75, 1.25), max(0.0, self.deadline - time.monotonic()))
@@ -174,6 +200,9 @@ def deliver(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadl
     sending = Sending(outgoing, choice, deadline)
     while True:
         attempt = sending.attempt()
+        if attempt is None:
+            time.sleep(sending.pause_s)
+            continue
         outcome: Outcome
         try:
             outcome = call(transport, attempt.address, attempt.question, deadline)

@@ -1,21 +1,27 @@
 """What a client does with a broker that has a replica beside its master."""
 
+import shutil
+from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from metaq.client import connect
+from metaq.client import ConsumeFrom, ReceivedMessage, SimpleConsumer, connect
 from metaq.errors import SendFailed
 from metaq.message import MessageQueue
 from metaq.protocol.codes import Request
 from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.routes import BrokerData, QueueData, TopicRoute, encode_route
-from tests.support.broker import wait_until
+from tests.support.admin import connect as connect_remoting
+from tests.support.broker import RegistryProcess, wait_until
+from tests.support.cluster import Cluster, ReplicaProcess, wait_caught_up
 from tests.support.fakeremoting import FakeRemoting, Reply, Script, accept
 
 DEADLINE_S = 60.0
 PULL = Request.PULL_MESSAGE
 SEND = Request.SEND_MESSAGE_V2
+QUEUE = MessageQueue("orders", "metaq", 0)
 
 
 def routed(addresses: dict[int, str]) -> Script:
@@ -67,3 +73,122 @@ def test_a_replica_is_read_from_when_that_is_advised_and_never_written_to() -> N
             with pytest.raises(SendFailed):
                 client.producer().send("T", b"x")
             assert replica.count(SEND) == 0
+
+
+def test_a_replica_sends_back_to_a_master_that_is_gone() -> None:
+    """SG-083: as RocketMQ's slaves always do: the consumer tries the master, and comes back."""
+
+    def passed(request: RemotingCommand) -> Reply:
+        limits = {"nextBeginOffset": str(int(request.fields["queueOffset"]) + 1), "minOffset": "0", "maxOffset": "100"}
+        return Reply(20, {**limits, "suggestWhichBrokerId": "0"})
+
+    with FakeRemoting(pull_message=passed, query_consumer_offset=committed) as replica, ExitStack() as gone:
+        master = gone.enter_context(FakeRemoting())
+        gone.close()
+        route = routed({0: master.address, 1: replica.address})
+        with (
+            FakeRemoting(get_routeinfo_by_topic=route) as registry,
+            connect(registry.address) as client,
+            client.pull_consumer("T", "g") as consumer,
+        ):
+            consumer.assign([MessageQueue("T", "a", 0)])
+            wait_until(lambda: not consumer.poll(0.05) and replica.count(PULL) > 3, DEADLINE_S, "the replica is asked again")
+
+
+def test_a_send_waits_for_a_master() -> None:
+    """SG-138, SG-083: a broker that is master no more refuses; routes are asked again, until one that is takes the message."""
+    refusals = iter(range(2))
+    registered = iter(("old", "old", "none", "new"))
+
+    def refuse(request: RemotingCommand) -> Reply:
+        next(refusals)
+        return Reply(14, remark="this replica is a slave")
+
+    with FakeRemoting(send_message_v2=refuse) as old, FakeRemoting(send_message_v2=accept) as new:
+        routes = {"old": {0: old.address, 2: new.address}, "none": {1: old.address, 2: new.address}}
+        routes["new"] = {0: new.address, 1: old.address}
+
+        def route(request: RemotingCommand) -> Reply:
+            return routed(routes[next(registered)])(request)
+
+        with FakeRemoting(get_routeinfo_by_topic=route) as registry, connect(registry.address, timeout_s=DEADLINE_S) as client:
+            client.producer().send("T", b"x")
+        assert (old.count(SEND), new.count(SEND)) == (2, 1)
+
+
+def own_flags(registry: RegistryProcess) -> tuple[str, ...]:
+    """One replica alone is enough: nobody has to wait for the one that was killed."""
+    return "--registries", registry.address, "--min-in-sync", "1"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with RegistryProcess(tmp_path / "registry") as registry, Cluster(tmp_path, *own_flags(registry)) as cluster:
+        yield cluster
+    for folder in tmp_path.glob("replica?"):
+        shutil.rmtree(folder)
+
+
+def test_a_group_goes_over_to_the_next_master(cluster: Cluster) -> None:
+    """SG-138, MQ-068, P26: a send that is under way waits for it; nobody misses a message, and offsets are kept there."""
+    master, slave = cluster.pair()
+    registry = cluster.flags[1]
+    got: list[bytes] = []
+    with connect(registry, timeout_s=DEADLINE_S) as client, connect(registry, timeout_s=DEADLINE_S) as sender:
+        client.admin().create_topic("orders", 1)
+        producer = sender.producer()
+
+        def listen(message: ReceivedMessage) -> None:
+            got.append(message.body)
+
+        with client.listen("orders", "billing", listen, consume_from=ConsumeFrom.FIRST):
+            for number in range(4):
+                producer.send("orders", b"%d" % number)
+            wait_until(lambda: len(got) == 4, DEADLINE_S, "all is consumed")
+            wait_caught_up(master, slave)
+            master.kill()
+            sent = producer.send_async("orders", b"4")
+            slave.promote()
+            assert sent.result(DEADLINE_S).queue.broker_name == "metaq"
+            wait_until(lambda: b"4" in got, DEADLINE_S, "the new master gives, too")
+
+            def kept() -> bool:
+                return client.admin().offsets("billing", "orders").get(QUEUE) == 5
+
+            wait_until(kept, DEADLINE_S, "and keeps how far the group is")
+    assert sorted(set(got)) == [b"%d" % number for number in range(5)]
+
+
+def test_a_group_goes_on_from_a_slave_and_returns(cluster: Cluster) -> None:
+    """SG-083, MQ-067: without a master it begins where the slave knows that it was; a master that is there again gives."""
+    master, slave = cluster.pair()
+    registry = cluster.flags[1]
+    with connect(registry, timeout_s=DEADLINE_S) as client:
+        client.admin().create_topic("orders", 1)
+        producer = client.producer()
+        for number in range(3):
+            producer.send("orders", b"%d" % number)
+        with client.consumer("orders", "billing", consume_from=ConsumeFrom.FIRST) as consumer:
+            assert [received(consumer) for _ in range(2)] == [b"0", b"1"]
+            consumer.commit()
+        wait_until(lambda: committed_at(slave) == 2, DEADLINE_S, "the slave knows how far the group is")
+        master.kill()
+        with connect(registry, timeout_s=DEADLINE_S) as later, later.consumer("orders", "billing") as consumer:
+            assert received(consumer) == b"2"
+            master.restart(same_port=True)
+            producer.send("orders", b"3")
+            assert received(consumer) == b"3"
+
+
+def received(consumer: SimpleConsumer) -> bytes:
+    message = consumer.receive(timeout_s=DEADLINE_S)
+    assert message is not None
+    return message.body
+
+
+def committed_at(broker: ReplicaProcess) -> int | None:
+    """How far a replica knows the group to be."""
+    with connect_remoting(broker) as client:
+        fields = {"consumerGroup": "billing", "topic": "orders", "queueId": "0", "setZeroIfNotFound": "false"}
+        answer = client.call(Request.QUERY_CONSUMER_OFFSET, fields)
+    return int(answer.fields["offset"]) if answer.code == 0 else None
