@@ -74,8 +74,10 @@ class InSync:
     _history: deque[tuple[float, int]] = field(default_factory=deque)
     """When the master's log ended where."""
     _held_end: int = 0
+    _began: float = 0.0
 
     def __post_init__(self) -> None:
+        self._began = self.monotonic()
         self._held_end = min(self.held_before, self.own_end())  # a power cut may have taken some of it
         self.members = self.members or frozenset((self.own,))
         self._required = self.members
@@ -86,6 +88,11 @@ class InSync:
     def enough(self) -> bool:
         """Whether so many are in sync that puts are safe."""
         return len(self.members) >= self.minimum
+
+    @property
+    def hopeful(self) -> bool:
+        """Whether enough are in sync, or may soon be: the slaves of a new master have yet to come to it."""
+        return self.enough or self.monotonic() < self._began + self.lag_s
 
     @property
     def held_end(self) -> int:

@@ -74,8 +74,8 @@ class Copies(Protocol):
         ...
 
     @property
-    def enough(self) -> bool:
-        """Whether enough replicas are in sync for that to move."""
+    def hopeful(self) -> bool:
+        """Whether enough replicas are in sync for that to move, or may soon be."""
         ...
 
 
@@ -216,7 +216,7 @@ class Turns:
             readable = self._store.publish(safe_end)
             if readable:
                 self._wake(readable)
-            while self._parked and not self.copies.enough:
+            while self._parked and not self.copies.hopeful:
                 self._late(self._parked.popleft(), TOO_FEW_REPLICAS)
 
     def abandon(self, error: MetaqError) -> None:
