@@ -1,6 +1,6 @@
 """What the handlers share: settings, store, topics, counters, and the broker's own address."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from metaq.config import Settings
 from metaq.server.clients import Clients
@@ -8,6 +8,7 @@ from metaq.server.counters import Counters, TopicCounters
 from metaq.server.front import Front
 from metaq.server.groups import GroupTable
 from metaq.server.offsets import OffsetTable
+from metaq.server.role import NoReplicas, Replicas
 from metaq.server.statistics import Statistics
 from metaq.server.tables import TopicTable
 from metaq.store.epochs import Epochs
@@ -32,6 +33,7 @@ class Context:
     statistics: Statistics
     counters: Counters
     epochs: Epochs
+    replicas: Replicas = field(default_factory=NoReplicas)
 
     def topic_counters(self, name: str) -> TopicCounters:
         """The counters of one topic; those of unknown topics are not kept."""

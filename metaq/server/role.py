@@ -1,6 +1,9 @@
 """What a replica of a broker is from one opening of its store to the next."""
 
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Protocol
+
+from metaq.registry.routes import MASTER
 
 
 class Role(NamedTuple):
@@ -15,3 +18,36 @@ class Role(NamedTuple):
 
 ALONE: Final = Role()
 """A broker without replicas."""
+
+
+class Replicas(Protocol):
+    """The replicas of a broker, as the handlers of one of them see them."""
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this one takes messages, offsets and orders; a slave only gives what its master has."""
+        ...
+
+    def reader_goes_to(self, preferred: int, behind_bytes: int) -> int:
+        """RocketMQ's brokerId of the replica that a reader should ask next.
+
+        ``preferred`` is its group's ``whichBrokerWhenConsumeSlowly``; ``behind_bytes`` how much of the log lies behind what it
+        reads.
+        """
+        ...
+
+    def numbers(self) -> Mapping[str, object]:
+        """How they stand, for operators, by name."""
+        ...
+
+
+class NoReplicas:
+    """The ``Replicas`` of a broker that has no others."""
+
+    is_master: Final = True
+
+    def reader_goes_to(self, preferred: int, behind_bytes: int) -> int:
+        return MASTER
+
+    def numbers(self) -> Mapping[str, object]:
+        return {"role": "master"}

@@ -1,15 +1,18 @@
 """What a broker does as the master of its slaves, and what as a slave of its master."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from metaq.config import Settings
+from metaq.registry.routes import MASTER
 from metaq.replication.documents import Documents
 from metaq.replication.feeder import Feeder, Identity
 from metaq.replication.follower import Address, Follower, Seen
 from metaq.replication.insync import Agree, InSync
 from metaq.server.broker import Broker
 from metaq.server.groups import GROUPS
+from metaq.server.handlers.masteronly import MasterOnlyHandler
 from metaq.server.offsetlog import load_offsets
 from metaq.server.registration import written
 from metaq.server.tables import FOLDER, OFFSETS_TOPIC, TOPICS
@@ -22,13 +25,16 @@ def identity_of(settings: Settings) -> Identity:
 
 
 class MasterSide:
-    """Feeds slaves, and knows how far the log is safe: the ``Ends`` of the broker's turns."""
+    """Feeds slaves, and knows how far the log is safe: the ``Copies`` of the broker's turns."""
+
+    is_master: Final = True
 
     def __init__(self, broker: Broker, settings: Settings, agree: Agree) -> None:
         self._broker = broker
         self._store = store = broker.store
         self._on_disk = settings.durability.on_disk
         self._waits = settings.durability.on_replicas
+        self._hot_bytes = settings.hot_bytes
         self.in_sync = InSync(
             *(settings.replica_number, settings.min_in_sync, settings.replica_lag_ms / 1000, store.clock.monotonic),
             *(self._own_end, agree, self._progress, broker.role.readable_end),
@@ -41,6 +47,7 @@ class MasterSide:
         broker.turns.grown = self.feeder.wake
         if self._waits:
             broker.turns.copies = self.in_sync
+        broker.context.replicas = self
 
     def start(self) -> None:
         self.feeder.start()
@@ -58,6 +65,27 @@ class MasterSide:
         end = self._store.log.end
         return any(slave.in_sync and slave.held_end >= end for slave in self.in_sync.standings() if slave.replica == replica)
 
+    def reader_goes_to(self, preferred: int, behind_bytes: int) -> int:
+        """A slave in sync, for a reader of what is not in memory: the preferred one, or else the first."""
+        if behind_bytes <= self._hot_bytes:
+            return MASTER
+        able = [slave.replica for slave in self.in_sync.standings() if slave.in_sync]
+        return preferred if preferred in able else min(able, default=MASTER)
+
+    def numbers(self) -> Mapping[str, object]:
+        """Lags in milliseconds are −1 for a slave that never held everything."""
+        in_sync, standings = self.in_sync, self.in_sync.standings()
+        return {
+            "role": "master",
+            "epoch": self._broker.epochs.current.number,
+            "in_sync": len(in_sync.members),
+            "min_in_sync": in_sync.minimum,
+            "slaves": len(standings),
+            **{f"slave_{slave.replica}_in_sync": "yes" if slave.in_sync else "no" for slave in standings},
+            **{f"slave_{slave.replica}_lag_bytes": slave.lag_bytes for slave in standings},
+            **{f"slave_{slave.replica}_lag_ms": slave.lag_ms for slave in standings},
+        }
+
     def _own_end(self) -> int:
         return self._store.durable_end if self._on_disk else self._store.log.end
 
@@ -70,6 +98,8 @@ class MasterSide:
 
 class SlaveSide:
     """Follows the master, and keeps of the log what that keeps: a ``Keeper``."""
+
+    is_master: Final = False
 
     def __init__(
         self, broker: Broker, settings: Settings, find_master: Callable[[], Address | None], replaced: Callable[[], None]
@@ -89,6 +119,10 @@ class SlaveSide:
         self.follower.seen.readable_end = min(broker.role.readable_end, broker.store.log.end)
         broker.turns.waits = False  # what it refuses it answers at once
         broker.keep(self)
+        broker.add_family(MasterOnlyHandler())
+        broker.context.replicas = self
+        self._hot_bytes = settings.hot_bytes
+        self._number = settings.replica_number
 
     def start(self) -> None:
         self.follower.start()
@@ -118,6 +152,22 @@ class SlaveSide:
     @property
     def seen(self) -> Seen:
         return self.follower.seen
+
+    def reader_goes_to(self, preferred: int, behind_bytes: int) -> int:
+        """To the master, unless that cannot be reached, or the reader reads what is not in memory."""
+        stays = not self.seen.address or behind_bytes > self._hot_bytes
+        return self._number if stays else MASTER
+
+    def numbers(self) -> Mapping[str, object]:
+        seen = self.seen
+        return {
+            "role": "slave",
+            "epoch": self._broker.epochs.current.number,
+            "in_sync": len(seen.in_sync),
+            "master": seen.address or "none",
+            "lag_bytes": max(0, seen.log_end - self._broker.store.log.end),
+            "replication": seen.problem or "follows",
+        }
 
     @property
     def readable_end(self) -> int:

@@ -3,11 +3,24 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from tests.support.broker import RegistryProcess
-from tests.support.cluster import Cluster
+from metaq.client import TextClient
+from metaq.client.textclient import parse_stats
+from metaq.errors import Refused
+from metaq.protocol.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
+from metaq.protocol.remoting import RemotingCommand
+from metaq.server.handlers.masteronly import CODES
+from tests.support.admin import ask, ask_body, connect, create_topic, fields_of, send
+from tests.support.broker import RegistryProcess, wait_until
+from tests.support.cluster import Cluster, ReplicaProcess, wait_caught_up
+from tests.support.consumer import Consumer, subscription
+
+DEADLINE_S: Final = 60.0
+HOT_BYTES: Final = 20_000
+GROUP: Final = "billing"
 
 
 @pytest.fixture
@@ -30,3 +43,104 @@ def test_a_slave_asks_its_registries_for_the_master(cluster: Cluster) -> None:
     third.promote()
     slave.wait_for(master=third.replication)
     third.wait_for(in_sync=[2, 3])
+
+
+def test_what_a_slave_refuses(cluster: Cluster) -> None:
+    """SG-083: all that its master keeps: messages, offsets, locks, topics, groups and decisions; 14 and 503 say so."""
+    _, slave = cluster.pair()
+    with connect(slave) as client:
+        for code in (*CODES, Request.SEND_MESSAGE_V2):
+            fields = fields_of(a="pg", b="TBW102", c="TBW102", d=4, e=0, f=0, g=1700000000000, h=0, j=0, k=False)
+            answer = client.call(code, fields)
+            assert answer.code == Response.SERVICE_NOT_AVAILABLE and "slave" in (answer.remark or ""), (code, answer)
+    with TextClient(slave.host, slave.port) as text, pytest.raises(Refused) as refused:
+        text.create("orders", 2)
+    assert refused.value.code == 503 and "slave" in refused.value.text
+
+
+def pull_fields(offset: int, *, wait_ms: int = 0, commit: int | None = None) -> dict[str, str]:
+    flag = PULL_HAS_SUBSCRIPTION | (PULL_SUSPENDS if wait_ms else 0) | (0 if commit is None else PULL_COMMITS_OFFSET)
+    fields = fields_of(consumerGroup=GROUP, topic="orders", queueId=0, queueOffset=offset, maxMsgNums=1, sysFlag=flag)
+    return {**fields, **fields_of(commitOffset=commit or 0, suspendTimeoutMillis=wait_ms, subscription="*", subVersion=0)}
+
+
+def pull(broker: ReplicaProcess, offset: int, *, wait_ms: int = 0, commit: int | None = None) -> RemotingCommand:
+    """One pull of a partition that has messages."""
+    with connect(broker) as client:
+        return client.call(Request.PULL_MESSAGE, pull_fields(offset, wait_ms=wait_ms, commit=commit))
+
+
+def suggested(broker: ReplicaProcess, offset: int) -> str:
+    return pull(broker, offset).fields["suggestWhichBrokerId"]
+
+
+def fill(master: ReplicaProcess, slave: ReplicaProcess, count: int) -> None:
+    """Messages of 1,000 bytes, on both."""
+    with connect(master) as client:
+        create_topic(client, "orders")
+        send(client, "orders", *(b"x" * 1000 for _ in range(count)))
+    wait_caught_up(master, slave)
+    wait_until(lambda: pull(slave, 0).code == Response.SUCCESS, DEADLINE_S, "the slave has the topic's table")
+
+
+def test_who_reads_far_behind_is_sent_to_a_slave(cluster: Cluster) -> None:
+    """SG-083: beyond hot_bytes, while the slave is in sync; it sends readers back, but not to a master that is gone."""
+    master = cluster.add(1, "", "--hot-bytes", str(HOT_BYTES))
+    slave = cluster.add(2, master.replication, "--hot-bytes", str(HOT_BYTES))
+    master.wait_for(in_sync=[1, 2])
+    fill(master, slave, 50)
+    assert [suggested(master, offset) for offset in (0, 20, 45, 49)] == ["2", "2", "0", "0"]
+    assert [suggested(slave, offset) for offset in (0, 20, 45, 49)] == ["2", "2", "0", "0"]
+    master.kill()
+    slave.wait_for(master="")
+    assert suggested(slave, 49) == "2"
+    slave.kill()
+    master.restart()
+    assert suggested(master, 0) == "0"
+
+
+def test_reading_from_a_slave(cluster: Cluster) -> None:
+    """SG-083, P09: pulls and heartbeats are answered, held pulls end with what comes; no offset is committed or taken back."""
+    master, slave = cluster.pair()
+    fill(master, slave, 3)
+    with Consumer(slave, GROUP) as consumer:
+        consumer.call(Request.HEART_BEAT, {}, consumer.heartbeat(subscription("orders")))
+        assert consumer.call(Request.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": GROUP}).code == Response.SUCCESS
+    with connect(master) as client:
+        ask(client, Request.UPDATE_CONSUMER_OFFSET, consumerGroup=GROUP, topic="orders", queueId=0, commitOffset=2)
+    assert pull(slave, 1, commit=3).code == Response.SUCCESS
+
+    def offset() -> str | None:
+        with connect(slave) as client:
+            fields = fields_of(consumerGroup=GROUP, topic="orders", queueId=0, setZeroIfNotFound=False)
+            return client.call(Request.QUERY_CONSUMER_OFFSET, fields).fields.get("offset")
+
+    wait_until(lambda: offset() == "2", DEADLINE_S, "the master's offset is there, and not the one of the pull")
+    ahead = pull(slave, 9, wait_ms=50)  # as far as a reader may have come at the master
+    assert (ahead.code, ahead.fields["nextBeginOffset"], ahead.fields["maxOffset"]) == (Response.PULL_NOT_FOUND, "9", "3")
+    with connect(slave) as waiting:
+        opaque = waiting.send(Request.PULL_MESSAGE, pull_fields(3, wait_ms=30_000))
+        with connect(master) as client:
+            send(client, "orders", b"new")
+        assert b"new" in waiting.response(opaque).body
+
+
+def test_numbers(cluster: Cluster) -> None:
+    """SG-140: role, epoch, replicas in sync and lags, in stats and for RocketMQ's tools."""
+    master, slave = cluster.pair()
+    wait_caught_up(master, slave)
+
+    def numbers(broker: ReplicaProcess) -> dict[str, str]:
+        with TextClient(broker.host, broker.port) as client, connect(broker) as wire:
+            stats = parse_stats(client.stats())
+            table = ask_body(wire, Request.GET_BROKER_RUNTIME_INFO)["table"]
+        assert {name: table[name] for name in ("role", "epoch", "in_sync")} == {
+            name: stats[name] for name in ("role", "epoch", "in_sync")
+        }
+        return stats
+
+    ours, theirs = numbers(master), numbers(slave)
+    assert ours.items() >= {"slave": "false", "role": "master", "in_sync": "2", "slaves": "1"}.items()
+    assert ours.items() >= {"slave_2_in_sync": "yes", "slave_2_lag_bytes": "0", "slave_2_lag_ms": "0"}.items()
+    assert theirs.items() >= {"slave": "true", "role": "slave", "in_sync": "2", "master": master.replication}.items()
+    assert theirs["epoch"] == ours["epoch"] == str(master.status()["epoch"])

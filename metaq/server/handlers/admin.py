@@ -81,6 +81,10 @@ class AdminHandler:
         if not allowed(session.principal, Action.CREATE, create.topic):
             session.reply(write_result(FORBIDDEN, f"{session.principal} may not create topics", create.opaque))
             return
+        if not self._context.replicas.is_master:
+            reason = f"this replica is a slave; create {create.topic} on its master"
+            session.reply(write_result(UNAVAILABLE, reason, create.opaque))
+            return
         try:
             self._context.topics.ensure(create.topic, create.partitions)
         except MetaqError as error:
@@ -177,7 +181,7 @@ class AdminHandler:
         yield f"port {context.port}"
         yield f"uptime {int(time.monotonic() - counters.started_s)}"
         yield f"version {metaq.__version__}"
-        yield "slave false"
+        yield f"slave {str(not context.replicas.is_master).lower()}"
         yield f"curr_connections {context.front.connections}"
         yield "threads 1"
         yield f"cmd_put {counters.put.count}"
@@ -194,6 +198,7 @@ class AdminHandler:
         yield f"topics {len(context.topics.of_users())}"
         yield f"config_checksum {zlib.crc32(self._config().encode())}"
         yield f"durability {context.settings.durability}"
+        yield from (f"{name} {value}" for name, value in context.replicas.numbers().items())
         yield f"log_begin {store.begin}"
         yield f"log_end {store.end}"
         yield f"log_durable_end {store.durable_end}"

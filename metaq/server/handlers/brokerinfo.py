@@ -16,6 +16,7 @@ from metaq.protocol.headers import ViewStats, decode_header
 from metaq.protocol.record import decode_record
 from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.routes import DataVersion, encode_data_version, encode_kv_table
+from metaq.registry.routes import MASTER
 from metaq.server.context import Context
 from metaq.server.front import Address, RequestHandler
 from metaq.server.later import Later
@@ -82,12 +83,12 @@ class BrokerInfoHandler:
     def _rocketmq_settings(self) -> dict[str, object]:
         settings, topics, rules = self._context.settings, self._context.topics, self._store.settings.retention
         host, port = self._advertised
-        template = topics.get(DEFAULT_TOPIC)
+        template, is_master = topics.get(DEFAULT_TOPIC), self._context.replicas.is_master
         return {
             "brokerName": settings.broker_name,
             "brokerClusterName": settings.cluster_name,
-            "brokerId": 0,
-            "brokerRole": "ASYNC_MASTER",
+            "brokerId": MASTER if is_master else settings.replica_number,
+            "brokerRole": self._role(),
             "brokerIP1": host,
             "listenPort": port,
             "namesrvAddr": settings.registries or settings.registry_listen,
@@ -97,7 +98,7 @@ class BrokerInfoHandler:
             "defaultTopicQueueNums": 0 if template is None else template.partitions,
             "enablePropertyFilter": settings.sql_filter,
             "longPollingEnable": True,
-            "slaveReadEnable": False,
+            "slaveReadEnable": True,
             "filterServerNums": 0,
             "traceOn": True,
             "traceTopicEnable": False,
@@ -112,6 +113,12 @@ class BrokerInfoHandler:
             "deleteWhen": f"{rules.hour:02d}",
             "diskMaxUsedSpaceRatio": round(rules.clean_ratio * 100),
         }
+
+    def _role(self) -> str:
+        """RocketMQ's word for it."""
+        if not self._context.replicas.is_master:
+            return "SLAVE"
+        return "SYNC_MASTER" if self._context.settings.durability.on_replicas else "ASYNC_MASTER"
 
     def update_settings(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """25: all of them or none; in force until the broker stops."""
@@ -161,6 +168,7 @@ class BrokerInfoHandler:
     def _runtime(self, read: Read) -> Answer:
         table = {**self._identity(), **self._log(read), **self._counted(), **self._waiting(), **self._schedule(), **_NOTHING}
         table.update(self._transactions(read))
+        table.update(self._context.replicas.numbers())
         return Answer(body=(encode_kv_table({name: str(value) for name, value in table.items()}),))
 
     def _identity(self) -> dict[str, object]:

@@ -68,6 +68,8 @@ class Found(NamedTuple):
     body: list[Buffer]
     messages: int = 0
     """How many there are in the body."""
+    behind_bytes: int = 0
+    """How much of the log lies behind the first message that was looked at."""
 
 
 class PullHandler:
@@ -90,7 +92,7 @@ class PullHandler:
         self.context.topic_counters(header.topic).get.add(1)
         group = self._check(session, header)
         wanted = self._filter(session, header, group)
-        if header.sys_flag & PULL_COMMITS_OFFSET:
+        if header.sys_flag & PULL_COMMITS_OFFSET and self.context.replicas.is_master:
             commit(self.context, group.name, TopicPartition(header.topic, header.queue_id), header.commit_offset)
         self.looks.look(_Pull(self, session, request, header, wanted))
         return None
@@ -187,7 +189,15 @@ class _Pull(Question):
         header = self._header
         store = self._handler.context.store
         most = min(max(header.max_msg_nums, 1), MOST_MESSAGES)
-        return look(store, TopicPartition(header.topic, header.queue_id), self._offset, most, self._filter, read)
+        key = TopicPartition(header.topic, header.queue_id)
+        found = look(store, key, self._offset, most, self._filter, read)
+        if self._offset > found.most and not self._handler.context.replicas.is_master:
+            # this slave has yet to copy what the reader has had from the master: to take it back would repeat that
+            return found._replace(code=Response.PULL_NOT_FOUND, next=self._offset)
+        if found.least <= self._offset < found.most:
+            log_offset = store.queues[key].unit(self._offset, read)[0]
+            return found._replace(behind_bytes=store.log.end - log_offset)
+        return found
 
     def found(self, answer: Found) -> None:
         """Answer; at the end of the partition hold, as long as the consumer wants to wait.
@@ -197,19 +207,25 @@ class _Pull(Question):
         self._offset = answer.next
         nothing = answer.code in (Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY)
         moved = self._hold is None and answer.next != self._header.queue_offset
-        if nothing and answer.next == answer.most and not moved and self._wait():
+        if nothing and answer.next >= answer.most and not moved and self._wait():
             return
         self._count(answer)
         code = answer.code
         if code == Response.PULL_NOT_FOUND and answer.next != self._header.queue_offset:
             code = Response.PULL_RETRY_IMMEDIATELY  # messages that did not match were passed: 19 would not move the consumer
         fields = {
-            "suggestWhichBrokerId": "0",
+            "suggestWhichBrokerId": str(self._suggested(answer)),
             "nextBeginOffset": str(answer.next),
             "minOffset": str(answer.least),
             "maxOffset": str(answer.most),
         }
         self._answer(Answer(code, fields, answer.status, answer.body))
+
+    def _suggested(self, answer: Found) -> int:
+        context = self._handler.context
+        group = context.groups.get(self._header.consumer_group)
+        preferred = 0 if group is None else group.which_broker_when_consume_slowly
+        return context.replicas.reader_goes_to(preferred, answer.behind_bytes)
 
     def _count(self, answer: Found) -> None:
         context, header = self._handler.context, self._header
