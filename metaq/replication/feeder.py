@@ -68,6 +68,8 @@ class Feeder:
         self.documents = documents
         self.read = read_through(run)
         self._slaves: dict[int, _Slave] = {}
+        self._refused: dict[int, str] = {}
+        """Why, as it was logged."""
         self._greenlets: set[Any] = set()
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -115,7 +117,10 @@ class Feeder:
                 slave = self._enter(hello, connection, address)
                 slave.feed()
         except (OSError, MetaqError) as error:
-            logger.warning("slave gone address=%s replica=%s reason=%s", address, slave and slave.replica, error)
+            if slave is None:
+                logger.warning("this is no slave address=%s reason=%s", address, error)
+            else:
+                logger.warning("slave gone address=%s replica=%d reason=%s", address, slave.replica, error)
         finally:
             connection.close()
             if slave is not None and self._slaves.get(slave.replica) is slave:
@@ -135,7 +140,9 @@ class Feeder:
         """The first control frame; it says at which epoch this master is."""
         refusal = self._refusal(hello)
         if refusal is not None:
-            logger.error("slave refused replica=%d reason=%s", hello.replica, refusal)
+            if self._refused.get(hello.replica) != refusal:  # it tries again every second
+                logger.error("slave refused replica=%d reason=%s", hello.replica, refusal)
+            self._refused[hello.replica] = refusal
             return {"refused": refusal}
         log, said = self.store.log, {"epoch": self.epochs.current.number}
         empty = hello.begin == hello.end
@@ -177,7 +184,7 @@ class Feeder:
     def _has_record(self, hello: Hello) -> bool:
         """Whether the last record of a slave is in this log, too."""
         if hello.last is None:
-            return True
+            return hello.begin == hello.end
         offset, size, checksum = hello.last
         stored = self.store.log.record_at(offset, self.read) if self.store.log.begin <= offset < self.store.log.end else None
         return stored is not None and stored.size == size and checksum_text(stored.buffer) == checksum
