@@ -68,8 +68,8 @@ class Hello(NamedTuple):
             numbers = (hello.broker_number, hello.replica, hello.segment_bytes, hello.begin, hello.end, *epochs)
             names = (hello.cluster, hello.broker_name, hello.text)
             right = all(type(number) is int for number in numbers) and all(isinstance(name, str) for name in names)
-            right = right and all(len(epoch) == 3 for epoch in hello.epochs) and 0 <= hello.begin <= hello.end
-            right = right and 1 <= hello.replica <= MOST_REPLICA
+            right = right and len(hello.epochs) > 0 and all(len(epoch) == 3 for epoch in hello.epochs)
+            right = right and 0 <= hello.begin <= hello.end and 1 <= hello.replica <= MOST_REPLICA
             right = right and (hello.last is None or [type(part) for part in hello.last] == [int, int, str])
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"a hello with other fields than {', '.join(cls._fields)}") from error

@@ -184,6 +184,33 @@ def test_what_only_the_old_master_had_is_cut(tmp_path: Path) -> None:
         assert {name: data for name, data in theirs.items() if name in ours} == ours
 
 
+def test_what_stood_where_the_new_master_had_no_room_is_cut(tmp_path: Path) -> None:
+    """F-FAIL, P08: its epoch began a segment, since the begin of it did not fit; a smaller message of the old one did."""
+    with Cluster(tmp_path, *SMALL, *ALONE) as cluster:
+        master, slave = cluster.pair()
+        before = master.status()["end"]
+        fill(master, 1, 1000)
+        beside = master.status()["end"] - before - 1000
+        while (room := 65536 - 8 - master.status()["end"] - 150) > 3000:
+            fill(master, 1)
+        fill(master, 1, room - beside)
+        end = wait_caught_up(master, slave)
+        assert end == 65536 - 8 - 150
+        slave.kill()
+        for _ in range(2):
+            assert try_put(master, b"x")[0] in (200, 500)
+        assert master.status()["end"] > 65536
+        master.kill()
+        slave.start()
+        slave.promote()
+        fill(slave, 3)
+        restart_as_slave(master, slave)
+        wait_caught_up(slave, master)
+        check_prefix(slave, master)
+        assert read_all(master) == read_all(slave)
+        assert b"x" not in bodies(master)
+
+
 def test_roles_may_change_again_and_again(tmp_path: Path) -> None:
     """F-FAIL: each master is killed under what it alone has; epochs rise, and the logs are the same in the end."""
     with Cluster(tmp_path, *SMALL, *ALONE) as cluster:

@@ -53,6 +53,7 @@ RUNS: Final = [
     Run("garbage", 300_000, spread=False),
     Run("frames", 300_000, spread=False),
     Run("atomic", 1_000, spread=False, package="tests.xa"),
+    Run("replication_garbage", 100_000, spread=False, package="tests.cluster"),
 ]
 
 

@@ -33,6 +33,11 @@ class ReplicaProcess(BrokerProcess):
         flags = ["--role", role, "--master", self._master, "--replica-number", str(self.number)]
         return [*super().own_flags(), *flags, "--replication-listen", self.replication or "127.0.0.1:0"]
 
+    def follow(self, master: str) -> None:
+        """Start as a slave of the master at HOST:PORT."""
+        self._master = master
+        self.start()
+
     def status(self) -> dict[str, Any]:
         """What 30020 says."""
         with connect(self) as client:
@@ -86,7 +91,8 @@ class Cluster(contextlib.ExitStack):
         """``flags`` are for all replicas."""
         super().__init__()
         self.folder = folder
-        self.flags = flags
+        # a slave that is lost is out of sync before a put that waits for it is answered
+        self.flags = ("--replica-lag-ms", "1500", "--replica-timeout-ms", "15000", *flags)
         self.durability = durability
 
     def add(self, number: int, master: str = "", *flags: str, kind: type[ReplicaProcess] = ReplicaProcess) -> ReplicaProcess:
