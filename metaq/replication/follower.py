@@ -31,6 +31,8 @@ LONGEST_PAUSE_S: Final = 1.0
 RECEIVE_BYTES: Final = 1024 * 1024
 WORK_S: Final = 0.01
 """How long to take in what comes before others have a turn."""
+REPORT_S: Final = 0.25
+"""After which a control frame, such as each heartbeat, is answered with a report that says nothing new."""
 PROGRESS_S: Final = 5.0
 """Pause between two log lines of a copy that takes long."""
 
@@ -98,6 +100,7 @@ class Follower:
         self._followed: Address | None = None
         self._tried = "none"
         self._reported = -1
+        self._report_due = 0.0
         self._progress_due = 0.0
         self._greenlets: list[Any] = []
 
@@ -173,6 +176,7 @@ class Follower:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(SILENCE_S)
         connection.sendall(self._hello().encode())
+        self._reported = -1
         reader, copier, agreed = FrameReader(), Copier(self._store), False
         rest_due = self._monotonic() + WORK_S
         while True:
@@ -188,7 +192,7 @@ class Follower:
                 elif isinstance(item, Data):
                     self._take(copier, item)
                 else:
-                    self._append()
+                    self._settle()
                     self._hear(item)
             if agreed:
                 self._append()
@@ -249,14 +253,19 @@ class Follower:
         if "documents" in content:
             self._run(lambda: documents.keep(self._folder, self._store.disk, content["documents"]))
             self._took(content["documents"])
-        self._reported = -1  # every control frame asks for a report
+        if self._monotonic() >= self._report_due:
+            self._reported = -1
+
+    def _settle(self) -> None:
+        """Make what has come part of the log."""
+        if not self._store.settled:
+            self._publish(self._store.append())
+            self._show_progress()
 
     def _append(self) -> None:
         """Make what has come part of the log, let readers see what they may, and report."""
         store = self._store
-        if not store.settled:
-            self._publish(store.append())
-            self._show_progress()
+        self._settle()
         self._publish(store.publish(min(self.seen.readable_end, store.durable_end if self._on_disk else store.log.end)))
         if self._on_disk and store.durable_end < store.log.end:
             self._sync_due.set()
@@ -271,6 +280,7 @@ class Follower:
         if end != self._reported and self._connection is not None:
             self._connection.sendall(REPORT.pack(end))
             self._reported = end
+            self._report_due = self._monotonic() + REPORT_S
 
     def _show_progress(self) -> None:
         behind = self.seen.log_end - self._store.log.end
