@@ -1,7 +1,7 @@
 """The master's side of replication: one feeder, two greenlets for each slave (``metaq.replication.frames``)."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import gevent
@@ -68,6 +68,8 @@ class Feeder:
         self.documents = documents
         self.read = read_through(run)
         self._slaves: dict[int, _Slave] = {}
+        self._woken_for: tuple[int, int, frozenset[int]] | None = None
+        """Where the log ended, and what else slaves are told."""
         self._refused: dict[int, str] = {}
         """Why, as it was logged."""
         self._greenlets: set[Any] = set()
@@ -94,7 +96,11 @@ class Feeder:
             slave.close()
 
     def wake(self) -> None:
-        """The log has grown, or readers see more of it."""
+        """The log may have grown, or readers see more of it, or other replicas be in sync."""
+        state = (self.store.log.end, self.state.readable_end, self.in_sync.members)
+        if state == self._woken_for:  # most reports change nothing that slaves are told
+            return
+        self._woken_for = state
         for slave in self._slaves.values():
             slave.wake.set()
 
@@ -235,7 +241,7 @@ class _Slave:
                 control = self._control()
                 data = self._pieces() if self._sent_end < self._feeder.store.log.end else []
                 if data or control:
-                    self._connection.sendall(b"".join((*data, control)))
+                    self._send([*data, control])
                 elif not self.wake.wait(HEARTBEAT_S):
                     self._told = {}
             problem = self._reader.value
@@ -245,6 +251,12 @@ class _Slave:
 
     def close(self) -> None:
         self._connection.close()
+
+    def _send(self, parts: Sequence[bytes | memoryview]) -> None:
+        """All of them, mostly without copying the log's part."""
+        sent = self._connection.sendmsg(parts)
+        if sent < sum(map(len, parts)):
+            self._connection.sendall(memoryview(b"".join(parts))[sent:])
 
     def _pieces(self) -> list[bytes | memoryview]:
         log = self._feeder.store.log
