@@ -3,7 +3,7 @@
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import click
@@ -30,6 +30,7 @@ UNDECIDED_WARNING_S: Final = 10 * 60
 UNDECIDED_PROBLEM_S: Final = 60 * 60
 """Nobody comes any more, and in other participants, a database say, such a branch keeps its locks all the time."""
 GIB: Final = 1024**3
+_SLAVE: Final = re.compile(r"slave_(\d+)_in_sync")
 _FREE: Final = re.compile(r"Free : ([\d.]+) GiB")
 
 ANYWHERE: Final = "anywhere"
@@ -183,6 +184,52 @@ def check_disks(facts: DoctorFacts) -> Iterator[Finding]:
             yield ok("disk", used)
 
 
+def check_masters(facts: DoctorFacts) -> Iterator[Finding]:
+    """One process takes messages under each name."""
+    masters_of = Counter(state.broker.name for state in facts.brokers if is_master(state))
+    for name in sorted(name for name, count in masters_of.items() if count > 1):
+        where = some(state.broker.address for state in facts.brokers if state.broker.name == name and is_master(state))
+        found = f"{name} has {masters_of[name]} masters: {where}"
+        yield problem("replicas", found, f"metaq cluster status {name}; then metaq cluster demote the one of the older epoch")
+
+
+def is_master(state: BrokerState) -> bool:
+    """As it says itself."""
+    return state.info.get("role") == "master"
+
+
+def check_replicas(facts: DoctorFacts) -> Iterator[Finding]:
+    """Enough replicas are in sync, and every slave follows."""
+    for state in facts.brokers:
+        name, info = state.broker.name, state.info
+        if info.get("role") == "slave":
+            if info["following"] != "yes":
+                found = f"the slave of {name} at {state.broker.address} does not follow a master: {info['following']}"
+                yield problem(
+                    "replicas", found, f"metaq cluster status {name}; docs/replication.md has a section for each cause"
+                )
+            continue
+        if "in_sync" not in info:
+            continue
+        lagging = [number for number in slaves_of(info) if info[f"slave_{number}_in_sync"] != "yes"]
+        for number in lagging:
+            found = f"slave {number} of {name} is not in sync, {info[f'slave_{number}_lag_bytes']} bytes behind"
+            advice = f"metaq cluster add-slave {name} --replica {number} --wait 600 shows whether it comes nearer"
+            yield warning("replicas", found, advice)
+        in_sync, least = int(info["in_sync"]), int(info["min_in_sync"])
+        if in_sync < least and "replica" in state.config.get("durability", ""):
+            found = f"{in_sync} replicas of {name} are in sync, {least} are needed (min_in_sync): no message is safe"
+            yield problem("replicas", found, f"start its slaves; metaq cluster status {name} shows what keeps them")
+        elif not lagging:
+            yield ok("replicas", f"{in_sync} replicas of {name} are in sync")
+
+
+def slaves_of(info: Mapping[str, str]) -> list[int]:
+    """Numbers of the slaves that a master knows."""
+    found = (_SLAVE.fullmatch(name) for name in info)
+    return sorted(int(match[1]) for match in found if match is not None)
+
+
 def check_transactions(facts: DoctorFacts) -> Iterator[Finding]:
     """Nothing has been undecided for long."""
     kinds = (("tx_prepared", "tx_oldest_prepared_s", "branches"), ("half_undecided", "half_oldest_s", "transactional messages"))
@@ -272,6 +319,8 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_writable,
     check_clocks,
     check_disks,
+    check_masters,
+    check_replicas,
     check_transactions,
     check_gathering,
     check_topics,

@@ -166,7 +166,7 @@ class SlaveSide:
             "in_sync": len(seen.in_sync),
             "master": seen.address or "none",
             "lag_bytes": max(0, seen.log_end - self._broker.store.log.end),
-            "replication": seen.problem or "follows",
+            "following": seen.problem or ("yes" if seen.address else "nobody yet"),
         }
 
     @property

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from metaq.client import TextClient
-from metaq.protocol.codes import Request
+from metaq.protocol.codes import Request, Response
+from tests.support.admin import connect, fields_of
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cli import Cli
 from tests.support.cluster import Cluster, ReplicaProcess, wait_caught_up
@@ -220,3 +221,49 @@ def test_slaves_that_are_set_otherwise(cluster: Cluster, cli: Cli) -> None:
     assert (
         "replica 3 does not follow: " in cli.run("cluster", "add-slave", NAME, "--replica", "3", "--wait", "0", code=1).stderr
     )
+
+
+def test_the_doctor(cluster: Cluster, cli: Cli) -> None:
+    """E-04, SG-140: too few replicas in sync, and a slave that follows nobody; and that all is well."""
+
+    def found(level: str) -> str:
+        rows = [json.loads(line) for line in cli.run_any("doctor", "--watch", "0", "--json").stdout.splitlines()]
+        return "\n".join(row["found"] for row in rows if (row["check"], row["level"]) == ("replicas", level))
+
+    master, slave = cluster.pair()
+    wait_rows(cli, r1="master", r2="slave")
+    assert found("ok") == "2 replicas of metaq are in sync" and not found("warning") + found("problem")
+    slave.pause()
+    master.wait_for(in_sync=[1])
+    put_unsafe(master)
+    lacks = "1 replicas of metaq are in sync, 2 are needed (min_in_sync): no message is safe"
+    wait_until(lambda: found("problem") == lacks, DEADLINE_S, "it says so")
+    slave.go_on()
+    master.wait_for(in_sync=[1, 2])
+    master.kill()
+    slave.wait_for(master="")
+    wait_until(lambda: "does not follow a master" in found("problem"), DEADLINE_S, "it says so")
+
+
+def put_unsafe(master: ReplicaProcess) -> None:
+    """A message that is stored, although too few replicas are in sync."""
+    with connect(master) as client:
+        fields = fields_of(a="pg", b="orders", c="TBW102", d=4, e=0, f=0, g=1700000000000, h=0, i="", j=0, k=False)
+        assert client.call(Request.SEND_MESSAGE_V2, fields, b"x").code == Response.SLAVE_NOT_AVAILABLE
+
+
+def test_the_doctor_finds_two_masters(tmp_path: Path) -> None:
+    """MQ-068: of one name, at registries that know nothing of each other."""
+    with RegistryProcess(tmp_path / "one") as one, RegistryProcess(tmp_path / "two") as two, Cluster(tmp_path) as cluster:
+        master = cluster.add(1, "", "--registries", one.address)
+        slave = cluster.add(2, master.replication, "--registries", two.address)
+        master.wait_for(in_sync=[1, 2])
+        slave.promote()
+        cli = Cli(f"{one.address};{two.address}")
+
+        def told() -> bool:
+            return "metaq has 2 masters: " in cli.run_any("doctor", "--watch", "0").stdout
+
+        wait_until(told, DEADLINE_S, "two masters are found")
+    for data in tmp_path.glob("replica?"):
+        shutil.rmtree(data)

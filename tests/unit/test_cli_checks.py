@@ -10,6 +10,7 @@ from metaq.cli.doctor import (
     check_disks,
     check_reached,
     check_registered,
+    check_replicas,
     check_transactions,
     reach_of,
 )
@@ -143,3 +144,20 @@ def test_long_lists_stay_short() -> None:
     """E-04: five names, and how many more."""
     assert some(range(3)) == "0, 1, 2"
     assert some("gfedcba") == "a, b, c, d, e and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("in_sync", "second", "durability", "found"),
+    [
+        ("2", "yes", "replica", [Level.OK]),
+        ("1", "no", "replica", [Level.WARNING, Level.PROBLEM]),
+        ("1", "no", "disk+replica", [Level.WARNING, Level.PROBLEM]),
+        ("1", "no", "disk", [Level.WARNING]),
+    ],
+)
+def test_slaves_that_lag(in_sync: str, second: str, durability: str, found: list[Level]) -> None:
+    """SG-140, E-04: each is named; too few are a problem where messages wait for them."""
+    info = {"role": "master", "in_sync": in_sync, "min_in_sync": "2", "slave_2_in_sync": second, "slave_2_lag_bytes": "77"}
+    findings = list(check_replicas(facts(info=info, config={"durability": durability})))
+    assert levels(findings) == found
+    assert (second == "no") == ("slave 2 of broker-a is not in sync, 77 bytes behind" in findings[0].found)
