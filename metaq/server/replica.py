@@ -32,7 +32,7 @@ from metaq.server.role import Role
 from metaq.server.sides import MasterSide, SlaveSide
 from metaq.server.tables import FOLDER
 from metaq.server.zkregistration import open_session
-from metaq.store.disk import RealDisk
+from metaq.store.disk import Disk, RealDisk
 from metaq.store.documents import read_document, write_document
 
 logger = logging.getLogger(__name__)
@@ -59,10 +59,10 @@ class Kept(NamedTuple):
 class Replica:
     """The ``Server`` of a broker that has replicas."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, disk: Disk | None = None) -> None:
         """Bind the addresses and open the store."""
         self.settings = settings
-        self._disk = RealDisk()
+        self._disk = disk or RealDisk()
         self._path = settings.data / FOLDER / KEPT
         self._kept = self._load()
         address = resolve("replication_listen", settings.replication_listen, allow_public=settings.allow_public)
@@ -137,7 +137,7 @@ class Replica:
         return Role(role == "master", NEXT_EPOCH if role == "master" else 0, self._kept.readable_end)
 
     def _open(self, role: Role, bound: Any) -> Broker:
-        broker = Broker(self.settings, role=role, bound=bound)
+        broker = Broker(self.settings, disk=self._disk, role=role, bound=bound)
         if role.is_master:
             self.side = MasterSide(broker, self.settings, of_nobody if self._election is None else self._election.agree)
             if self._election is not None:
