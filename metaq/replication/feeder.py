@@ -155,7 +155,7 @@ class Feeder:
         end = hello.begin if empty else self._common_end(hello)
         if end is None:
             return {"refused": "the two logs have nothing in common; empty the data folder of one of them to have it copied"}
-        if end < log.begin or (empty and end != log.begin):
+        if end < max(log.begin, hello.begin) or (empty and end != log.begin):
             ends = [(*key, *self.store.first(queue, self.read)) for key, queue in list(self.store.queues.items())]
             return {**said, "copy": {"begin": log.begin, "partitions": ends}}
         if end == hello.end and not self._has_record(hello):
@@ -167,9 +167,10 @@ class Feeder:
     def _common_end(self, hello: Hello) -> int | None:
         """The log offset up to which this log and that of a slave are the same, if they have anything in common."""
         theirs = [Epoch(*epoch) for epoch in hello.epochs]
-        if hello.begin > 0 and theirs == [FIRST] and hello.last is not None and self._has_record(hello):
-            return hello.end  # it was copying this log anew, and has not come to where that says which epochs there were
-        return common_end(self.epochs.table, self.store.log.end, theirs, hello.end)
+        if hello.begin > 0 and theirs == [FIRST]:  # it was copying a log anew that has not told yet which epochs there were
+            return hello.end if hello.end < self.store.log.begin or self._has_record(hello) else None
+        end = common_end(self.epochs.table, self.store.log.end, theirs, hello.end)
+        return None if end == 0 else end  # no log is given up as a whole: an operator may have named the wrong master
 
     def _refusal(self, hello: Hello) -> str | None:
         own = self.identity

@@ -11,6 +11,7 @@ from metaq.config import load
 from metaq.errors import DiskFull
 from metaq.server.broker import Broker
 from metaq.server.daemon import run
+from metaq.server.replica import Replica
 from metaq.store.disk import RealDisk, RealFile
 
 
@@ -44,7 +45,8 @@ def main() -> None:
     arguments = iter(sys.argv[1:])
     settings = load(None, {}, {flag[2:].replace("-", "_"): value for flag, value in zip(arguments, arguments, strict=True)})
     disk = CrampedDisk(settings.data.with_name("full"))
-    sys.exit(run(settings, lambda settings: Broker(settings, disk=disk)))
+    server = Broker if settings.replication_listen == "none" else Replica
+    sys.exit(run(settings, lambda settings: server(settings, disk=disk)))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 
 from metaq.client.textclient import TextClient
 from metaq.protocol.codes import Request, Response
+from tests.broker import nospace
 from tests.cluster.traffic import LATER, NEVER_ASKED, TOPIC, put_all_kinds, read_all, try_put
 from tests.support.admin import ask, connect
 from tests.support.broker import wait_until
@@ -284,3 +285,64 @@ def places(replica: ReplicaProcess) -> list[tuple[int, int]]:
     with TextClient(replica.host, replica.port) as client:
         begin = client.offset(TOPIC, 0)
         return [(message.id, message.next_position) for message in client.iterate(TOPIC, position=begin)]
+
+
+# -- slaves that cannot follow ----------------------------------------------------------------------------------------
+
+
+class Cramped(ReplicaProcess):
+    """A replica that a test can take the room from, by a file ``full`` in the folder of the cluster."""
+
+    program = (str(Path(nospace.__file__)),)
+
+
+def test_a_slave_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    """P24: it is no longer in sync, puts go on without it, and nothing that was acknowledged is lost."""
+    with Cluster(tmp_path, *SMALL, *ALONE) as cluster:
+        master = cluster.add(1)
+        slave = cluster.add(2, master.replication, kind=Cramped)
+        master.wait_for(in_sync=[1, 2])
+        fill(master, 10)
+        wait_caught_up(master, slave)
+        (tmp_path / "full").touch()
+        for _ in range(2):  # one segment may have been made ahead
+            fill(master, 80)
+        slave.wait_problem("no room for")
+        master.wait_for(in_sync=[1])
+        assert try_put(master, b"without it") == (200, "")
+        check_prefix(master, slave)
+        (tmp_path / "full").unlink()
+        wait_caught_up(master, slave)
+        check_prefix(master, slave)
+        assert slave.status()["problem"] is None
+        assert read_all(slave) == read_all(master)
+
+
+def test_who_does_not_fit_is_told_why(tmp_path: Path) -> None:
+    """P08: another broker's slave, one with the master's own number, one with segments of another size."""
+    with Cluster(tmp_path, *ALONE) as cluster:
+        master = cluster.add(1)
+        refused = {
+            ("--cluster-name", "other"): "of cluster 'other'",
+            ("--broker-name", "b"): "a slave of broker 'b'",
+            ("--broker-number", "5"): "number 5",
+            ("--segment-bytes", "4194304"): "make them equal",
+            ("--replica-number", "1"): "give each replica a replica_number of its own",
+        }
+        for number, (flags, words) in enumerate(refused.items(), 2):
+            cluster.add(number, master.replication, *flags).wait_problem(words)
+        assert master.status()["slaves"] == []
+
+
+def test_a_log_is_not_given_up_as_a_whole(tmp_path: Path) -> None:
+    """P08: a master that is made a slave of another one by mistake keeps its log, and says what to do."""
+    with Cluster(tmp_path, *ALONE) as cluster:
+        first, second = cluster.add(1), cluster.add(2)
+        for master in (first, second):
+            fill(master, 5)
+        end = second.status()["end"]
+        second.demote(first.replication)
+        second.wait_problem("nothing in common")
+        assert second.status()["end"] == end
+        second.promote()
+        assert len(bodies(second)) == 5

@@ -79,7 +79,10 @@ class ReplicaProcess(BrokerProcess):
         """Wait until 30020 names a problem with these words."""
 
         def named() -> bool:
-            return words in (self.status()["problem"] or "")
+            try:
+                return words in (self.status()["problem"] or "")
+            except ROLE_CHANGES:
+                return False
 
         wait_until(named, DEADLINE_S, f"replica {self.number} says {words!r}; see {self.log}")
 
