@@ -126,18 +126,26 @@ def encode_stored(stored: Stored, overhead: int, base: int, out: list[bytes | me
     return HEADER_SIZE_TEXT + total
 
 
+def text_size_and_tag(stored: Stored, overhead: int) -> tuple[int, int]:
+    """Size of the text form of one intact record, and what its index unit says of its tag; 0 without one."""
+    length: int = _PLAIN_FIELDS.unpack_from(stored.buffer, stored.at)[3]
+    if stored.size - length == overhead:
+        return HEADER_SIZE_TEXT + length, 0
+    record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
+    tag = decode_properties(record.properties).get(TAGS)
+    if tag is None:
+        return HEADER_SIZE_TEXT + length, 0
+    return HEADER_SIZE_TEXT + len(join_attribute(tag, b"")[1]) + length, java_hash(tag)
+
+
 def text_size(stored: Stored, overhead: int) -> int:
     """Size of the text form of one intact record."""
-    return encode_stored(stored, overhead, 0, [])
+    return text_size_and_tag(stored, overhead)[0]
 
 
 def tag_hash(stored: Stored, overhead: int) -> int:
     """What an intact record's index unit says of its tag; 0 without one."""
-    length: int = _PLAIN_FIELDS.unpack_from(stored.buffer, stored.at)[3]
-    if stored.size - length == overhead:
-        return 0
-    record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
-    return java_hash(decode_properties(record.properties).get(TAGS, ""))
+    return text_size_and_tag(stored, overhead)[1]
 
 
 def decode_messages(data: bytes, position: int) -> Iterator[Message]:

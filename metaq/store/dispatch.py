@@ -1,7 +1,7 @@
 """Entering records of a log into the queues that are derived from it: those that recovery walks, and those that are copied."""
 
 from metaq.protocol.record import Identity
-from metaq.protocol.textmessage import Stored, tag_hash, text_size
+from metaq.protocol.textmessage import Stored, text_size_and_tag
 from metaq.store.consumequeue import ConsumeQueue
 
 
@@ -18,9 +18,9 @@ def enter(queue: ConsumeQueue, stored: Stored, identity: Identity, *, kept: bool
             queue.reset(ordinal, 0)
         queue.fill(ordinal)
     queue.text_end = identity.text_position
-    size = text_size(stored, queue.overhead)
+    size, tag = text_size_and_tag(stored, queue.overhead)
     if kept:
-        queue.add(stored.log_offset, stored.size, tag_hash(stored, queue.overhead), size)
+        queue.add(stored.log_offset, stored.size, tag, size)
     else:
         queue.fill(ordinal + 1)
         queue.text_end += size

@@ -8,7 +8,8 @@ import pytest
 
 from metaq.errors import CorruptRecord
 from metaq.message import Durability, TopicPartition
-from metaq.protocol.record import identity
+from metaq.protocol.record import encode_properties, identity, java_hash, record_tail
+from metaq.protocol.textmessage import encode_stored, text_size_and_tag
 from metaq.store.copying import Copier, hide_from, piece
 from metaq.store.epochs import FIRST, Epoch, Epochs, common_end, last_record
 from metaq.store.files import read_here
@@ -194,6 +195,23 @@ def test_lost_messages_are_lost_in_the_copy_too(tmp_path: Path) -> None:
     same(master, slave)
     master.close()
     slave.close()
+
+
+@pytest.mark.parametrize("tag", [None, "", "paid", "päid" * 50])
+def test_a_copy_takes_as_much_room_for_text_readers_as_they_get(tmp_path: Path, tag: str | None) -> None:
+    """MQ-065: size and tag that a slave derives from a record are those of what readers are given."""
+    store, _ = open_store(tmp_path / "data", MASTER)
+    pairs = [("KEYS", "k"), *([] if tag is None else [("TAGS", tag)])]
+    for tail in (None, record_tail(T0.topic, encode_properties(pairs))):
+        offset = store.put(*plain(store, T0, b"body")._replace(tail=tail))
+        store.append()
+        stored = store.log.record_at(offset)
+        assert stored is not None
+        overhead, out = store.queue(*T0).overhead, list[bytes | memoryview]()
+        size, found = text_size_and_tag(stored, overhead)
+        assert size == encode_stored(stored, overhead, 0, out) == sum(map(len, out))
+        assert found == (0 if tail is None else java_hash(tag or ""))
+    store.close()
 
 
 @pytest.mark.parametrize("seed", range(20))
