@@ -138,7 +138,8 @@ class Follower:
                 self._replaced()
                 return
             except (OSError, MetaqError) as error:
-                self._report_problem(error)
+                if not self._go_now.is_set():
+                    self._report_problem(error)
             finally:
                 self._close()
                 self._take_back()

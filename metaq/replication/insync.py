@@ -75,6 +75,7 @@ class InSync:
     """When the master's log ended where."""
     _held_end: int = 0
     _began: float = 0.0
+    _complained: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         self._began = self.monotonic()
@@ -172,8 +173,11 @@ class InSync:
         try:
             agreed = self.agree(wanted)
         except MetaqError as error:  # it may hold or not: both sets are required until one is agreed on
-            logger.warning("replicas in sync not agreed on wanted=%s reason=%s", sorted(wanted), error)
+            if wanted != self._complained:
+                logger.warning("replicas in sync not agreed on wanted=%s reason=%s", sorted(wanted), error)
+            self._complained = wanted
             return
+        self._complained = frozenset()
         if not agreed:
             return
         logger.info("replicas in sync members=%s before=%s", sorted(wanted), sorted(self.members))

@@ -14,7 +14,7 @@ from gevent.event import Event
 from gevent.hub import Hub
 
 from metaq.config import Settings
-from metaq.errors import MetaqError, Overloaded, StoreError
+from metaq.errors import Fenced, MetaqError, Overloaded, StoreError
 from metaq.message import Durability
 from metaq.protocol.codes import Response
 from metaq.store.consumequeue import ConsumeQueue
@@ -125,6 +125,7 @@ class Turns:
         self._parked: deque[Parked] = deque()
         self.waiting_bytes = 0
         self._synced_messages = 0
+        self._complaint = ""
         self._sync_due = Event()
         self._last_sync_ms = 1
         self._stopping = False
@@ -170,8 +171,14 @@ class Turns:
         try:
             readable = store.append()
         except StoreError as error:
-            logger.error("append failed reason=%s", error)
+            if str(error) != self._complaint:  # a master that is fenced refuses every turn
+                logger.error("append failed reason=%s", error)
+            self._complaint = str(error)
             failure, readable = error, []
+            if isinstance(error, Fenced):  # the refusals would wait behind what waits for replicas, which may be in vain
+                self._give_up_waiting()
+        else:
+            self._complaint = ""
         end = store.log.end
         deadline = self._clock.monotonic() + self._timeout
         for outcome in outcomes:
@@ -218,6 +225,11 @@ class Turns:
                 self._wake(readable)
             while self._parked and not self.copies.hopeful:
                 self._late(self._parked.popleft(), TOO_FEW_REPLICAS)
+
+    def _give_up_waiting(self) -> None:
+        """Answer everything that waits as late. It is in the log, and if this stays the master it may still become safe."""
+        while self._parked:
+            self._late(self._parked.popleft(), NOT_ON_REPLICAS)
 
     def abandon(self, error: MetaqError) -> None:
         """Refuse everything that waits: nobody will ever know that it is safe."""
