@@ -137,9 +137,9 @@ class Attack:
         """Of another cluster, so that a change that leaves it valid changes nothing."""
         data = bytearray(self._hello(cluster=f"other {chance.random()}"))
         for _ in range(chance.randrange(1, 4)):
-            at = chance.randrange(len(data))
+            at = chance.randrange(len(data) + 1)
             match chance.randrange(4):
-                case 0:
+                case 0 if at < len(data):
                     data[at] ^= 1 << chance.randrange(8)
                 case 1:
                     del data[at : at + chance.randrange(1, 8)]
@@ -148,7 +148,7 @@ class Attack:
                 case _:
                     del data[at:]
                     data += b"\0"
-        return [bytes(data), *self._wild_reports(chance)]
+        return [bytes(data) or b"\0", *self._wild_reports(chance)]
 
     def _odd_values(self, chance: Chance) -> list[bytes]:
         """A hello with a value of another kind, or with a member too many or too few."""

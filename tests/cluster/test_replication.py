@@ -189,7 +189,7 @@ def test_a_slave_that_is_killed_or_stopped_comes_back(tmp_path: Path, durability
 
 def test_a_master_that_is_restarted_alone_shows_what_was_safe(tmp_path: Path) -> None:
     """MQ-065: readers go on seeing what they saw, although too few replicas are in sync for anything new."""
-    with Cluster(tmp_path) as cluster:
+    with Cluster(tmp_path, *QUICK) as cluster:
         master, slave = cluster.pair()
         assert try_put(master, b"safe") == (200, "")
         wait_caught_up(master, slave)
