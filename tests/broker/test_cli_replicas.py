@@ -72,7 +72,7 @@ def bodies(broker: BrokerProcess) -> list[bytes]:
 
 
 def test_status(cluster: Cluster, cli: Cli) -> None:
-    """SG-035, SG-140: roles, epochs, how far each is and who is in sync; a replica that is gone does not hide the others."""
+    """SG-035, SG-010, SG-140: roles, epochs, how far each is and who is in sync; a replica that is gone does not hide the others."""
     master, slave = cluster.pair()
     put(master, b"one")
     end = wait_caught_up(master, slave)
@@ -148,7 +148,7 @@ def test_promote_by_address(cluster: Cluster) -> None:
 
 
 def test_hand_over() -> None:
-    """P25: the master is told which slave takes its place, and the command ends when that one is master."""
+    """P25, MQ-070: the master is told which slave takes its place, and the command ends when that one is master."""
     roles = {1: "master", 2: "slave"}
 
     def stands(number: int) -> Reply:
@@ -177,7 +177,7 @@ def test_hand_over() -> None:
 
 
 def test_add_slave(cluster: Cluster, cli: Cli, tmp_path: Path) -> None:
-    """SG-036, P06: the command that is printed starts a slave that copies all there is; its progress is shown."""
+    """SG-036, SG-040, MQ-102, P06: the command that is printed starts a slave that copies all there is; its progress is shown."""
     master = cluster.add(1, "", "--min-in-sync", "1", "--max-body-bytes", "70000")
     put(master, *(b"x" * 1000 for _ in range(50)))
     wait_until(lambda: len(standing(cli)) == 1, DEADLINE_S, "the master is registered")
@@ -224,7 +224,7 @@ def test_slaves_that_are_set_otherwise(cluster: Cluster, cli: Cli) -> None:
 
 
 def test_the_doctor(cluster: Cluster, cli: Cli) -> None:
-    """E-04, SG-140: too few replicas in sync, and a slave that follows nobody; and that all is well."""
+    """E-04, MQ-101, SG-140: too few replicas in sync, and a slave that follows nobody; and that all is well."""
 
     def found(level: str) -> str:
         rows = [json.loads(line) for line in cli.run_any("doctor", "--watch", "0", "--json").stdout.splitlines()]

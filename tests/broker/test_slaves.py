@@ -32,7 +32,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_a_slave_asks_its_registries_for_the_master(cluster: Cluster) -> None:
-    """SG-082: it follows whoever is master of its name, also one that comes later or takes the place of another."""
+    """SG-082, SG-081: it follows whoever is master of its name, also one that comes later or takes the place of another."""
     slave = cluster.add(2, "", "--role", "slave")
     slave.wait_problem("nobody knows a master")
     master = cluster.add(1)
@@ -84,7 +84,7 @@ def fill(master: ReplicaProcess, slave: ReplicaProcess, count: int) -> None:
 
 
 def test_who_reads_far_behind_is_sent_to_a_slave(cluster: Cluster) -> None:
-    """SG-083: beyond hot_bytes, while the slave is in sync; it sends readers back, but not to a master that is gone."""
+    """SG-083, SG-071: beyond hot_bytes, while the slave is in sync; it sends readers back, but not to a master that is gone."""
     master = cluster.add(1, "", "--hot-bytes", str(HOT_BYTES))
     slave = cluster.add(2, master.replication, "--hot-bytes", str(HOT_BYTES))
     master.wait_for(in_sync=[1, 2])
@@ -100,7 +100,7 @@ def test_who_reads_far_behind_is_sent_to_a_slave(cluster: Cluster) -> None:
 
 
 def test_reading_from_a_slave(cluster: Cluster) -> None:
-    """SG-083, P09: pulls and heartbeats are answered, held pulls end with what comes; no offset is committed or taken back."""
+    """SG-083, SG-058, P09: pulls and heartbeats are answered, held pulls too; no offset is committed or taken back."""
     master, slave = cluster.pair()
     fill(master, slave, 3)
     with Consumer(slave, GROUP) as consumer:
@@ -126,7 +126,7 @@ def test_reading_from_a_slave(cluster: Cluster) -> None:
 
 
 def test_numbers(cluster: Cluster) -> None:
-    """SG-140: role, epoch, replicas in sync and lags, in stats and for RocketMQ's tools."""
+    """SG-140, SG-037: role, epoch, replicas in sync and lags, in stats and for RocketMQ's tools."""
     master, slave = cluster.pair()
     wait_caught_up(master, slave)
 
@@ -144,3 +144,15 @@ def test_numbers(cluster: Cluster) -> None:
     assert ours.items() >= {"slave_2_in_sync": "yes", "slave_2_lag_bytes": "0", "slave_2_lag_ms": "0"}.items()
     assert theirs.items() >= {"slave": "true", "role": "slave", "in_sync": "2", "master": master.replication}.items()
     assert theirs["epoch"] == ours["epoch"] == str(master.status()["epoch"])
+
+
+def test_a_master_does_not_wait_without_being_told_to(cluster: Cluster) -> None:
+    """MQ-066: below REPLICA a put is answered, and read, although the slave stands still; it catches up."""
+    cluster.durability = "memory"
+    master, slave = cluster.pair()
+    slave.pause()
+    with TextClient(master.host, master.port) as client:
+        client.put("orders", b"x")
+        assert [message.body for message in client.get("orders").messages] == [b"x"]
+    slave.go_on()
+    wait_caught_up(master, slave)
