@@ -72,7 +72,7 @@ def bodies(broker: BrokerProcess) -> list[bytes]:
 
 
 def test_status(cluster: Cluster, cli: Cli) -> None:
-    """SG-035, SG-010, SG-140: roles, epochs, how far each is and who is in sync; a replica that is gone does not hide the others."""
+    """SG-035, SG-010, SG-140: roles, epochs, how far each is, who is in sync; one that is gone does not hide the others."""
     master, slave = cluster.pair()
     put(master, b"one")
     end = wait_caught_up(master, slave)
@@ -177,7 +177,7 @@ def test_hand_over() -> None:
 
 
 def test_add_slave(cluster: Cluster, cli: Cli, tmp_path: Path) -> None:
-    """SG-036, SG-040, MQ-102, P06: the command that is printed starts a slave that copies all there is; its progress is shown."""
+    """SG-036, SG-040, MQ-102, P06: the command that is printed starts a slave that copies all; its progress is shown."""
     master = cluster.add(1, "", "--min-in-sync", "1", "--max-body-bytes", "70000")
     put(master, *(b"x" * 1000 for _ in range(50)))
     wait_until(lambda: len(standing(cli)) == 1, DEADLINE_S, "the master is registered")
