@@ -20,7 +20,7 @@ TABLE: Final = Path(__file__).parents[2] / "benchmarks" / "results" / "crash-pro
 HEADER: Final = """# The crash proof
 
 `make test-long` wrote this table. A run that finds a violation writes no row and prints the command that replays it; each row
-found none. What each one does stands at the top of its module in `tests/crash` or `tests/xa`.
+found none. What each one does stands at the top of its module in `tests/crash`, `tests/xa` or `tests/cluster`.
 
 | run | cases | seeds | minutes | commit | details |
 |---|---:|---|---:|---|---|
@@ -53,6 +53,8 @@ RUNS: Final = [
     Run("garbage", 300_000, spread=False),
     Run("frames", 300_000, spread=False),
     Run("atomic", 1_000, spread=False, package="tests.xa"),
+    Run("failovers", 600, spread=False, package="tests.cluster"),
+    Run("partitions", 600, spread=False, package="tests.cluster"),
     Run("replication_garbage", 100_000, spread=False, package="tests.cluster"),
 ]
 

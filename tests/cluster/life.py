@@ -1,0 +1,230 @@
+"""The life of one group of replicas under load: one fault after the other, and what must hold after each and at the end.
+
+After each fault: puts are acknowledged again in time, every client succeeds, all replicas are in sync. At the end every replica
+is read whole and compared with the history, and their logs with each other, byte by byte.
+"""
+
+import argparse
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar, Final
+
+from metaq.client import TextClient
+from metaq.protocol.codes import Request
+from metaq.store.verify import verify
+from tests.cluster.history import TOPICS, History, Progress
+from tests.cluster.load import Consumer, Load, Putter, Reader, Sender
+from tests.cluster.transactional import CHECKS, Brancher, HalfSender
+from tests.crash.command import Result
+from tests.crash.driver import CaseFailed
+from tests.crash.model import expect
+from tests.support.admin import ask
+from tests.support.broker import wait_until
+from tests.support.cluster import compare_logs
+from tests.support.group import Group, Member
+from tests.support.remoting import RemotingClient
+from tests.support.talk import Talk
+from tests.support.zookeeper import ZooKeeperProcess
+
+AGAIN_S: Final = 10.0
+"""In which puts must be acknowledged again."""
+STUCK_S: Final = 60.0
+"""What takes longer, while nothing is wrong any more, is stuck."""
+CLIENTS: Final = (Putter, Putter, Sender, Reader, Consumer, Brancher, HalfSender)
+WITH_TRANSACTIONS: Final = 1 / 3
+"""Of all rounds."""
+
+Fault = Callable[[], float]
+"""Makes a fault, and ends when puts are acknowledged again; returns since when they should have been."""
+
+
+class Life:
+    """One group from its start to its end. A subclass says what goes wrong."""
+
+    proxied: ClassVar[bool] = False
+
+    def __init__(self, seed: int, folder: Path, zookeeper: str, *flags: str) -> None:
+        self.rng = random.Random(seed)
+        self.history, self.progress = History(seed), Progress()
+        self.group = Group(folder, zookeeper, *CHECKS, *flags, proxied=self.proxied, seed=seed)
+        self.load = Load(self.group.ports(), self.history, self.progress, seed)
+        self.counts: Counter[str] = Counter()
+        self.pauses: list[float] = []
+        """For how long nothing was acknowledged, of each fault that a new master ends, in seconds."""
+        self.doing = "start"
+        self._epoch = 0
+        self._began = 0.0
+
+    def faults(self) -> dict[Fault, int]:
+        """What can go wrong, and how often it does."""
+        raise NotImplementedError
+
+    def live(self, rounds: int) -> None:
+        """So many faults, and the end."""
+        with self.group:
+            try:
+                self.begin()
+                faults = self.faults()
+                for fault in self.rng.choices(list(faults), list(faults.values()), k=rounds):
+                    self.round(fault)
+                self.end()
+            finally:
+                self.load.ended.set()
+
+    def begin(self) -> None:
+        """Make the topics, and start the clients when all replicas know them."""
+        master = self.group.wait_master()
+        with TextClient(master.host, master.port) as client:
+            for topic, partitions in TOPICS.items():
+                client.create(topic, partitions)
+        self.wait(lambda: all(map(_knows_topics, self.group.members.values())), "all replicas know the topics")
+        self.load.start(CLIENTS)
+
+    # -- rounds -------------------------------------------------------------------------------------------------------
+
+    def round(self, fault: Fault) -> None:
+        """One fault under load, with or without transactions, and its end."""
+        self.doing = getattr(fault, "__name__", repr(fault))
+        if self.rng.random() < WITH_TRANSACTIONS:
+            self.load.transactions.set()
+            self.counts["with transactions"] += 1
+        began = time.monotonic()
+        self.wait(lambda: self.load.all_succeeded_since(began), "every client succeeds")
+        self.pass_time(self.rng.uniform(0, 0.8))
+        since = fault()
+        pause = self.history.longest_pause(since, time.monotonic())
+        expect(pause <= AGAIN_S, f"puts were acknowledged again after {pause:.1f} s", self.doing)
+        if self.history.epoch > self._epoch:
+            self.pauses.append(pause)
+        self.group.heal()
+        self.wait(self.group.whole, "all replicas are in sync again")
+        healed = time.monotonic()
+        self.wait(lambda: self.load.all_succeeded_since(healed), "every client succeeds again")
+        self.load.transactions.clear()
+        self.counts[self.doing.replace("_", " ")] += 1
+
+    def fault_begins(self) -> float:
+        """The moment before a fault is made."""
+        self._epoch = self.history.epoch
+        self._began = self.progress.fault_at = time.monotonic()
+        return self._began
+
+    def wait_new_master(self) -> None:
+        """Wait until puts are acknowledged by another master than before the fault."""
+        self.wait(lambda: self.history.epoch > self._epoch, "puts are acknowledged in a new epoch")
+
+    def wait_acknowledged(self, since: float) -> None:
+        """Wait until a put is acknowledged that was sent after a moment."""
+        self.wait(lambda: self.history.newest > since, "puts are acknowledged again")
+
+    def pass_time(self, seconds: float) -> None:
+        """Go on with the fault for so long."""
+        end = time.monotonic() + seconds
+        self.wait(lambda: time.monotonic() > end, "time passes")
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Until it holds, or a client has seen what must not be."""
+
+        def look() -> bool:
+            self.load.check()
+            return condition()
+
+        try:
+            wait_until(look, STUCK_S, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; last successes: {self.load.ages()}") from error
+
+    def slaves(self, master: Member) -> list[Member]:
+        """All others, in any order."""
+        return self.rng.sample([member for member in self.group.members.values() if member is not master], 2)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Decide what is undecided, stop the clients, and compare everything."""
+        self.doing = "end"
+        self.wait(self.load.settled, "all transactions are decided")
+        self.load.stop()
+        self.load.check()
+        self.wait(self._equal, "all replicas have the same end")
+        members = list(self.group.members.values())
+        for member in members:
+            self.history.check(member.host, member.port)
+        with Talk(self.group.wait_master()) as talk:
+            expect(talk.recover() == [], "no branch is prepared any more", talk.recover())
+        look = members[0].look()
+        assert look is not None
+        for member in members[1:]:
+            compare_logs(members[0].data, member.data, look["begin"], look["end"])
+        for member in members:
+            expect(member.terminate() == 0, "an orderly stop", member.stderr()[-2000:])
+            expect("Traceback" not in member.stderr(), "no surprises", _surprise(member.stderr()))
+            report = verify(member.data)
+            expect(not report.damages and not report.quarantined_bytes, "nothing is damaged", member.number, report)
+        self.counts.update(self.history.counts)
+        self.counts["offsets back at most, ms"] = round(1000 * self.progress.most_back_s)
+
+    def _equal(self) -> bool:
+        looks = [member.look() for member in self.group.members.values()]
+        ends = {(look["begin"], look["end"], look["end"] - look["readable_end"]) for look in looks if look is not None}
+        return None not in looks and len(ends) == 1
+
+
+def _knows_topics(member: Member) -> bool:
+    with RemotingClient(member.host, member.port) as client:
+        return all(f'"{topic}"'.encode() in ask(client, Request.GET_ALL_TOPIC_CONFIG).body for topic in TOPICS)
+
+
+def _surprise(text: str) -> str:
+    at = max(0, text.find("Traceback"))
+    return text[max(0, at - 500) : at + 2000]
+
+
+def run_lives(kind: type[Life], name: str, unit: str, seed: int, count: int, rounds: int) -> Result:
+    """Live groups of so many rounds, from ``seed`` on, until so many faults of the unit have been made."""
+    details: Counter[str] = Counter()
+    pauses: list[float] = []
+    back = 0
+    following = seed
+    while details[unit] < count:
+        life = one_life(kind, name, following, rounds)
+        back = max(back, life.counts.pop("offsets back at most, ms"))
+        details.update(life.counts)
+        pauses += life.pauses
+        following += 1
+    details["ms without acknowledgement, median"] = round(1000 * statistics.median(pauses))
+    details["ms at most"] = round(1000 * max(pauses))
+    details["ms of offset commits back at most"] = back
+    return Result(name, range(seed, following), details[unit], dict(details))
+
+
+def one_life(kind: type[Life], name: str, seed: int, rounds: int) -> Life:
+    """One group. Its folder is removed unless something is wrong."""
+    folder = Path(tempfile.mkdtemp(prefix=f"metaq-{name}-{seed}-"))
+    with ZooKeeperProcess(folder / "zookeeper") as zookeeper:
+        life = kind(seed, folder, zookeeper.address)
+        try:
+            life.live(rounds)
+        except Exception as error:
+            raise CaseFailed(
+                f"in {life.doing}, after {dict(life.counts)}: {error!r}\nfolder: {folder}\n"
+                f"replay: python -m tests.cluster.{name} --seed {seed} --rounds {rounds}"
+            ) from error
+    shutil.rmtree(folder)
+    return life
+
+
+def main(kind: type[Life], name: str, rounds: int) -> None:
+    """``--seed N`` lives the group N."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    options = parser.parse_args()
+    life = one_life(kind, name, options.seed, options.rounds)
+    print(dict(life.counts), "pauses:", [round(pause, 1) for pause in life.pauses])

@@ -1,0 +1,40 @@
+"""A replica that connects to masters by a detour: run as a program with the flags of ``metaq serve``.
+
+The file ``detours.json`` beside the data folder says where to go instead of where ZooKeeper says::
+
+    {"127.0.0.1:7912":"127.0.0.1:40001"}
+"""
+
+import sys
+
+import orjson
+
+from metaq.config import Settings, load
+from metaq.replication.follower import Address
+from metaq.server.daemon import run
+from metaq.server.registration import parse_address, written
+from metaq.server.replica import Replica
+
+DETOURS = "detours.json"
+
+
+class DetouredReplica(Replica):
+    """One whose connections to masters pass a proxy."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._detours: dict[str, str] = orjson.loads((settings.data.parent / DETOURS).read_bytes())
+        super().__init__(settings)
+
+    def _find_master(self) -> Address | None:
+        master = super()._find_master()
+        return None if master is None else parse_address("master", self._detours[written(master)])
+
+
+def main() -> None:
+    arguments = iter(sys.argv[1:])
+    settings = load(None, {}, {flag[2:].replace("-", "_"): value for flag, value in zip(arguments, arguments, strict=True)})
+    sys.exit(run(settings, DetouredReplica))
+
+
+if __name__ == "__main__":
+    main()
