@@ -117,11 +117,12 @@ class InSync:
     # -- what slaves do -----------------------------------------------------------------------------------------------
 
     def joined(self, replica: int, address: str, text: str, held_end: int) -> None:
-        """A slave has connected, which holds everything before a log offset."""
+        """A slave has connected, whose log ends at a log offset; how much of that is as safe as promised it reports."""
         before = self._slaves.get(replica)
-        keeps = before is not None and replica in self._required and held_end >= self._held_end
-        caught_up_at = before.caught_up_at if before is not None and keeps else -math.inf  # one that lost something begins anew
-        self._slaves[replica] = _Slave(address, text, caught_up_at, held_end)
+        if before is not None and replica in self._required and held_end >= self._held_end:
+            self._slaves[replica] = _Slave(address, text, before.caught_up_at, min(held_end, before.held_end))
+        else:  # it is new, or has lost something
+            self._slaves[replica] = _Slave(address, text, -math.inf)
 
     def reported(self, replica: int, held_end: int) -> None:
         """A slave holds everything before a log offset."""
