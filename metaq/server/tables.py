@@ -200,7 +200,7 @@ class TopicTable:
         ]
         if auto_create:
             topics.append(Topic(DEFAULT_TOPIC, 16, 16, everything))
-        kept = {OFFSETS_TOPIC: 1, TRANSACTIONS_TOPIC: 2, HALF_TOPIC: 1, HALF_OP_TOPIC: 1, GIVEN_UP_TOPIC: 1}
+        kept = {OFFSETS_TOPIC: 1, TRANSACTIONS_TOPIC: 2, EPOCHS_TOPIC: 1, HALF_TOPIC: 1, HALF_OP_TOPIC: 1, GIVEN_UP_TOPIC: 1}
         own = [Topic(name, partitions, partitions, READ) for name, partitions in kept.items()]
         self._system = frozenset(topic.name for topic in (*topics, *own))
         for topic in topics:
