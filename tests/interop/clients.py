@@ -6,6 +6,7 @@ import base64
 import functools
 import json
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -159,6 +160,14 @@ class ClientProcess:
         self._process.stdin.close()
         self._process.stdout.close()
 
+    def pause(self) -> None:
+        """SIGSTOP: its connections stay open, and it takes nothing."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
     def log(self) -> str:
         """What the process has written to standard error."""
         return self._log.read_text("utf-8", errors="replace")
@@ -229,8 +238,9 @@ class ClientProcess:
             raise ClientError(answer["raised"])
         return answer["returned"]
 
-    def start_producer(self, producer: str, group: str) -> None:
-        self.call("start_producer", producer=producer, group=group)
+    def start_producer(self, producer: str, group: str, **options: object) -> None:
+        """``options`` of the Java driver: hurry_ms, how often it asks the registry and greets brokers; usually 30 s."""
+        self.call("start_producer", producer=producer, group=group, **options)
 
     def send(self, producer: str, message: Outgoing, way: str = "sync") -> Sent:
         """Send and wait for the result; ``way`` is sync or async."""
@@ -244,8 +254,9 @@ class ClientProcess:
         return Sent(**self.call("send_batch", producer=producer, messages=[message.view() for message in messages]))
 
     def start_consumer(self, consumer: str, group: str, topic: str, expression: str = "*", **options: object) -> None:
-        """A push consumer from the first offset on. ``options``: sql, broadcast, orderly, failing, replier and
-        max_reconsume_times; a failing listener fails each message, to be given it again after delay level 1."""
+        """A push consumer from the first offset on. ``options``: sql, broadcast, orderly, failing, replier,
+        max_reconsume_times, and as above hurry_ms; a failing listener fails each message, to be given it again after delay
+        level 1."""
         self.call("start_consumer", consumer=consumer, group=group, topic=topic, expression=expression, **options)
 
     def pull(self, group: str, topic: str, expression: str = "*") -> list[Received]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -225,6 +226,14 @@ class JavaMember(JavaProcess):
     def drain(self) -> list[bytes]:
         """The messages that have come since this was called last."""
         return [base64.b64decode(payload) for payload in self._call("drain")]
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL."""

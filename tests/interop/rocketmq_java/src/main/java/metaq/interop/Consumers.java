@@ -53,6 +53,10 @@ final class Consumers {
         if (request.containsKey("max_reconsume_times")) {
             consumer.setMaxReconsumeTimes(request.getIntValue("max_reconsume_times"));
         }
+        if (request.containsKey("hurry_ms")) {
+            consumer.setPollNameServerInterval(request.getIntValue("hurry_ms"));
+            consumer.setHeartbeatBrokerInterval(request.getIntValue("hurry_ms"));
+        }
         consumer.subscribe(request.getString("topic"), selector(request));
         // Two lambdas and not one class with both faces: the client takes whatever can be orderly for orderly.
         Listener listener = new Listener(request);
