@@ -73,6 +73,7 @@ class Feeder:
         self._refused: dict[int, str] = {}
         """Why, as it was logged."""
         self._greenlets: set[Any] = set()
+        self._stopped = False
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -81,6 +82,9 @@ class Feeder:
 
     def serve(self, connection: socket.socket, address: str) -> None:
         """Take a connection, of a slave or of somebody else."""
+        if self._stopped:  # the next role of this replica has not begun yet; who is fed from here would never leave
+            connection.close()
+            return
         self._spawn(self._serve, connection, address)
 
     def _spawn(self, work: Callable[..., None], *arguments: Any) -> Any:
@@ -90,7 +94,8 @@ class Feeder:
         return greenlet
 
     def stop(self) -> None:
-        """Feed no more."""
+        """Feed no more, whoever connects."""
+        self._stopped = True
         gevent.killall(list(self._greenlets))
         for slave in list(self._slaves.values()):
             slave.close()
