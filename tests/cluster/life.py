@@ -11,7 +11,8 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -67,17 +68,23 @@ class Life:
 
     def live(self, rounds: int) -> None:
         """So many faults, and the end."""
+        with self.living():
+            faults = self.faults()
+            for fault in self.rng.choices(list(faults), list(faults.values()), k=rounds):
+                self.round(fault)
+
+    @contextmanager
+    def living(self) -> Iterator[None]:
+        """The group and its clients run; everything is compared in the end."""
         with self.group:
             try:
-                self.begin()
-                faults = self.faults()
-                for fault in self.rng.choices(list(faults), list(faults.values()), k=rounds):
-                    self.round(fault)
-                self.end()
+                self._begin()
+                yield
+                self._end()
             finally:
                 self.load.ended.set()
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Make the topics, and start the clients when all replicas know them."""
         master = self.group.wait_master()
         with TextClient(master.host, master.port) as client:
@@ -146,7 +153,7 @@ class Life:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Decide what is undecided, stop the clients, and compare everything."""
         self.doing = "end"
         self.wait(self.load.settled, "all transactions are decided")

@@ -36,7 +36,7 @@ class Partitions(Life):
             self.connections_cut: 2,
         }
 
-    def _begin(self) -> tuple[Member, float]:
+    def _part(self) -> tuple[Member, float]:
         self.counts["partitions"] += 1
         return self.group.wait_master(), self.fault_begins()
 
@@ -60,7 +60,7 @@ class Partitions(Life):
         return self._until_replaced(part)
 
     def _until_replaced(self, part: Callable[[Member], None]) -> float:
-        master, began = self._begin()
+        master, began = self._part()
         part(master)
         self.wait_new_master()
         if self.rng.random() < 0.5:
@@ -77,14 +77,14 @@ class Partitions(Life):
         return self._until_healed(lambda proxy: proxy.drop(direction))
 
     def _until_healed(self, part: Callable[[Proxy], None]) -> float:
-        master, _ = self._begin()
+        master, _ = self._part()
         part(self.group.ways[master.number].replication)
         self.pass_time(self.rng.uniform(0.5, LONG_S))
         return self._heal()
 
     def from_clients(self) -> float:
         """The replicas notice nothing; a client's answer is lost, or its request, or both."""
-        master, _ = self._begin()
+        master, _ = self._part()
         way = self.group.ways[master.number].clients
         self.rng.choice((way.partition, lambda: way.drop("up"), lambda: way.drop("down")))()
         self.pass_time(self.rng.uniform(0.5, LONG_S))
@@ -92,14 +92,14 @@ class Partitions(Life):
 
     def slave_from_zookeeper(self) -> float:
         """It goes on following its master."""
-        master, began = self._begin()
+        master, began = self._part()
         self.group.ways[self.slaves(master)[0].number].zookeeper.partition()
         self.pass_time(self.rng.uniform(0.5, LONG_S))
         return began
 
     def connections_cut(self) -> float:
         """All of the master, in the middle of whatever they say."""
-        master, began = self._begin()
+        master, began = self._part()
         for proxy in self.group.ways[master.number]:
             proxy.cut(self.rng.choice((0, 1, 100, 5000)), self._direction())
         self.pass_time(self.rng.uniform(0.1, 2.0))
