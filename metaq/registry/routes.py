@@ -135,9 +135,7 @@ class RouteTables:
         # Without a master the replica with the smallest number speaks for the name: readers need the topics.
         if key.number == min(group.processes) and (known is None or not known.same(table.version)):
             self._merge(key.name, table.topics.values())
-        master = group.processes.get(MASTER)
-        told = MasterAddress(master.address, master.ha_address) if key.number != MASTER and master is not None else None
-        return Registered(first, replaced, told)
+        return Registered(first, replaced, self.master(key.name) if key.number != MASTER else None)
 
     def _merge(self, broker: str, topics: Iterable[TopicConfig]) -> None:
         for topic in topics:
@@ -231,6 +229,11 @@ class RouteTables:
     def members(self, cluster: str, name: str) -> BrokerData:
         """The processes under a broker name; none when nobody holds it."""
         return self._broker(name) if name in self._groups else BrokerData(cluster, name, {})
+
+    def master(self, name: str) -> MasterAddress | None:
+        """The master under a broker name, while it lives."""
+        process = self._groups[name].processes.get(MASTER) if name in self._groups else None
+        return None if process is None else MasterAddress(process.address, process.ha_address)
 
     def cluster_info(self) -> ClusterInfo:
         """Every broker, and which cluster it belongs to."""

@@ -60,10 +60,10 @@ def reached_at(listening: Address, advertised: Address) -> Address:
     return (advertised[0] if ipaddress.ip_address(host).is_unspecified else host, port)
 
 
-def _replication_address(settings: Settings, advertised: Address) -> str:
-    """What slaves are told: without replication the port above the advertised one, as RocketMQ has it."""
+def replication_address(settings: Settings, advertised: Address) -> str | None:
+    """Where slaves reach this replica while it is master, HOST:PORT; ``None`` when it takes none."""
     if settings.replication_listen == "none":
-        return written((advertised[0], advertised[1] + 1))
+        return None
     return written(reached_at(parse_address("replication_listen", settings.replication_listen), advertised))
 
 
@@ -84,7 +84,8 @@ class Registration:
         self._advertised = advertised
         number = MASTER if role.is_master else settings.replica_number
         self._key = BrokerKey(settings.cluster_name, settings.broker_name, number, written(advertised))
-        self._ha_address = _replication_address(settings, advertised)
+        # a broker that takes no slaves names the port above the advertised one, as RocketMQ has it
+        self._ha_address = replication_address(settings, advertised) or written((advertised[0], advertised[1] + 1))
         self._topics = topics
         self._identity = identity
         self._started_ms = clock.now_ms()
@@ -122,11 +123,16 @@ class Registration:
             member.wait_told(max(0.0, end_s - self.monotonic()))
 
     def find_master(self) -> Address | None:
-        """Where the master of this slave takes slaves, as a registry said last; has them asked again, for the next call."""
-        for member in self._members:
-            member.ask()
-        told = next(filter(None, self._masters.values()), None)
-        return None if told is None else parse_address("haServerAddr", told)
+        """Where the master of this slave takes slaves, as the own registry knows or another said last; the others are asked
+        again, for the next call."""
+        if self._registry is not None:
+            master = self._registry.tables.master(self._key.name)
+            told = None if master is None else master.ha_address
+        else:
+            for member in self._members:
+                member.ask()
+            told = next(filter(None, self._masters.values()), None)
+        return parse_address("haServerAddr", told) if told else None
 
     def stop(self) -> None:
         """Say goodbye to every registry, so that clients look elsewhere."""

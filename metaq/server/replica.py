@@ -27,7 +27,7 @@ from metaq.replication.insync import of_nobody
 from metaq.server.broker import Broker
 from metaq.server.front import Listener, resolve
 from metaq.server.handlers.replica import ReplicaHandler
-from metaq.server.registration import parse_address, written
+from metaq.server.registration import parse_address, reached_at, written
 from metaq.server.role import Role
 from metaq.server.sides import MasterSide, SlaveSide
 from metaq.server.tables import FOLDER
@@ -72,8 +72,10 @@ class Replica:
         self._listener = socket.socket(fileno=listener.socket.detach())
         self.settings = settings.model_copy(update={"replication_listen": written(self.address)})
         self.side: MasterSide | SlaveSide
-        self._election = self._join_group() if settings.role == ELECTED else None
+        self._election: Election | None = None
         self.broker = self._open(self._first_role(), None)
+        if settings.role == ELECTED:
+            self._election = self._join_group()
         self._wanted: Role | None = None
         self._changing = Event()
         self._keeping = BoundedSemaphore(1)
@@ -120,7 +122,7 @@ class Replica:
         return Election(
             open_session(settings, SystemClock()),
             f"{settings.cluster_name}/{settings.broker_name}",
-            *(settings.replica_number, settings.replication_listen),
+            *(settings.replica_number, written(reached_at(self.address, self.broker.addresses.advertised))),
             log=self._log,
             elected=lambda epoch: self._change(Role(is_master=True, epoch=epoch)),
             deposed=lambda: self._change(Role(is_master=False)),

@@ -39,7 +39,7 @@ from metaq.server.front import Address
 from metaq.server.handlers.registry import RegistryHandler
 from metaq.server.outbound import Outbound
 from metaq.server.pool import run_in_pool
-from metaq.server.registration import parse_address, written
+from metaq.server.registration import parse_address, replication_address, written
 from metaq.server.tables import DEAD_PREFIX, RETRY_PREFIX, Topic
 from metaq.server.tables import TopicTable as Topics
 
@@ -81,14 +81,13 @@ class Places(NamedTuple):
 
 
 def places_of(listening: Listening, settings: Settings) -> Places:
-    """All under the host that is advertised, with the ports of their own."""
+    """Where clients come, the host is the one that is advertised, with the ports of their own."""
     host, _ = listening.advertised
-    _, _, port = settings.replication_listen.rpartition(":")
     return Places(
         written(listening.advertised),
         None if listening.registry is None else written((host, listening.registry[1])),
         (host, listening.text[1]),
-        written((host, int(port))) if port.isdecimal() and int(port) else None,
+        replication_address(settings, listening.advertised),
     )
 
 

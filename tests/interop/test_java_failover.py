@@ -169,8 +169,8 @@ def test_metaq_clients_read_from_the_slave(scene: Scene, tmp_path: Path) -> None
 
 
 def test_metaq_clients_go_on_with_the_next_master(scene: Scene, tmp_path: Path) -> None:
-    """MQ-022, MQ-034, MQ-043, F-COMPAT: the master is killed and a slave elected; nothing acknowledged is missed, offsets go on,
-    and the killed one, which comes back as a slave, disturbs nobody."""
+    """MQ-022, MQ-034, MQ-043, F-COMPAT: the master is killed and a slave elected; nothing acknowledged is missed, offsets go
+    on, and the killed one, which comes back as a slave, disturbs nobody."""
     group = scene.enter_context(Group(tmp_path, scene.zookeeper.address))
     master = group.wait_master()
     create_topic(master)
