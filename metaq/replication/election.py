@@ -12,7 +12,8 @@
 - A master writes while its lease lasts, which ends before ZooKeeper removes ``master``: there are never two that write.
 
 Without ``state`` the group is new, or ZooKeeper has lost its data. Then a replica may make one that has never been in a group
-and has the longest log of those that are there; or the one that is master by its own memory.
+and has the longest log of those that are there; or the one that is master by its own memory, when all that were in sync with it
+are there and none of them has begun a later epoch.
 """
 
 import logging
@@ -183,20 +184,30 @@ class Election:
 
     def agree(self, in_sync: frozenset[int]) -> bool:
         """Have the master elected from these replicas from now on. ``OutcomeUnknown``, ``RegistryUnavailable``."""
-        if self._leading is None:
+        leading = self._leading
+        if leading is None or not self._is_own(leading):
             return False
-        wanted, version = self._leading._replace(in_sync=tuple(sorted(in_sync))), self._version
-        if self._zookeeper.commit([Set(self._state_path, wanted.encode(), version)]):
-            self._leading, self._version = wanted, version + 1
-            return True
-        self._read()  # an outcome that was unknown before may have raised the version
-        return False
+        wanted, version = leading._replace(in_sync=tuple(sorted(in_sync))), self._version
+        if not self._zookeeper.commit([Set(self._state_path, wanted.encode(), version)]):
+            self._read()  # an outcome that was unknown before may have raised the version, or another replica has
+            return False
+        if self._leading is not leading:  # it was deposed meanwhile, or has handed over
+            return False
+        self._leading = self._state = wanted
+        self._version = version + 1
+        return True
+
+    def _is_own(self, leading: State) -> bool:
+        """Whether the state that was read last is the one of this master: its version is no leave to change another one's."""
+        return self._state is not None and (self._state.epoch, self._state.master) == (leading.epoch, leading.master)
 
     def hand_over(self, replica: int) -> None:
         """Be master no more, and let another replica in sync be the next; the caller has stopped writing before."""
         leading = self._leading
         if leading is None or replica not in leading.in_sync:
             raise BadRequest(f"replica {replica} is not in sync; in sync are {sorted(leading.in_sync) if leading else 'none'}")
+        if not self._is_own(leading):
+            raise RegistryUnavailable("this replica may not be the master any more")
         state = leading._replace(preferred=replica)
         self._leading = self._tried = None
         if not self._zookeeper.commit([Set(self._state_path, state.encode(), self._version), Delete(self._master_path)]):
@@ -236,8 +247,8 @@ class Election:
         if master != before and self.master_address is not None:
             self._moved(self.master_address)
         if self._leading is not None:
-            if master is None and self._state is None:
-                self._make_anew(self._leading)
+            if master is None and self._state is None and not self._make_anew(self._leading):
+                return  # it waits, and writes nothing: its lease is of a session that is over
             if self._still_leads(self._leading):
                 return
             logger.warning("master no more epoch=%d now=%s", self._leading.epoch, self.master)
@@ -255,16 +266,50 @@ class Election:
         ours = master is not None and (master.run, master.epoch) == (self._run, leading.epoch)
         return ours and self._zookeeper.session == self._session
 
-    def _make_anew(self, leading: State) -> None:
-        """ZooKeeper has lost its data, so nobody else was elected since this replica was: it makes the state anew."""
+    def _make_anew(self, leading: State) -> bool:
+        """ZooKeeper has lost its data. If nobody else was elected since this replica was, it makes the state anew."""
+        reason = self._later_master(leading)
+        if reason is not None:
+            self._say("state of the replicas not made anew", reason)
+            return False
         session = self._zookeeper.session
         master = Master(self._replica, leading.epoch, self._replication, self._run)
         self._zookeeper.make(self._state_path)
         change = Set(self._state_path, leading.encode(), 0)
         if self._zookeeper.commit([Create(self._master_path, master.encode(), ephemeral=True), change]):
             logger.warning("state of the replicas made anew epoch=%d reason=ZooKeeper had lost it", leading.epoch)
-            self._session = session
+            self._session, self._said = session, ""
         self._read()
+        return True
+
+    def _later_master(self, leading: State) -> str | None:
+        """Who may have been elected later; that was one of those in sync, and its log tells."""
+        others = self._others()
+        for number in leading.in_sync:
+            if number != self._replica and number not in others:
+                return (
+                    f"replica {number} could be elected later, and is not there; if it is lost for good: metaq cluster promote"
+                )
+        for number, other in others.items():
+            if other.epoch > leading.epoch:
+                return f"replica {number} has a log of the epoch {other.epoch}"
+        return None
+
+    def _others(self) -> dict[int, Log]:
+        """The other replicas that are there, by number."""
+        found = {}
+        for name in self._zookeeper.children(self._replicas_path):
+            node = self._zookeeper.get(f"{self._replicas_path}/{name}")
+            if node is not None and int(name) != self._replica:
+                row = orjson.loads(node.data)
+                found[int(name)] = Log(row["epoch"], row["end"], complete=True)
+        return found
+
+    def _say(self, what: str, reason: str) -> None:
+        """Once."""
+        if reason != self._said:
+            logger.warning("%s reason=%s", what, reason)
+        self._said = reason
 
     def _stand(self, former: Master | None) -> None:
         """Try to become master; ``former`` is what this replica has left, as another process or in another session."""
@@ -273,9 +318,7 @@ class Election:
             self._alone_since = now
         reason = self._obstacle(now - self._alone_since)
         if reason is not None:
-            if reason != self._said:
-                logger.warning("not standing for election reason=%s", reason)
-            self._said = reason
+            self._say("not standing for election", reason)
             return
         state, session = self._state, self._zookeeper.session
         epoch = max(self._log().epoch, state.epoch if state is not None else FIRST_EPOCH) + 1
@@ -314,11 +357,7 @@ class Election:
             return "ZooKeeper has lost the state of the replicas; the master makes it anew, or metaq cluster promote"
         if alone_s < GRACE_S:
             return "the group is new; others may still come"
-        for name in self._zookeeper.children(self._replicas_path):
-            found = self._zookeeper.get(f"{self._replicas_path}/{name}")
-            other = {} if found is None else orjson.loads(found.data)
-            if int(name) != self._replica and (other.get("epoch", 0), other.get("end", 0), -int(name)) > (
-                *(log.epoch, log.end, -self._replica),
-            ):
-                return f"replica {name} has the longer log"
+        for number, other in self._others().items():
+            if (other.epoch, other.end, -number) > (log.epoch, log.end, -self._replica):
+                return f"replica {number} has the longer log"
         return None

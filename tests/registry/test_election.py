@@ -1,0 +1,84 @@
+"""One replica's part in elections, against a real ZooKeeper: what a master may change of the state, and when."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import gevent
+import orjson
+import pytest
+
+from metaq.clock import SystemClock
+from metaq.registry.zookeeper import ZooKeeper
+from metaq.replication.election import Election, Log, Master, State
+from tests.support.zookeeper import ZooKeeperProcess
+
+pytestmark = pytest.mark.partner("java")
+
+DEADLINE_S: Final = 60.0
+GROUP: Final = "c/b"
+STATE: Final = f"/metaq/groups/{GROUP}/state"
+MASTER: Final = f"/metaq/groups/{GROUP}/master"
+
+
+def election(server: ZooKeeperProcess, replica: int, log: Log) -> Election:
+    clock = SystemClock()
+    return Election(
+        *(ZooKeeper(server.address, 2000, clock), GROUP, replica, f"127.0.0.1:{replica}"),
+        log=lambda: log,
+        elected=lambda epoch: None,
+        deposed=lambda: None,
+        moved=lambda address: None,
+        monotonic=clock.monotonic,
+    )
+
+
+def wait(condition: Callable[[], bool], what: str) -> None:
+    """Until it holds; greenlets go on meanwhile."""
+    with gevent.Timeout(DEADLINE_S, AssertionError(f"not within {DEADLINE_S} s: {what}")):
+        while not condition():
+            gevent.sleep(0.01)
+
+
+def test_a_replaced_master_changes_nothing(tmp_path: Path) -> None:
+    """F-FAIL, F-PART: not even when it has read the version of the state that replaced its own."""
+    with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
+        replica = election(server, 1, Log(1, 0, complete=True))
+        replica.start()
+        try:
+            wait(lambda: replica.leading, "the only replica is elected")
+            assert replica.agree(frozenset((1, 2)))
+            later = State(epoch=7, master=2, in_sync=(2, 3)).encode()
+            other.set(STATE, later)
+            assert [replica.agree(frozenset((1,))) for _ in range(3)] == [False] * 3
+            assert other.get(STATE)[0] == later
+        finally:
+            replica.stop()
+
+
+@pytest.mark.parametrize(("epoch", "goes_on"), [(2, True), (3, False)], ids=["same epoch", "later epoch"])
+def test_a_master_makes_the_state_anew_if_nobody_was_elected_later(tmp_path: Path, epoch: int, *, goes_on: bool) -> None:
+    """F-ZK: the logs of those that were in sync tell; without them it waits."""
+    with ZooKeeperProcess(tmp_path / "zookeeper") as server:
+        replica = election(server, 1, Log(1, 0, complete=True))
+        replica.start()
+        try:
+            wait(lambda: replica.leading, "the only replica is elected")
+            assert replica.agree(frozenset((1, 2)))
+            server.kill()
+            server.wipe()
+            server.start()
+            with server.client() as other:
+                wait(lambda: bool(other.exists(f"/metaq/groups/{GROUP}/replicas/1")), "it is back")
+                gevent.sleep(1.5)  # three looks
+                assert not other.exists(STATE), "replica 2 may have been elected later"
+                other.create(f"/metaq/groups/{GROUP}/replicas/2", orjson.dumps({"epoch": epoch, "end": 10}), ephemeral=True)
+                if goes_on:
+                    wait(lambda: bool(other.exists(MASTER)), "the state is made anew")
+                    assert State.decode(other.get(STATE)[0]) == State(2, 1, (1, 2))
+                    assert Master.decode(other.get(MASTER)[0]).epoch == 2
+                else:
+                    gevent.sleep(1.5)
+                    assert not other.exists(MASTER)
+        finally:
+            replica.stop()
