@@ -88,7 +88,10 @@ def test_a_node_that_somebody_removes_is_made_again(zookeeper: ZooKeeperProcess,
         for _ in range(5):
             other.delete(f"{root}/node")
             wait_until(lambda: other.exists(f"{root}/node") is not None, DEADLINE_S, "it is there again")
-        other.delete(root, recursive=True)
+        both = other.transaction()  # between two requests the node would be made again
+        both.delete(f"{root}/node")
+        both.delete(root)
+        assert both.commit() == [True, True]
         wait_until(lambda: other.exists(f"{root}/node") is not None, DEADLINE_S, "it is there again, with its parent")
 
 
