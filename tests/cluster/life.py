@@ -50,12 +50,13 @@ class Life:
 
     proxied: ClassVar[bool] = False
 
-    def __init__(self, seed: int, folder: Path, zookeeper: str, *flags: str) -> None:
+    def __init__(self, seed: int, folder: Path, zookeeper: str) -> None:
         self.rng = random.Random(seed)
         self.history, self.progress = History(seed), Progress()
-        self.group = Group(folder, zookeeper, *CHECKS, *flags, proxied=self.proxied, seed=seed)
+        least = self.rng.choice((1, 2, 2))
+        self.group = Group(folder, zookeeper, *CHECKS, "--min-in-sync", str(least), proxied=self.proxied, seed=seed)
         self.load = Load(self.group.ports(), self.history, self.progress, seed)
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter({f"groups with min_in_sync {least}": 1})
         self.pauses: list[float] = []
         """For how long nothing was acknowledged, of each fault that a new master ends, in seconds."""
         self.doing = "start"
