@@ -1,7 +1,8 @@
 """One session with ZooKeeper: connected again and again, requests in it, and how long it certainly lives.
 
 kazoo connects by itself, and tells of it by callbacks; here no callback does more than leave a note. A connection that stays
-away for two session times is begun anew, since kazoo's own loop ends for good at an answer that it does not expect.
+away for a session time is begun anew, without the old session: kazoo's own loop ends for good at an answer that it does not
+expect, and where only the way back is lost, its tries would keep that session alive, and with it a master that may not write.
 
 The lease
     ZooKeeper ends a session S (the negotiated time) after it heard of it last, no sooner. What its leader has heard is not what
@@ -148,7 +149,7 @@ class Session:
         self._wake = self._tasks.event_object()
         self._ended = self._tasks.event_object()
         self._client: Any = None
-        self._begun = 0.0
+        self._anew_at = 0.0
         self._was_connected = False
         self._stuck = False
         self._renewed: deque[float] = deque(maxlen=3)
@@ -196,9 +197,9 @@ class Session:
         """kazoo does it, and this sees to it that kazoo does; how long to wait before the next look."""
         if self._was_connected:
             self._was_connected = False
-            self._begun = self._clock.monotonic()
+            self._anew_at = self._clock.monotonic() + self._asked_s
             logger.warning("zookeeper connection lost hosts=%s", self.hosts)
-        left_s = self._begun + 2 * self._asked_s - self._clock.monotonic()
+        left_s = self._anew_at - self._clock.monotonic()
         if self._client is not None and left_s > 0 and not self._stuck:
             return left_s
         self._begin()
@@ -211,7 +212,7 @@ class Session:
             self._tasks.spawn(self._close, self._client)
             self._client = None
         self._stuck = False
-        self._begun = self._clock.monotonic()
+        self._anew_at = self._clock.monotonic() + 2 * self._asked_s
         addresses = list(self._resolved())
         if not addresses:
             return
