@@ -57,7 +57,7 @@ class Life:
         self.group = Group(folder, zookeeper, *CHECKS, "--min-in-sync", str(least), proxied=self.proxied, seed=seed)
         self.load = Load(self.group.ports(), self.history, self.progress, seed)
         self.counts: Counter[str] = Counter({f"groups with min_in_sync {least}": 1})
-        self.pauses: list[float] = []
+        self.pauses: list[tuple[float, str]] = []
         """For how long nothing was acknowledged, of each fault that a new master ends, in seconds."""
         self.doing = "start"
         self._epoch = 0
@@ -109,7 +109,7 @@ class Life:
         pause = self.history.longest_pause(since, time.monotonic())
         expect(pause <= AGAIN_S, f"puts were acknowledged again after {pause:.1f} s", self.doing)
         if self.history.epoch > self._epoch:
-            self.pauses.append(pause)
+            self.pauses.append((round(pause, 2), self.doing))
         self.group.heal()
         self.wait(self.group.whole, "all replicas are in sync again")
         healed = time.monotonic()
@@ -204,7 +204,7 @@ def run_lives(kind: type[Life], name: str, unit: str, seed: int, count: int, rou
         life = one_life(kind, name, following, rounds)
         back = max(back, life.counts.pop("offsets back at most, ms"))
         details.update(life.counts)
-        pauses += life.pauses
+        pauses += [pause for pause, _ in life.pauses]
         following += 1
     details["ms without acknowledgement, median"] = round(1000 * statistics.median(pauses))
     details["ms at most"] = round(1000 * max(pauses))
@@ -235,4 +235,4 @@ def main(kind: type[Life], name: str, rounds: int) -> None:
     parser.add_argument("--rounds", type=int, default=rounds)
     options = parser.parse_args()
     life = one_life(kind, name, options.seed, options.rounds)
-    print(dict(life.counts), "pauses:", [round(pause, 1) for pause in life.pauses])
+    print(dict(life.counts), *life.pauses)
