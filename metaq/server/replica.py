@@ -208,14 +208,19 @@ class Replica:
         self._change(Role(is_master=False))
 
     def hand_over(self, replica: int) -> None:
-        """Let another replica in sync be master, by an operator's order: take no more puts, and wait until it has them all."""
-        side, store = self.side, self.broker.store
+        """Let another replica in sync be master, by an operator's order.
+
+        This one takes no more puts first, and waits until the other has them all and none waits for a third replica.
+        """
+        side, store, turns = self.side, self.broker.store, self.broker.turns
         if self._election is None or not isinstance(side, MasterSide):
             raise BadRequest("only the master of a group that elects through ZooKeeper can hand over")
         store.refusal = NotMaster(f"this master hands over to replica {replica}; try again")
         try:
-            with gevent.Timeout(HAND_OVER_S, RequestTimeout(f"replica {replica} did not catch up within {HAND_OVER_S:.0f} s")):
-                while not store.settled or not side.has_all(replica):
+            with gevent.Timeout(
+                HAND_OVER_S, RequestTimeout(f"replica {replica} or others in sync did not catch up within {HAND_OVER_S:.0f} s")
+            ):
+                while not (turns.nothing_parked() and store.settled and side.has_all(replica)):
                     gevent.sleep(HAND_OVER_LOOK_S)
             self._election.hand_over(replica)
         except MetaqError:

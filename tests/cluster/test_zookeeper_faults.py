@@ -106,6 +106,32 @@ def test_zookeeper_loses_its_data(tmp_path: Path, server: ZooKeeperProcess, away
         life.round(wiped)
 
 
+def test_zookeeper_loses_its_data_while_an_old_master_is_stopped(tmp_path: Path, server: ZooKeeperProcess) -> None:
+    """F-ZK, F-FAIL: it still takes itself for the master when it goes on, but others have written since."""
+    life = Life(SEED, tmp_path, server.address)
+
+    def wiped() -> float:
+        old = life.group.wait_master()
+        life.fault_begins()
+        old.pause()
+        life.wait_new_master()
+        new = life.group.wait_master()
+        life.pass_time(1.0)
+        server.kill()
+        server.wipe()
+        new.pause()
+        old.go_on()
+        server.start()
+        life.pass_time(SESSION_S)  # in which the old one is alone with a ZooKeeper that knows nothing
+        new.go_on()
+        back = time.monotonic()
+        life.wait_acknowledged(back)
+        return back
+
+    with life.living():
+        life.round(wiped)
+
+
 def test_the_leader_of_an_ensemble_is_killed(tmp_path: Path) -> None:
     """F-ZK: the two others elect one, and sessions live on."""
     with Ensemble(tmp_path) as ensemble:
