@@ -1,6 +1,8 @@
 # `make run` and `make test` need python3 (3.11 or newer) and no root. Another interpreter: make run PYTHON=python3.12
 PYTHON ?= python3
 SHELL := /bin/bash
+# Processes that share the tests, which mostly wait.
+JOBS ?= 2
 BIN := .venv/bin
 PACKAGING := setup.py pyproject.toml
 
@@ -13,7 +15,7 @@ run: .venv/.stamp-run
 	$(BIN)/metaq serve --data data --listen 127.0.0.1:8123
 
 test: .venv/.stamp-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 test-long: .venv/.stamp-dev
 	$(BIN)/python -m tests.crash.long
@@ -37,7 +39,7 @@ interpret:
 	rm -rf build
 
 test-compiled: compile
-	$(BIN)/python -m pytest tests/unit tests/wire tests/property tests/broker/test_[bfor]*.py; status=$$?; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/unit tests/wire tests/property tests/broker/test_[bfor]*.py; status=$$?; \
 	    $(MAKE) interpret; exit $$status
 
 bench: .venv/.stamp-dev

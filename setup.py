@@ -98,6 +98,7 @@ setup(
             "pytest>=9.0",
             "pytest-randomly>=3.15",
             "pytest-timeout>=2.3",
+            "pytest-xdist>=3.6",
             "trustme>=1.1",
             "types-PyYAML>=6.0",
             "types-gevent>=24.2",
