@@ -32,6 +32,7 @@
         │       └── OutcomeUnknown   ... and whether a change was made there is not known
         ├── RequestTimeout       no answer within the deadline; the outcome is unknown
         ├── Refused              the broker answered with an error status
+        │   ├── OffsetOutOfRange a message that was asked for has aged out, or lies beyond the end of its partition
         │   └── BrokerBusy       a limit on its work in flight is reached; try again after a while
         ├── RouteNotFound        no broker can be asked for a topic; ``reason`` says which of the four causes it is
         ├── SendFailed           every try to send a message failed
@@ -222,6 +223,17 @@ class Refused(ClientError):
         super().__init__(f"the broker answered {code}: {text}")
         self.code = code
         self.text = text
+
+
+class OffsetOutOfRange(Refused):
+    """A partition has no message at an offset: it has aged out, or lies beyond the end."""
+
+    def __init__(self, code: int, text: str, *, least: int, most: int) -> None:
+        super().__init__(code, text)
+        self.least = least
+        """Offset of the oldest message that is kept."""
+        self.most = most
+        """The offset after the newest one."""
 
 
 class BrokerBusy(Refused):

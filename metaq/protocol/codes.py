@@ -106,6 +106,8 @@ class Request(enum.IntEnum):
     REPLICA_STATUS = 30020
     CHANGE_ROLE = 30021
     HAND_OVER = 30022
+    BULK_FETCH = 30030
+    EXPORT_OFFSETS = 30040
 
 
 class Response(enum.IntEnum):

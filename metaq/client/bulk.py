@@ -1,0 +1,133 @@
+"""Bulk fetches (30030) by one thread over a plain socket of its own."""
+
+import itertools
+import socket
+import time
+from types import TracebackType
+from typing import Final, Self
+
+from metaq.client.link import LANGUAGE, split_address
+from metaq.client.transport import refusal, unanswered
+from metaq.errors import BrokerBusy, ConnectionFailed, OffsetOutOfRange, ProtocolError, StreamLost
+from metaq.protocol.bulk import Bulk, BulkFetch, decode_bulk
+from metaq.protocol.codes import Request, Response
+from metaq.protocol.headers import Int32, encode_header
+from metaq.protocol.remoting import HEAD, HEAD_SIZE, MAX_FRAME_BYTES, FrameReader, RemotingCommand, encode_request
+
+_HEADER_LENGTH: Final = 0xFFFFFF
+_INT31: Final = 0x7FFFFFFF
+_READ: Final = {Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_OFFSET_MOVED}
+"""Answers that tell the ordinals of the partition."""
+
+
+class BulkConnection:
+    """A connection to one broker, master or slave; a context manager.
+
+    For one thread, and one fetch at a time. What fails on the stream closes it; a refusal by the broker does not.
+    """
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        """Connect; ``ConnectionFailed`` when that does not succeed within ``timeout_s``, which each fetch has, too."""
+        self.address = address
+        self._timeout_s = timeout_s
+        self._opaques = itertools.count(1)
+        self._lost = ""
+        try:
+            self._socket = socket.create_connection(split_address(address), timeout_s)
+        except OSError as error:
+            raise ConnectionFailed(f"cannot connect to {address}: {error}") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it; a later fetch raises ``ConnectionFailed``."""
+        self._lose("it was closed")
+
+    def fetch(self, topic: str, partition: int, offset: int, *, most_messages: int, most_bytes: int) -> Bulk:
+        """Messages from the ordinal ``offset`` on: at least one, unless the partition ends there.
+
+        ``most_bytes`` counts records; a first one that is larger comes all the same. The broker has limits of its own beside.
+        Where the partition ends, and where a slave has yet to copy what it is asked for, the answer has no units.
+
+        ``OffsetOutOfRange`` for an offset that has aged out or lies beyond the end, other ``Refused`` for a topic or partition
+        that does not exist or may not be read. A busy broker is asked again until the time is over. ``RequestTimeout``,
+        ``ConnectionFailed``.
+        """
+        fields = encode_header(BulkFetch(topic, Int32(partition), offset, Int32(most_messages), Int32(most_bytes)))
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return self._fetch(offset, fields, deadline)
+            except BrokerBusy as busy:
+                if time.monotonic() + busy.retry_after_s >= deadline:
+                    raise
+                time.sleep(busy.retry_after_s)
+
+    def _fetch(self, offset: int, fields: dict[str, str], deadline: float) -> Bulk:
+        if self._lost:
+            raise self._failure()
+        try:
+            answer, body = self._ask(fields, deadline)
+            bulk = decode_bulk(offset, answer.fields, body) if answer.code in _READ else None
+        except TimeoutError as error:
+            self._lose("a fetch on it was not answered in time")
+            raise unanswered(Request.BULK_FETCH, self.address) from error
+        except (OSError, ProtocolError) as error:
+            self._lose(str(error))
+            raise self._failure() from error
+        except BaseException:
+            self._lose("a fetch was interrupted in the middle")
+            raise
+        if bulk is None:
+            raise refusal(answer)
+        if answer.code == Response.PULL_OFFSET_MOVED:
+            raise OffsetOutOfRange(answer.code, answer.remark or "no reason given", least=bulk.least, most=bulk.most)
+        return bulk
+
+    def _ask(self, fields: dict[str, str], deadline: float) -> tuple[RemotingCommand, bytearray]:
+        """The answer, and its body, which is received into one buffer and not copied."""
+        opaque = next(self._opaques) & _INT31
+        self._socket.settimeout(_left(deadline))
+        self._socket.sendall(encode_request(Request.BULK_FETCH, opaque, fields, language=LANGUAGE))
+        length, word = HEAD.unpack(self._receive(HEAD_SIZE, deadline))
+        size = word & _HEADER_LENGTH
+        if not 4 + size <= length <= MAX_FRAME_BYTES:
+            raise StreamLost(f"a frame of {length} bytes with a header of {size}")
+        reader = FrameReader()
+        frames = reader.receive(HEAD.pack(4 + size, word) + self._receive(size, deadline))  # as it would be without a body
+        if reader.error is not None:
+            raise reader.error
+        if not frames[0].is_response or frames[0].opaque != opaque:
+            raise StreamLost("a frame that is no answer to what was asked")
+        return frames[0], self._receive(length - 4 - size, deadline)
+
+    def _receive(self, size: int, deadline: float) -> bytearray:
+        buffer = bytearray(size)
+        rest = memoryview(buffer)
+        while rest:
+            self._socket.settimeout(_left(deadline))
+            count = self._socket.recv_into(rest)
+            if not count:
+                raise StreamLost("the broker closed the connection")
+            rest = rest[count:]
+        return buffer
+
+    def _lose(self, reason: str) -> None:
+        self._lost = self._lost or reason
+        self._socket.close()
+
+    def _failure(self) -> ConnectionFailed:
+        return ConnectionFailed(f"the connection to {self.address} is lost: {self._lost}")
+
+
+def _left(deadline: float) -> float:
+    """Of the time; ``TimeoutError`` when it is over, because sockets take 0 for "do not wait"."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
