@@ -1,5 +1,6 @@
 """The master's side of replication: one feeder, two greenlets for each slave (``metaq.replication.frames``)."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
@@ -26,6 +27,10 @@ HEARTBEAT_S: Final = 0.5
 SILENCE_S: Final = 10.0
 """After which a slave that reports nothing is taken for gone; a heartbeat asks it for a report."""
 HELLO_TIMEOUT_S: Final = 10.0
+MOST_NAMELESS: Final = 64
+"""Connections that have not become slaves. With one more the oldest of them ends: slaves say who they are at once, so one that
+comes while others hold connections open without a word finds room."""
+MOST_SLAVES: Final = 32
 DOCUMENTS_S: Final = 1.0
 REPORTS_AT_ONCE: Final = 64 * 1024
 
@@ -68,6 +73,8 @@ class Feeder:
         self.documents = documents
         self.read = read_through(run)
         self._slaves: dict[int, _Slave] = {}
+        self._nameless: dict[socket.socket, str] = {}
+        """Connections that have not become slaves, the oldest first, with their addresses."""
         self._woken_for: tuple[int, int, frozenset[int]] | None = None
         """Where the log ended, and what else slaves are told."""
         self._refused: dict[int, str] = {}
@@ -85,7 +92,19 @@ class Feeder:
         if self._stopped:  # the next role of this replica has not begun yet; who is fed from here would never leave
             connection.close()
             return
+        if len(self._nameless) >= MOST_NAMELESS:
+            self._end_oldest()
+        self._nameless[connection] = address
         self._spawn(self._serve, connection, address)
+
+    def _end_oldest(self) -> None:
+        """What it waits for ends, and its greenlet closes it."""
+        connection = next(iter(self._nameless))
+        logger.warning(
+            "connection dropped address=%s reason=%d others wait, too", self._nameless.pop(connection), MOST_NAMELESS
+        )
+        with contextlib.suppress(OSError):  # the other side has hung up
+            connection.shutdown(socket.SHUT_RDWR)
 
     def _spawn(self, work: Callable[..., None], *arguments: Any) -> Any:
         greenlet = gevent.spawn(work, *arguments)
@@ -122,6 +141,7 @@ class Feeder:
         try:
             with gevent.Timeout(HELLO_TIMEOUT_S, ProtocolError(f"no hello within {HELLO_TIMEOUT_S:.0f} s")):
                 hello = _read_hello(connection)
+            connection.settimeout(SILENCE_S)
             answer = self._answer(hello)
             connection.sendall(encode_control(self.store.log.end, answer))
             if "follow" in answer and answer["follow"] == hello.end:
@@ -133,12 +153,14 @@ class Feeder:
             else:
                 logger.warning("slave gone address=%s replica=%d reason=%s", address, slave.replica, error)
         finally:
+            self._nameless.pop(connection, None)
             connection.close()
             if slave is not None and self._slaves.get(slave.replica) is slave:
                 del self._slaves[slave.replica]
                 self.in_sync.left(slave.replica)
 
     def _enter(self, hello: Hello, connection: socket.socket, address: str) -> "_Slave":
+        self._nameless.pop(connection, None)
         before = self._slaves.pop(hello.replica, None)
         if before is not None:  # its connection is lost, and only the slave has noticed
             before.close()
@@ -188,6 +210,8 @@ class Feeder:
             return f"this master is replica {own.replica} itself; give each replica a replica_number of its own"
         if hello.segment_bytes != self.store.settings.segment_bytes:
             return f"segment_bytes is {hello.segment_bytes} there and {self.store.settings.segment_bytes} here; make them equal"
+        if len(self._slaves) >= MOST_SLAVES and hello.replica not in self._slaves:
+            return f"this master has {MOST_SLAVES} slaves already, no more are taken"
         newest = max((epoch[0] for epoch in hello.epochs), default=0)
         if newest > self.epochs.current.number:
             return f"the slave has seen epoch {newest}, this master is of epoch {self.epochs.current.number}: it was replaced"
@@ -239,7 +263,6 @@ class _Slave:
     def feed(self) -> None:
         """Send until the connection ends, and take reports meanwhile."""
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection.settimeout(SILENCE_S)
         self._reader = gevent.spawn(self._read_reports)
         try:
             while not self._reader.dead:
