@@ -56,6 +56,7 @@ RUNS: Final = [
     Run("failovers", 600, spread=False, package="tests.cluster"),
     Run("partitions", 600, spread=False, package="tests.cluster"),
     Run("replication_garbage", 100_000, spread=False, package="tests.cluster"),
+    Run("fullcopy", 5_000, spread=False, package="tests.cluster"),
 ]
 
 

@@ -163,11 +163,15 @@ def check_prefix(master: ReplicaProcess, slave: ReplicaProcess) -> None:
 
 def compare_logs(ours: Path, theirs: Path, start: int, end: int) -> None:
     """Two logs hold the same bytes."""
-    one, other = (b"".join(log_pieces(data, start, end)) for data in (ours, theirs))
-    assert len(one) == len(other) == end - start
-    if one != other:
-        at = next(at for at, (left, right) in enumerate(zip(one, other, strict=True)) if left != right)
-        raise AssertionError(f"the logs differ at {start + at}: {one[at : at + 40]!r} and {other[at : at + 40]!r}")
+    at = start
+    for one, other in zip(*(log_pieces(data, start, end) for data in (ours, theirs)), strict=True):
+        assert len(one) == len(other), f"of the files of {at} one log has {len(one)} bytes, the other {len(other)}"
+        if one != other:
+            inside = next(at for at, (left, right) in enumerate(zip(one, other, strict=True)) if left != right)
+            shown = slice(inside, inside + 40)
+            raise AssertionError(f"the logs differ at {at + inside}: {one[shown]!r} and {other[shown]!r}")
+        at += len(one)
+    assert at == end
 
 
 def queue_files(data: Path) -> dict[str, bytes]:
