@@ -8,8 +8,8 @@ import time
 from typing import Final
 
 from metaq.protocol.codes import Request
-from tests.cluster.life import Fault, Life, run_lives
-from tests.cluster.life import main as run_one
+from tests.cluster.life import Fault, Life
+from tests.cluster.lives import main, run_lives
 from tests.crash.command import Result
 from tests.crash.model import expect
 
@@ -83,4 +83,4 @@ def run(seed: int, count: int) -> Result:
 
 
 if __name__ == "__main__":
-    run_one(Failovers, "failovers", ROUNDS)
+    main(Failovers, "failovers", ROUNDS)

@@ -4,15 +4,12 @@ After each fault: puts are acknowledged again in time, every client succeeds, al
 is read whole and compared with the history, and their logs with each other, byte by byte.
 """
 
-import argparse
 import random
-import shutil
-import statistics
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -22,8 +19,6 @@ from metaq.store.verify import verify
 from tests.cluster.history import TOPICS, History, Progress
 from tests.cluster.load import Consumer, Load, Putter, Reader, Sender
 from tests.cluster.transactional import CHECKS, Brancher, HalfSender
-from tests.crash.command import Result
-from tests.crash.driver import CaseFailed
 from tests.crash.model import expect
 from tests.support.admin import ask
 from tests.support.broker import wait_until
@@ -31,7 +26,6 @@ from tests.support.cluster import compare_logs
 from tests.support.group import Group, Member
 from tests.support.remoting import RemotingClient
 from tests.support.talk import Talk
-from tests.support.zookeeper import ZooKeeperProcess
 
 AGAIN_S: Final = 10.0
 """In which puts must be acknowledged again."""
@@ -40,9 +34,42 @@ STUCK_S: Final = 60.0
 CLIENTS: Final = (Putter, Putter, Sender, Reader, Consumer, Brancher, HalfSender)
 WITH_TRANSACTIONS: Final = 1 / 3
 """Of all rounds."""
+LOOK_S: Final = 0.02
+DURABILITIES: Final = ("replica", "replica", "disk+replica")
 
 Fault = Callable[[], float]
 """Makes a fault, and ends when puts are acknowledged again; returns since when they should have been."""
+
+
+class CalledOff(Exception):
+    """Another life has failed."""
+
+
+class Campaign:
+    """What lives share that go on at the same time, in several processes."""
+
+    def __init__(self, unit: str, count: int, context: SpawnContext) -> None:
+        """Until so many faults of the unit have been made."""
+        self._unit = unit
+        self._missing = context.Value("i", count)
+        self._called_off = context.Event()
+
+    @property
+    def done(self) -> bool:
+        return int(self._missing.value) <= 0
+
+    def made(self, counts: Counter[str]) -> None:
+        """These faults."""
+        with self._missing.get_lock():
+            self._missing.value -= counts[self._unit]
+
+    def call_off(self) -> None:
+        self._called_off.set()
+
+    def check(self) -> None:
+        """:class:`CalledOff`."""
+        if self._called_off.is_set():
+            raise CalledOff
 
 
 class Life:
@@ -50,13 +77,15 @@ class Life:
 
     proxied: ClassVar[bool] = False
 
-    def __init__(self, seed: int, folder: Path, zookeeper: str) -> None:
+    def __init__(self, seed: int, folder: Path, zookeeper: str, campaign: Campaign | None = None) -> None:
         self.rng = random.Random(seed)
         self.history, self.progress = History(seed), Progress()
-        least = self.rng.choice((1, 2, 2))
-        self.group = Group(folder, zookeeper, *CHECKS, "--min-in-sync", str(least), proxied=self.proxied, seed=seed)
+        self.campaign = campaign
+        least, durability = self.rng.choice((1, 2, 2)), self.rng.choice(DURABILITIES)
+        flags = (*CHECKS, "--min-in-sync", str(least))
+        self.group = Group(folder, zookeeper, *flags, proxied=self.proxied, seed=seed, durability=durability)
         self.load = Load(self.group.ports(), self.history, self.progress, seed)
-        self.counts: Counter[str] = Counter({f"groups with min_in_sync {least}": 1})
+        self.counts: Counter[str] = Counter({f"groups with min_in_sync {least}": 1, f"groups at {durability}": 1})
         self.pauses: list[tuple[float, str]] = []
         """For how long nothing was acknowledged, of each fault that a new master ends, in seconds."""
         self.doing = "start"
@@ -68,11 +97,16 @@ class Life:
         raise NotImplementedError
 
     def live(self, rounds: int) -> None:
-        """So many faults, and the end."""
+        """So many faults, fewer when all lives together have had enough, and the end."""
         with self.living():
             faults = self.faults()
             for fault in self.rng.choices(list(faults), list(faults.values()), k=rounds):
+                before = self.counts.copy()
                 self.round(fault)
+                if self.campaign is not None:
+                    self.campaign.made(self.counts - before)
+                    if self.campaign.done:
+                        break
 
     @contextmanager
     def living(self) -> Iterator[None]:
@@ -140,11 +174,13 @@ class Life:
         """Until it holds, or a client has seen what must not be."""
 
         def look() -> bool:
+            if self.campaign is not None:
+                self.campaign.check()
             self.load.check()
             return condition()
 
         try:
-            wait_until(look, STUCK_S, what)
+            wait_until(look, STUCK_S, what, LOOK_S)
         except AssertionError as error:
             raise AssertionError(f"{error}; last successes: {self.load.ages()}") from error
 
@@ -176,7 +212,6 @@ class Life:
             report = verify(member.data)
             expect(not report.damages and not report.quarantined_bytes, "nothing is damaged", member.number, report)
         self.counts.update(self.history.counts)
-        self.counts["offsets back at most, ms"] = round(1000 * self.progress.most_back_s)
 
     def _equal(self) -> bool:
         looks = [member.look() for member in self.group.members.values()]
@@ -192,47 +227,3 @@ def _knows_topics(member: Member) -> bool:
 def _surprise(text: str) -> str:
     at = max(0, text.find("Traceback"))
     return text[max(0, at - 500) : at + 2000]
-
-
-def run_lives(kind: type[Life], name: str, unit: str, seed: int, count: int, rounds: int) -> Result:
-    """Live groups of so many rounds, from ``seed`` on, until so many faults of the unit have been made."""
-    details: Counter[str] = Counter()
-    pauses: list[float] = []
-    back = 0
-    following = seed
-    while details[unit] < count:
-        life = one_life(kind, name, following, rounds)
-        back = max(back, life.counts.pop("offsets back at most, ms"))
-        details.update(life.counts)
-        pauses += [pause for pause, _ in life.pauses]
-        following += 1
-    details["ms without acknowledgement, median"] = round(1000 * statistics.median(pauses))
-    details["ms at most"] = round(1000 * max(pauses))
-    details["ms of offset commits back at most"] = back
-    return Result(name, range(seed, following), details[unit], dict(details))
-
-
-def one_life(kind: type[Life], name: str, seed: int, rounds: int) -> Life:
-    """One group. Its folder is removed unless something is wrong."""
-    folder = Path(tempfile.mkdtemp(prefix=f"metaq-{name}-{seed}-"))
-    with ZooKeeperProcess(folder / "zookeeper") as zookeeper:
-        life = kind(seed, folder, zookeeper.address)
-        try:
-            life.live(rounds)
-        except Exception as error:
-            raise CaseFailed(
-                f"in {life.doing}, after {dict(life.counts)}: {error!r}\nfolder: {folder}\n"
-                f"replay: python -m tests.cluster.{name} --seed {seed} --rounds {rounds}"
-            ) from error
-    shutil.rmtree(folder)
-    return life
-
-
-def main(kind: type[Life], name: str, rounds: int) -> None:
-    """``--seed N`` lives the group N."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=rounds)
-    options = parser.parse_args()
-    life = one_life(kind, name, options.seed, options.rounds)
-    print(dict(life.counts), *life.pauses)

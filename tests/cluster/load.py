@@ -25,9 +25,10 @@ from tests.support.remoting import ConnectionEnded, RemotingClient
 
 ANSWER_S: Final = 5.0
 """Longer than a put waits for replicas; after that the outcome is unknown."""
-PAUSE_S: Final = 0.03
+PAUSE_S: Final = 0.05
 """After each request of a client: the machine has other things to do as well."""
-NEXT_S: Final = 0.02
+NEXT_S: Final = 0.05
+"""Before the next replica is tried."""
 END_S: Final = 60.0
 IN_DOUBT: Final = ("may be stored", "stored at", "stored, but")
 """What an answer says that is neither yes nor no."""

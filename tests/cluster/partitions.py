@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from tests.cluster.life import Fault, Life, run_lives
-from tests.cluster.life import main as run_one
+from tests.cluster.life import Fault, Life
+from tests.cluster.lives import main, run_lives
 from tests.crash.command import Result
 from tests.support.group import Member
 from tests.support.proxy import Direction, Proxy
@@ -31,6 +31,8 @@ class Partitions(Life):
             self.from_both: 6,
             self.zookeeper_one_way: 4,
             self.slaves_one_way: 3,
+            self.from_one_slave: 3,
+            self.one_slave_one_way: 3,
             self.from_clients: 2,
             self.slave_from_zookeeper: 2,
             self.connections_cut: 2,
@@ -54,8 +56,8 @@ class Partitions(Life):
 
         def part(master: Member) -> None:
             ways = self.group.ways[master.number]
-            ways.replication.partition()
-            ways.zookeeper.partition()
+            for proxy in (*ways.slaves.values(), ways.zookeeper):
+                proxy.partition()
 
         return self._until_replaced(part)
 
@@ -78,9 +80,27 @@ class Partitions(Life):
 
     def _until_healed(self, part: Callable[[Proxy], None]) -> float:
         master, _ = self._part()
-        part(self.group.ways[master.number].replication)
+        for proxy in self.group.ways[master.number].slaves.values():
+            part(proxy)
         self.pass_time(self.rng.uniform(0.5, LONG_S))
         return self._heal()
+
+    def from_one_slave(self) -> float:
+        """Puts wait until it is not in sync any more; the other slave goes on."""
+        return self._without_one(lambda proxy: proxy.partition())
+
+    def one_slave_one_way(self) -> float:
+        """It hears nothing, or its reports do not arrive."""
+        direction = self._direction()
+        return self._without_one(lambda proxy: proxy.drop(direction))
+
+    def _without_one(self, part: Callable[[Proxy], None]) -> float:
+        master, began = self._part()
+        slave = self.slaves(master)[0]
+        part(self.group.ways[master.number].slaves[slave.number])
+        self.pass_time(self.rng.uniform(0, 0.5))
+        self.wait_acknowledged(time.monotonic())
+        return began
 
     def from_clients(self) -> float:
         """The replicas notice nothing; a client's answer is lost, or its request, or both."""
@@ -100,7 +120,7 @@ class Partitions(Life):
     def connections_cut(self) -> float:
         """All of the master, in the middle of whatever they say."""
         master, began = self._part()
-        for proxy in self.group.ways[master.number]:
+        for proxy in self.group.ways[master.number].all():
             proxy.cut(self.rng.choice((0, 1, 100, 5000)), self._direction())
         self.pass_time(self.rng.uniform(0.1, 2.0))
         self.group.heal()
@@ -123,4 +143,4 @@ def run(seed: int, count: int) -> Result:
 
 
 if __name__ == "__main__":
-    run_one(Partitions, "partitions", ROUNDS)
+    main(Partitions, "partitions", ROUNDS)

@@ -29,13 +29,16 @@ class BrokerFailed(AssertionError):
     """The process did not start, or ended when it should not have; the text holds its exit code and standard error."""
 
 
-def wait_until(condition: Callable[[], bool], deadline_s: float, what: str) -> None:
-    """Return as soon as ``condition`` holds; ``AssertionError`` naming ``what`` when it does not within ``deadline_s``."""
+def wait_until(condition: Callable[[], bool], deadline_s: float, what: str, pause_s: float = 0.005) -> None:
+    """Return as soon as ``condition`` holds; ``AssertionError`` naming ``what`` when it does not within ``deadline_s``.
+
+    It is looked at every ``pause_s``.
+    """
     end = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > end:
             raise AssertionError(f"not within {deadline_s} s: {what}")
-        time.sleep(0.005)
+        time.sleep(pause_s)
 
 
 class BrokerProcess:

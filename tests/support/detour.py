@@ -1,6 +1,6 @@
 """A replica that connects to masters by a detour: run as a program with the flags of ``metaq serve``.
 
-The file ``detours.json`` beside the data folder says where to go instead of where ZooKeeper says::
+The file ``detours2.json`` beside the data folder of replica 2 says where that goes instead of where ZooKeeper says::
 
     {"127.0.0.1:7912":"127.0.0.1:40001"}
 """
@@ -15,14 +15,15 @@ from metaq.server.daemon import run
 from metaq.server.registration import parse_address, written
 from metaq.server.replica import Replica
 
-DETOURS = "detours.json"
+DETOURS = "detours{}.json"
 
 
 class DetouredReplica(Replica):
     """One whose connections to masters pass a proxy."""
 
     def __init__(self, settings: Settings) -> None:
-        self._detours: dict[str, str] = orjson.loads((settings.data.parent / DETOURS).read_bytes())
+        path = settings.data.parent / DETOURS.format(settings.replica_number)
+        self._detours: dict[str, str] = orjson.loads(path.read_bytes())
         super().__init__(settings)
 
     def _find_master(self) -> Address | None:

@@ -1,6 +1,8 @@
 """Three replicas that elect their master through a real ZooKeeper; where wanted, with a proxy in each way between them all."""
 
 import contextlib
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -13,13 +15,13 @@ from tests.support.cluster import ROLE_CHANGES, ReplicaProcess
 from tests.support.detour import DETOURS
 from tests.support.proxy import Proxy
 from tests.support.remoting import RemotingClient
-from tests.support.zookeeper import free_ports
 
 REPLICAS: Final = (1, 2, 3)
 SESSION_MS: Final = 4000
 WHOLE_DEADLINE_S: Final = 60.0
 ANSWER_S: Final = 1.0
 """After which a replica is taken for stopped."""
+LOOK_S: Final = 0.02
 
 
 class Member(ReplicaProcess):
@@ -72,12 +74,15 @@ class DetouredMember(Member):
 class Ways(NamedTuple):
     """The proxies of one replica."""
 
-    replication: Proxy
-    """By which slaves reach it."""
+    slaves: dict[int, Proxy]
+    """By which each of the others reaches it as its slave."""
     zookeeper: Proxy
     """By which it reaches ZooKeeper."""
     clients: Proxy
     """By which clients reach it."""
+
+    def all(self) -> Iterator[Proxy]:
+        yield from (*self.slaves.values(), self.zookeeper, self.clients)
 
 
 class Group(contextlib.ExitStack):
@@ -91,18 +96,31 @@ class Group(contextlib.ExitStack):
         self.members: dict[int, Member] = {}
         self.ways: dict[int, Ways] = {}
         flags = ("--zookeeper-session-ms", str(SESSION_MS), *flags)
-        ports = free_ports(2 * len(REPLICAS))
         for number in REPLICAS:
-            own_ports, kind, server = (ports.pop(), ports.pop()), Member, zookeeper
+            own_ports, kind, server = (self._hold_port(), self._hold_port()), Member, zookeeper
             if proxied:
-                targets = (own_ports[1], int(zookeeper.rpartition(":")[2]), own_ports[0])
-                ways = self.ways[number] = Ways(*(self.enter_context(Proxy("127.0.0.1", to, seed=seed)) for to in targets))
+                ways = self.ways[number] = Ways(
+                    {other: self._proxy(own_ports[1], seed) for other in REPLICAS if other != number},
+                    self._proxy(int(zookeeper.rpartition(":")[2]), seed),
+                    self._proxy(own_ports[0], seed),
+                )
                 kind, server = DetouredMember, ways.zookeeper.address
             own_flags = ("--zookeeper", server, *flags)
             self.members[number] = kind(folder / f"replica{number}", number, own_ports, *own_flags, durability=durability)
         if proxied:
-            detours = {self.members[number].replication: ways.replication.address for number, ways in self.ways.items()}
-            (folder / DETOURS).write_bytes(orjson.dumps(detours))
+            for slave in REPLICAS:
+                to = {self.members[n].replication: ways.slaves[slave].address for n, ways in self.ways.items() if n != slave}
+                (folder / DETOURS.format(slave)).write_bytes(orjson.dumps(to))
+
+    def _proxy(self, port: int, seed: int) -> Proxy:
+        return self.enter_context(Proxy("127.0.0.1", port, seed=seed))
+
+    def _hold_port(self) -> int:
+        """A free port. Its replica can listen there whenever it starts, and nobody else is given it meanwhile."""
+        holder = self.enter_context(socket.socket())
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        return int(holder.getsockname()[1])
 
     def __enter__(self) -> "Group":
         for member in self.members.values():
@@ -138,7 +156,7 @@ class Group(contextlib.ExitStack):
             found[0] = self.master()
             return found[0] is not None
 
-        wait_until(look, WHOLE_DEADLINE_S, "the group has a master")
+        wait_until(look, WHOLE_DEADLINE_S, "the group has a master", LOOK_S)
         assert found[0] is not None
         return found[0]
 
@@ -156,12 +174,12 @@ class Group(contextlib.ExitStack):
 
     def wait_whole(self) -> None:
         """Wait until all are in sync."""
-        wait_until(self.whole, WHOLE_DEADLINE_S, f"all replicas are in sync; see {self.members[1].log.parent}")
+        wait_until(self.whole, WHOLE_DEADLINE_S, f"all replicas are in sync; see {self.members[1].log.parent}", LOOK_S)
 
     def heal(self) -> None:
         """Everything gets through again, and every process runs."""
         for ways in self.ways.values():
-            for proxy in ways:
+            for proxy in ways.all():
                 proxy.heal()
         for member in self.members.values():
             if member.stopped:
