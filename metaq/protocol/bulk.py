@@ -14,15 +14,21 @@ import struct
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from itertools import count, repeat
+from operator import add
 from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest, StreamLost
 from metaq.protocol.headers import Int32, parse_int
+from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, MAGIC, checksum_properties
 
 COUNT: Final = struct.Struct(">i")
 UNIT_SIZE: Final = 16
 MISSING: Final = bytes(UNIT_SIZE)
 """The unit of a message that is damaged or lost."""
+
+_HEAD: Final = struct.Struct(">ii4xi4xqq48xi")  # total size, magic, partition, queue offset, log offset, body length
+assert _HEAD.size == HEADER_SIZE
 
 
 class BulkFetch(NamedTuple):
@@ -68,22 +74,49 @@ def decode_bulk(first: int, fields: Mapping[str, str], body: bytes | bytearray |
         raise StreamLost(f"the answer to a bulk fetch without its ordinals: {error}") from error
     if not data:
         return Bulk(first, data, data, following, least, most)
-    count = COUNT.unpack_from(data)[0] if len(data) >= COUNT.size else -1
-    records_at = COUNT.size + count * UNIT_SIZE
-    if count < 0 or records_at > len(data) or following != first + count:
-        raise StreamLost(f"a bulk of {len(data)} bytes that says {count} messages from {first} on, and to go on at {following}")
+    messages = COUNT.unpack_from(data)[0] if len(data) >= COUNT.size else -1
+    records_at = COUNT.size + messages * UNIT_SIZE
+    if messages < 0 or records_at > len(data) or following != first + messages:
+        raise StreamLost(
+            f"a bulk of {len(data)} bytes that says {messages} messages from {first} on, and to go on at {following}"
+        )
     units, records = data[COUNT.size : records_at], data[records_at:]
-    sizes = record_sizes(units)
+    _, sizes = unit_columns(units)
     if sum(sizes) != len(records) or min(sizes, default=0) < 0:
-        raise StreamLost(f"a bulk whose {count} units name {sum(sizes)} bytes of records, and {len(records)} came")
+        raise StreamLost(f"a bulk whose {messages} units name {sum(sizes)} bytes of records, and {len(records)} came")
     return Bulk(first, units, records, following, least, most)
 
 
-def record_sizes(units: bytes | memoryview) -> Sequence[int]:
-    """The sizes that units name, in a tenth of the time of a loop over them."""
-    numbers = array("i")  # of four bytes, wherever CPython runs
-    numbers.frombytes(units)
-    sizes = numbers[2::4]
+def unit_columns(units: bytes | memoryview) -> tuple[Sequence[int], Sequence[int]]:
+    """Log offsets and sizes, in a tenth of the time of a loop over the units."""
+    wide, narrow = array("q"), array("i")  # of eight and four bytes, wherever CPython runs
+    wide.frombytes(units)
+    narrow.frombytes(units)
+    offsets, sizes = wide[0::2], narrow[2::4]
     if sys.byteorder == "little":
+        offsets.byteswap()
         sizes.byteswap()
-    return sizes
+    return offsets, sizes
+
+
+def are_intact(
+    data: bytes, starts: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], topic: str, partition: int, first: int
+) -> bool:
+    """Whether records are what they should be, with every bit as written: those of consecutive messages from ``first`` on.
+
+    ``starts`` says where they begin in ``data``, ``offsets`` at which log offset they were written; none of the ``sizes`` is
+    less than that of an empty record. It is a quarter of the cost of looking at them one by one, which tells the bad ones.
+    """
+    ends = list(map(add, starts, sizes))
+    if ends[-1] > len(data):
+        return False
+    closed = [(start, end - CHECKSUM_SIZE, end) for start, end in zip(starts, ends, strict=True)]
+    records = [data[start:end] for start, end, _ in closed]
+    if checksum_properties(records) != b"".join([data[start:end] for _, start, end in closed]):
+        return False
+    heads = list(map(_HEAD.unpack_from, records))
+    lengths = [head[-1] for head in heads]
+    if heads != list(zip(sizes, repeat(MAGIC), repeat(partition), count(first), offsets, lengths)):
+        return False
+    name = bytes((len(topic),)) + topic.encode()
+    return all(map(bytes.startswith, records, repeat(name), map(add, lengths, repeat(HEADER_SIZE))))

@@ -23,7 +23,7 @@ A blank record ends a segment: 4 bytes size (all that remains of the file), 4 by
 
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 MAGIC: Final = struct.unpack(">i", b"\xda\xa3\x20\xa7")[0]
@@ -103,6 +103,12 @@ class Identity(NamedTuple):
 def checksum_property(data: bytes | memoryview) -> bytes:
     """The 20 bytes that close a record whose other bytes are ``data``."""
     return (_CHECKSUM_REVERSED % (zlib.crc32(data) & 0x7FFFFFFF))[::-1]
+
+
+def checksum_properties(data: Sequence[bytes]) -> bytes:
+    """The same of many records, one behind the other, in a third of the time."""
+    crcs = [crc & 0x7FFFFFFF for crc in map(zlib.crc32, reversed(data))]
+    return (_CHECKSUM_REVERSED * len(crcs) % tuple(crcs))[::-1]
 
 
 def host_bytes(address: str, port: int) -> bytes:

@@ -106,7 +106,7 @@ class Reader:
         start, size, _ = units[0]
         segment = self._log.find(start)
         if segment is None or not SMALLEST_RECORD <= size <= segment.end - start:
-            self._report(queue, ordinal, units[0])
+            self.report(queue, ordinal, units[0])
             yield None
             return
         end, taken, wanted = start + size, 1, size
@@ -119,19 +119,21 @@ class Reader:
         for index in range(taken):
             offset, size, _ = units[index]
             stored = Stored(window, offset - start, size, offset)
-            if self._belongs(queue, ordinal + index, stored):
+            if self.belongs(queue, ordinal + index, stored):
                 yield stored
             else:
-                self._report(queue, ordinal + index, units[index])
+                self.report(queue, ordinal + index, units[index])
                 yield None
 
-    def _belongs(self, queue: ConsumeQueue, ordinal: int, stored: Stored) -> bool:
+    def belongs(self, queue: ConsumeQueue, ordinal: int, stored: Stored) -> bool:
+        """Whether what was read is the message of that ordinal, with every bit as written."""
         data = stored.buffer[stored.at : stored.at + stored.size]
         if not is_intact(data, stored.log_offset):
             return False
         return identity(data)[:3] == (queue.topic, queue.partition, ordinal)
 
-    def _report(self, queue: ConsumeQueue, ordinal: int, unit: Unit) -> None:
+    def report(self, queue: ConsumeQueue, ordinal: int, unit: Unit) -> None:
+        """Count a message that was asked for and is damaged or lost, and say so in the log."""
         if unit[1] != FILLER_SIZE:  # a filler was reported when it was written
             self.damaged += 1
             logger.error(

@@ -1,0 +1,127 @@
+"""Reading much of a partition at once: units and records in pieces, after each of which others may go on.
+
+A step of Python's for every message, as in ``metaq.store.reading``, would cost 4 µs a message. Here it is 0.1 µs where the log
+is trusted and 1 µs where each record is verified, because such steps are taken by functions that loop in C.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import add, sub
+from typing import Final, NamedTuple
+
+from metaq.protocol.bulk import MISSING, UNIT_SIZE, are_intact, unit_columns
+from metaq.protocol.textmessage import Stored
+from metaq.store.commitlog import SMALLEST_RECORD, CommitLog
+from metaq.store.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
+from metaq.store.files import Read
+from metaq.store.reading import GAP_WORTH_READING, Reader
+
+HOT_UNITS: Final = 4096
+COLD_UNITS: Final = 512
+"""About half a millisecond of work."""
+MOST_READ_BYTES: Final = 1024 * 1024
+"""Of the log in one read, but for a first record that is larger."""
+SMALL_BYTES: Final = 2048
+"""Records shorter than that, on average, are cheaper to copy than to send as buffers of their own."""
+
+
+class Piece(NamedTuple):
+    """Consecutive messages, at least one."""
+
+    units: bytes
+    """16 zero bytes for a message that is damaged or lost, else as in the queue."""
+    records: list[bytes | memoryview]
+    size: int
+    """Bytes of the records."""
+
+
+class BulkReader:
+    """Reads one log as ``Reader`` does, with the same trust and the same reports of damage.
+
+    Callers ask for ``most`` messages that are readable. Records beyond ``most_bytes`` are left, but for the first one.
+    """
+
+    def __init__(self, log: CommitLog, reader: Reader) -> None:
+        self._log = log
+        self._reader = reader
+
+    def hot(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> Piece | None:
+        """Messages that are read through the map and trusted; ``None`` when the one at ``ordinal`` is not."""
+        if ordinal < queue.live_from:
+            return None
+        units = queue.units(ordinal, min(most, HOT_UNITS), read)
+        offsets, sizes = unit_columns(units)
+        log = self._log
+        if offsets[0] < log.hot_from() or max(sizes) == FILLER_SIZE:
+            return None
+        segment = log.find(offsets[0])
+        assert segment is not None
+        sums = list(accumulate(sizes))
+        count = min(max(1, bisect_right(sums, most_bytes)), bisect_left(offsets, segment.end))
+        size, view, base = sums[count - 1], log.view(segment), segment.base
+        begin, end = offsets[0] - base, offsets[count - 1] + sizes[count - 1] - base
+        records: list[bytes | memoryview] = [view[begin:end]]
+        if end - begin != size:  # other partitions' records are between them
+            records = [view[offset - base : offset - base + size] for offset, size in zip(offsets[:count], sizes, strict=False)]
+            if size < count * SMALL_BYTES:
+                records = [b"".join(records)]
+        return Piece(units[: count * UNIT_SIZE], records, size)
+
+    def cold(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> Piece:
+        """Messages from the file, verified. It waits for the disk as ``read`` does."""
+        units = queue.units(ordinal, min(most, COLD_UNITS), read)
+        offsets, sizes = unit_columns(units)
+        lost = _leading(sizes, FILLER_SIZE, FILLER_SIZE)
+        if lost:
+            return Piece(MISSING * lost, [], 0)
+        count = self._one_read(offsets, sizes, most_bytes)
+        if not count:
+            self._reader.report(queue, ordinal, UNIT.unpack_from(units))
+            return Piece(MISSING, [], 0)
+        start = offsets[0]
+        segment = self._log.find(start)
+        assert segment is not None
+        offsets, sizes, units = offsets[:count], sizes[:count], units[: count * UNIT_SIZE]
+        end = offsets[-1] + sizes[-1]
+        window = read(self._log.file(segment), end - start, start - segment.base)
+        starts = [offset - start for offset in offsets]
+        size = sum(sizes)
+        if not are_intact(window, starts, offsets, sizes, queue.topic, queue.partition, ordinal):
+            return self._sorted_out(queue, ordinal, units, window)
+        if end - start == size:
+            return Piece(units, [window], size)
+        # copied, because the window has up to 16 KiB beside each of them
+        return Piece(units, [b"".join([window[at : at + size] for at, size in zip(starts, sizes, strict=True)])], size)
+
+    def _one_read(self, offsets: Sequence[int], sizes: Sequence[int], most_bytes: int) -> int:
+        """How many of the first messages one read of the file brings; 0 when the first one cannot be read."""
+        start = offsets[0]
+        segment = self._log.find(start)
+        count = _leading(sizes, SMALLEST_RECORD, FILLER_SIZE - 1)
+        if segment is None or not count or start + sizes[0] > segment.end:
+            return 0
+        ends = list(map(add, offsets[:count], sizes))
+        count = 1 + _leading(list(map(sub, offsets[1:count], ends)), 0, GAP_WORTH_READING)
+        fitting = bisect_right(ends, min(segment.end, start + MOST_READ_BYTES), 0, count)
+        return max(1, min(fitting, bisect_right(list(accumulate(sizes[:count])), most_bytes)))
+
+    def _sorted_out(self, queue: ConsumeQueue, ordinal: int, units: bytes, window: bytes) -> Piece:
+        """What is left when one or more of the messages in a window are damaged."""
+        kept, records = [], []
+        start: int = UNIT.unpack_from(units)[0]
+        for index, unit in enumerate(UNIT.iter_unpack(units)):
+            offset, size, _ = unit
+            stored = Stored(memoryview(window), offset - start, size, offset)
+            if self._reader.belongs(queue, ordinal + index, stored):
+                kept.append(UNIT.pack(*unit))
+                records.append(window[stored.at : stored.at + size])
+            else:
+                self._reader.report(queue, ordinal + index, unit)
+                kept.append(MISSING)
+        return Piece(b"".join(kept), [b"".join(records)], sum(map(len, records)))
+
+
+def _leading(numbers: Sequence[int], least: int, most: int) -> int:
+    """How many numbers stand before the first that is not in a range."""
+    return next((index for index, number in enumerate(numbers) if not least <= number <= most), len(numbers))
