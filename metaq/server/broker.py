@@ -24,6 +24,7 @@ from metaq.server.front import Address, Front, Listener, RequestHandler
 from metaq.server.groups import GroupTable
 from metaq.server.handlers.admin import AdminHandler
 from metaq.server.handlers.brokerinfo import BrokerInfoHandler
+from metaq.server.handlers.bulk import BulkHandler
 from metaq.server.handlers.clientadmin import ClientAdminHandler
 from metaq.server.handlers.consumer import ConsumerHandler
 from metaq.server.handlers.get import GetHandler
@@ -333,7 +334,7 @@ class Broker:
         families: list[Family] = [self._sends, decisions, self._pulls, sent_back, self._schedule, self._identity]
         families += self._administration(later)
         replies = ReplyHandler(self.context, self.turns, self._sends)
-        families += [beats, consumers, replies, QueryHandler(self.context, later)]
+        families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._looks)]
         if self._registry is not None:
             families.append(self._registry)
         self._front.requests = {code: handler for family in families for code, handler in family.requests().items()}
