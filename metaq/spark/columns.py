@@ -1,0 +1,336 @@
+"""Arrow columns from the records of a partition, without a loop over messages.
+
+What a record has at fixed places is gathered by numpy, all records at once. Byte strings are cut out by Arrow: of an array
+whose strings are, in turn, one that is wanted and what stands before the next one, every other string is taken::
+
+    record                    record
+    88 bytes  body  the rest  88 bytes  body  the rest
+              └─0──┘└───────1─────────┘└─2──┘└──3────┘     take 0, 2, 4, …: the column ``value``
+
+So the bodies are copied once, by C code. Properties (``name 01 value 02``, repeated) are cut the same way, at the places
+where 01 and 02 stand. Only bodies that are compressed are looked at one by one.
+
+Checksums are not compared here: the broker or ``metaq.spark.disk`` has done that.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from metaq.client.message import CORRELATION_ID, MESSAGE_TYPE, RESERVED, TTL, inflated
+from metaq.errors import BadRequest, ChecksumMismatch, CorruptRecord
+from metaq.protocol.bulk import Bulk
+from metaq.protocol.codes import COMPRESSED
+from metaq.protocol.properties import CLUSTER, KEYS, ORIGIN_ID, OWN, PREPARED_OFFSET, PRODUCER_GROUP, REPLY_TO, TIMERS
+from metaq.protocol.record import CHECKSUM_SIZE, FIXED_SIZE, HEADER_SIZE, MAGIC, TAGS
+
+MOST_ROWS: Final = 20_000
+MOST_BYTES: Final = 8 * 1024 * 1024
+"""Of a batch, in records or in inflated bodies, unless one message alone is larger."""
+
+HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+SCHEMA: Final = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestampType", pa.int32()),
+        ("tag", pa.string()),
+    ]
+)
+"""The Kafka source's columns, and the tag. ``key`` is the first of the message's keys, ``timestamp`` when it was stored."""
+SCHEMA_WITH_HEADERS: Final = SCHEMA.append(pa.field("headers", HEADERS))
+"""``headers`` are the properties that users have set; null without any."""
+
+STORE_TIME: Final = 1
+"""The ``timestampType`` of all rows, which Kafka calls log append time."""
+
+NOT_USERS: Final = RESERVED.union(
+    *(OWN, TIMERS, (CLUSTER, ORIGIN_ID, PREPARED_OFFSET, PRODUCER_GROUP, REPLY_TO, CORRELATION_ID, MESSAGE_TYPE, TTL)),
+    ("1ST_POP_TIME", "ARRIVE_TIME", "BORN_TIMESTAMP", "BUYER_ID", "CONSUME_START_TIME", "CORRECTION_FLAG", "DUP_INFO"),
+    ("EXTEND_UNIQ_INFO", "INNER_MULTI_QUEUE_OFFSET", "INSTANCE_ID", "MAX_OFFSET", "MAX_RECONSUME_TIMES", "MIN_OFFSET"),
+    ("MQ2_FLAG", "MSG_REGION", "POP_CK", "POP_CK_OFFSET", "PUSH_REPLY_TIME", "RECONSUME_TIME", "TRACE_ON", "TRANSFER_FLAG"),
+    ("TIMER_DELAY_LEVEL", "TIMER_DEL_UNIQKEY", "TIMER_DEQUEUE_MS", "TIMER_ENQUEUE_MS", "TIMER_OUT_MS", "TIMER_ROLL_TIMES"),
+    ("TRANSACTION_CHECK_TIMES", "__BORNHOST"),
+)
+"""Properties that brokers and clients set: those of which RocketMQ's clients say so, and this broker's own."""
+
+Numbers = npt.NDArray[np.int64]
+Truths = npt.NDArray[np.bool_]
+Fields = npt.NDArray[np.void]
+Bytes = npt.NDArray[np.uint8]
+
+UNIT: Final = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tag_hash", ">i4")])
+HEADER: Final = np.dtype(
+    {
+        "names": ["size", "magic", "partition", "queue_offset", "log_offset", "sys_flag", "store_ms", "body_length"],
+        "formats": [">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8", ">i4"],
+        "offsets": [0, 4, 12, 20, 28, 36, 56, 84],
+        "itemsize": HEADER_SIZE,
+    }
+)
+"""What is asked of the 88 bytes that a record begins with (``metaq.protocol.record``)."""
+
+SMALLEST_RECORD: Final = FIXED_SIZE + CHECKSUM_SIZE
+_BEHIND_TOPIC: Final = FIXED_SIZE - HEADER_SIZE
+"""Bytes of a record behind its body that are the lengths of topic and properties."""
+_NAME_END: Final = 1
+_PAIR_END: Final = 2
+_SPACE: Final = 0x20
+
+
+class Piece(NamedTuple):
+    """Consecutive messages of one partition, their records anywhere in a buffer."""
+
+    first: int
+    """Ordinal of the first message."""
+    starts: Numbers
+    """Where in ``data`` each record begins, rising, at most 1 GiB from the first to the last."""
+    sizes: Numbers
+    """Bytes of each record; 0: the message is damaged or lost."""
+    data: memoryview
+
+
+def piece_of(bulk: Bulk) -> Piece:
+    """The messages of a bulk fetch."""
+    sizes = np.frombuffer(bulk.units, UNIT)["size"].astype(np.int64)
+    return Piece(bulk.first, np.cumsum(sizes) - sizes, sizes, bulk.records)
+
+
+def missing(source: Bulk | Piece, until: int) -> list[range]:
+    """The ordinals before ``until`` whose messages are damaged or lost."""
+    piece = source if isinstance(source, Piece) else piece_of(source)
+    lost = np.flatnonzero(piece.sizes[: max(0, until - piece.first)] == 0)
+    breaks = np.flatnonzero(np.diff(lost) != 1)
+    begins, ends = lost[np.append(0, breaks + 1)[: len(lost)]], lost[np.append(breaks, -1)[: len(lost)]]
+    return [
+        range(piece.first + begin, piece.first + end + 1) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+    ]
+
+
+def record_batches(source: Bulk | Piece, topic: str, partition: int, *, until: int, headers: bool) -> Iterator[pa.RecordBatch]:
+    """Rows of the messages before the ordinal ``until``, at most ``MOST_ROWS`` and ``MOST_BYTES`` a batch.
+
+    ``partition`` is what the column says. Messages without a record have no row (``missing``). ``CorruptRecord`` for bytes that
+    are no record, ``BadRequest`` and ``ChecksumMismatch`` for a body that cannot be inflated.
+    """
+    piece = source if isinstance(source, Piece) else piece_of(source)
+    there = np.flatnonzero(piece.sizes[: max(0, until - piece.first)])
+    starts, sizes, ordinals = piece.starts[there], piece.sizes[there], there + piece.first
+    _check(sizes >= SMALLEST_RECORD, topic, partition, ordinals)
+    done = 0
+    while done < len(there):
+        rows = slice(done, done + fitting(sizes[done : done + MOST_ROWS]))
+        records = Records(piece.data, starts[rows], sizes[rows])
+        _check(records.are_sound(ordinals[rows]), topic, partition, ordinals[rows])
+        batch = _batch(records, topic, partition, ordinals[rows], headers=headers)
+        done += batch.num_rows
+        yield batch
+
+
+def _check(sound: Truths, topic: str, partition: int, ordinals: Numbers) -> None:
+    if not sound.all():
+        raise CorruptRecord(f"{topic}-{partition}, message {ordinals[np.argmin(sound)]}: what should be its record is none")
+
+
+def fitting(sizes: Numbers) -> int:
+    """How many of the first sizes are together at most ``MOST_BYTES``; one when it alone is more."""
+    return max(1, int(np.searchsorted(np.cumsum(sizes), MOST_BYTES, "right")))
+
+
+class Records:
+    """Records in a buffer, and where their parts are; each has at least ``SMALLEST_RECORD`` bytes there."""
+
+    def __init__(self, data: memoryview, starts: Numbers, sizes: Numbers) -> None:
+        self.data = data
+        self.starts = starts
+        self.sizes = sizes
+        self.fields: Fields = gathered(data, starts, HEADER)
+        """Of ``HEADER``."""
+        self.body_begins = starts + HEADER_SIZE
+        self.body_ends = self.body_begins + self.fields["body_length"]
+        self.properties_ends = starts + sizes - CHECKSUM_SIZE
+
+    def are_sound(self, ordinals: Numbers) -> Truths:
+        """Which of them are records of messages with these ordinals, as far as that is seen without checksums."""
+        fields = self.fields
+        sound: Truths = (fields["size"] == self.sizes) & (fields["magic"] == MAGIC) & (fields["queue_offset"] == ordinals)
+        sound &= (fields["body_length"] >= 0) & (self.body_ends + _BEHIND_TOPIC <= self.properties_ends)
+        sound[sound] &= self.properties_begins(sound) <= self.properties_ends[sound]
+        return sound
+
+    def properties_begins(self, which: Truths | slice = slice(None)) -> Numbers:
+        """Where properties begin, of sound records."""
+        ends = self.body_ends[which]
+        begins: Numbers = ends + _BEHIND_TOPIC + np.frombuffer(self.data, np.uint8)[ends]
+        return begins
+
+
+def gathered(data: memoryview, places: Numbers, fields: np.dtype[np.void]) -> Fields:
+    """The fields that begin at each of the places."""
+    size = fields.itemsize
+    anywhere: Fields = np.ndarray((max(0, len(data) - size + 1),), f"V{size}", data, strides=(1,))
+    return anywhere[places].view(fields)
+
+
+def _batch(records: Records, topic: str, partition: int, ordinals: Numbers, *, headers: bool) -> pa.RecordBatch:
+    """The rows of sound records; of the first ones, when their compressed bodies are too large for one batch."""
+    bodies = _cut(records.data, records.body_begins, records.body_ends)
+    compressed = np.flatnonzero(records.fields["sys_flag"] & COMPRESSED)
+    if len(compressed):
+        bodies = _inflated(bodies, compressed, records.fields["sys_flag"], f"{topic}-{partition}", ordinals)
+    count = len(bodies)
+    properties = _properties(records)
+    columns = [
+        pa.nulls(count, pa.binary()) if properties is None else properties.keys()[:count],
+        bodies,
+        pa.repeat(pa.scalar(topic, pa.string()), count),
+        pa.array(np.full(count, partition, np.int32)),
+        pa.array(ordinals[:count]),
+        pa.array(records.fields["store_ms"][:count].astype(np.int64) * 1000).view(pa.timestamp("us", "UTC")),
+        pa.array(np.full(count, STORE_TIME, np.int32)),
+        pa.nulls(count, pa.string()) if properties is None else properties.tags()[:count],
+    ]
+    if not headers:
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    columns.append(pa.nulls(count, HEADERS) if properties is None else properties.headers()[:count])
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA_WITH_HEADERS)
+
+
+def _cut(data: memoryview | Bytes, begins: Numbers, ends: Numbers) -> pa.BinaryArray:
+    """The byte strings between these places, each of which begins at or behind the end of the one before."""
+    count = len(begins)
+    if not count:
+        return pa.array([], pa.binary())
+    base = int(begins[0])
+    offsets = np.empty(2 * count, np.int32)
+    offsets[::2] = begins - base
+    offsets[1::2] = ends - base
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data[base : int(ends[-1])])]
+    alternating = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+    return alternating.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+
+
+def _inflated(
+    bodies: pa.BinaryArray, compressed: Numbers, sys_flags: npt.NDArray[np.int32], where: str, ordinals: Numbers
+) -> pa.BinaryArray:
+    """The bodies with those that are compressed inflated; only the first ones, when all together would be too large."""
+    found = []
+    total, count = 0, len(bodies)
+    for row in compressed.tolist():
+        try:
+            found.append(inflated(bodies[row].as_py(), int(sys_flags[row])))
+        except (BadRequest, ChecksumMismatch) as error:
+            raise type(error)(f"{where}, message {ordinals[row]}: {error}") from error
+        total += len(found[-1])
+        if total > MOST_BYTES:
+            count = row + 1
+            break
+    choice = np.arange(count)
+    choice[compressed[: len(found)]] = np.arange(len(found)) + count
+    return pa.concat_arrays([bodies[:count], pa.array(found, pa.binary())]).take(pa.array(choice))
+
+
+def _properties(records: Records) -> "_Properties | None":
+    """``None`` when none of the sound records has any beside the checksum."""
+    begins = records.properties_begins()
+    if (begins == records.properties_ends).all():
+        return None
+    return _Properties(_cut(records.data, begins, records.properties_ends))
+
+
+class _Properties:
+    """The pairs of many records, in the order of the records and in that in which each has them.
+
+    As ``metaq.protocol.record.decode_properties`` takes them apart: pieces without 01 or without a name are none, and of equal
+    names of a record the last one counts.
+    """
+
+    def __init__(self, column: pa.BinaryArray) -> None:
+        self._count = len(column)
+        _, offsets, data = column.buffers()
+        bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + self._count + 1].astype(np.int64)
+        self._data: Bytes = np.frombuffer(data, np.uint8)[: bounds[-1]]
+        ends = np.flatnonzero(self._data == _PAIR_END)
+        unclosed = bounds[1:][(np.diff(bounds) > 0) & (self._data[bounds[1:] - 1] != _PAIR_END)]
+        if len(unclosed):
+            ends = np.sort(np.concatenate([ends, unclosed]))
+        begins = np.zeros_like(ends)
+        begins[1:] = ends[:-1] + (self._data[ends[:-1]] == _PAIR_END)
+        middles = np.append(np.flatnonzero(self._data == _NAME_END), len(self._data) + 1)
+        middles = middles[np.searchsorted(middles, begins)]
+        pairs = (begins < middles) & (middles < ends)
+        self._begins, self._middles, self._ends = begins[pairs], middles[pairs], ends[pairs]
+        self._rows = np.searchsorted(bounds, self._begins, "right") - 1
+
+    def keys(self) -> pa.BinaryArray:
+        """The first of each record's keys, which are the parts of KEYS between spaces; null without one."""
+        chosen = self._last_of(KEYS)
+        begins, ends = self._middles[chosen] + 1, self._ends[chosen]
+        spaces = self._data == _SPACE
+        if spaces.any():
+            begins = np.minimum(_next(~spaces, begins), ends)
+            ends = np.minimum(_next(spaces, begins), ends)
+        there = begins < ends
+        return self._column(self._rows[chosen][there], _cut(self._data, begins[there], ends[there]))
+
+    def tags(self) -> pa.StringArray:
+        """Each record's tag; null without one, which is not the same as an empty one."""
+        chosen = self._last_of(TAGS)
+        return self._column(self._rows[chosen], _texts(_cut(self._data, self._middles[chosen] + 1, self._ends[chosen])))
+
+    def headers(self) -> pa.ListArray:
+        """The pairs that users have set; null without any."""
+        names = _texts(_cut(self._data, self._begins, self._middles)).dictionary_encode()
+        users = np.array([name not in NOT_USERS for name in names.dictionary.to_pylist()], np.bool_)
+        numbers = names.indices.to_numpy().astype(np.int64)
+        # of equal names of a record the last one: the first one from behind
+        _, latest = np.unique((self._rows * len(users) + numbers)[::-1], return_index=True)
+        chosen = np.sort(len(numbers) - 1 - latest)
+        chosen = chosen[users[numbers[chosen]]]
+        counts = np.bincount(self._rows[chosen], minlength=self._count)
+        values = _cut(self._data, self._middles[chosen] + 1, self._ends[chosen])
+        pairs = pa.StructArray.from_arrays(
+            [names.dictionary.take(pa.array(numbers[chosen])), values], fields=list(HEADERS.value_type)
+        )
+        offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=HEADERS, mask=pa.array(counts == 0))
+
+    def _last_of(self, name: str) -> Numbers:
+        """The last pair with this name of each record that has one."""
+        wanted = np.frombuffer(name.encode(), np.uint8)
+        found = np.flatnonzero(self._middles - self._begins == len(wanted))
+        if len(found):
+            found = found[(self._data[self._begins[found][:, None] + np.arange(len(wanted))] == wanted).all(axis=1)]
+        rows = self._rows[found]
+        latest: Numbers = found[np.append(rows[1:] != rows[:-1], True)[: len(found)]]
+        return latest
+
+    def _column(self, rows: Numbers, values: pa.Array) -> pa.Array:
+        """The values in these rows, and nulls in all others."""
+        choice = np.zeros(self._count, np.int64)
+        choice[rows] = np.arange(len(rows))
+        absent = np.ones(self._count, np.bool_)
+        absent[rows] = False
+        return values.take(pa.array(choice, mask=absent))
+
+
+def _next(truths: Truths, places: Numbers) -> Numbers:
+    """Where the next truth at or behind each place is; far behind the last place when there is none."""
+    found = np.append(np.flatnonzero(truths), len(truths) + 1)
+    following: Numbers = found[np.searchsorted(found, places)]
+    return following
+
+
+def _texts(strings: pa.BinaryArray) -> pa.StringArray:
+    """As text; what is no UTF-8 is replaced as everywhere in the client."""
+    try:
+        return strings.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([string.decode(errors="replace") for string in strings.to_pylist()], pa.string())
