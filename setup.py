@@ -70,6 +70,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["metaq", "metaq.*"]),
+    py_modules=["pyspark_metaq"],
     package_data={"metaq": ["py.typed"]},
     zip_safe=False,
     ext_modules=extensions(),

@@ -36,6 +36,7 @@
         │   └── BrokerBusy       a limit on its work in flight is reached; try again after a while
         ├── RouteNotFound        no broker can be asked for a topic; ``reason`` says which of the four causes it is
         ├── SendFailed           every try to send a message failed
+        ├── DataLost             messages that had to be read are not there any more
         ├── ClientClosed         the client was closed
         └── PutManyFailed        some of many puts failed (``metaq.client``)
 
@@ -277,6 +278,10 @@ class SendFailed(ClientError):
         self.topic = topic
         self.attempts = tuple(attempts)
         """The broker's name and what happened, try by try."""
+
+
+class DataLost(ClientError):
+    """Messages that a read must have are not there any more, or damaged; the text names partitions and offsets."""
 
 
 class ClientClosed(ClientError):

@@ -1,0 +1,131 @@
+"""What the driver asks of brokers before tasks read: topics, partitions, what they hold, offsets of times; and groups."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from metaq.client import connect
+from metaq.errors import ClientError, ConnectionFailed, RouteNotFound
+from metaq.message import INTERNAL_TOPICS, MessageQueue, TopicPartition
+from metaq.spark.ranges import Layout, Span
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 10.0
+PATIENCE_S: Final = 60.0
+"""How long brokers that were there may be gone before a query fails: a master is replaced in seconds."""
+PAUSE_S: Final = 0.5
+_LAST_MS: Final = int(datetime.max.replace(tzinfo=UTC).timestamp()) * 1000
+
+T = TypeVar("T")
+
+
+class Topic(NamedTuple):
+    """Where a topic is."""
+
+    queues: tuple[MessageQueue, ...]
+    """In the order in which Spark numbers them."""
+    addresses: Mapping[str, tuple[str, ...]]
+    """Of each broker, its master's first."""
+
+
+class Origin(Protocol):
+    """Where messages come from, as the driver sees it: brokers, or a store folder."""
+
+    def names(self) -> list[str]:
+        """The topics of users."""
+        ...
+
+    def topic(self, name: str) -> Topic:
+        """A topic. ``MetaqError`` when there is none."""
+        ...
+
+    def spans(self, layout: Layout) -> dict[TopicPartition, Span]:
+        """What the partitions hold now; without those that are gone."""
+        ...
+
+    def await_brokers(self, names: Collection[str]) -> None:
+        """Return when brokers of these names are there. ``ConnectionFailed`` when they do not come."""
+        ...
+
+    def at_time(self, queue: MessageQueue, time_ms: int) -> int:
+        """The first message stored then or later; the end when there is none."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Brokers:
+    """Asks registries and masters. An answer that does not come is waited for only where one has come before."""
+
+    def __init__(self, servers: str) -> None:
+        """``BadRequest`` for an address that cannot be read."""
+        self._client = connect(servers, timeout_s=TIMEOUT_S)
+        self._admin = self._client.admin()
+        self._met = False
+
+    def names(self) -> list[str]:
+        system = self._asked(self._admin.system_topics)
+        return sorted(set(self._asked(self._admin.topics)) - INTERNAL_TOPICS - set(system))
+
+    def topic(self, name: str) -> Topic:
+        """A topic. ``RouteNotFound``."""
+        queues = self._asked(lambda: self._admin.readable(name))
+        brokers = self._asked(lambda: self._admin.route(name)).brokers
+        replicas = {broker.name: broker.addresses for broker in brokers}
+        return Topic(queues, {name: tuple(one[number] for number in sorted(one)) for name, one in replicas.items()})
+
+    def spans(self, layout: Layout) -> dict[TopicPartition, Span]:
+        """By masters only: a slave may be behind, which would look like a loss."""
+        found = {}
+        for name, queues in layout.items():
+            try:
+                views = self._asked(partial(self._admin.queues, name))
+            except RouteNotFound as error:
+                if error.retriable:
+                    raise
+                logger.warning("topic is gone topic=%s reason=%s", name, error)
+                continue
+            held = {view.queue: Span(view.begin, view.end) for view in views}
+            found.update({TopicPartition(name, at): held[queue] for at, queue in enumerate(queues) if queue in held})
+        return found
+
+    def await_brokers(self, names: Collection[str]) -> None:
+        """Return when brokers of these names are there. ``ConnectionFailed`` when they do not come: that is no loss of data."""
+
+        def look() -> None:
+            there = {broker.name for broker in self._admin.masters()}
+            if absent := set(names) - there:
+                raise ConnectionFailed(f"broker {', '.join(sorted(absent))}, which has messages to be read, is not there")
+
+        self._asked(look)
+
+    def at_time(self, queue: MessageQueue, time_ms: int) -> int:
+        when = datetime.fromtimestamp(min(time_ms, _LAST_MS) / 1000, UTC)
+        return self._asked(lambda: self._client.pull_consumer(queue.topic).offset_at(queue, when))
+
+    def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Have brokers keep next offsets of a group. ``ClientError``."""
+        for topic in sorted({queue.topic for queue in offsets}):
+            with self._client.pull_consumer(topic, group) as consumer:
+                consumer.commit({queue: offset for queue, offset in offsets.items() if queue.topic == topic})
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        deadline = time.monotonic() + (PATIENCE_S if self._met else 0.0)
+        while True:
+            try:
+                answer = ask()
+            except ClientError as error:
+                if not error.retriable or time.monotonic() >= deadline:
+                    raise
+                logger.warning("brokers do not answer, asked again reason=%s", error)
+                time.sleep(PAUSE_S)
+            else:
+                self._met = True
+                return answer

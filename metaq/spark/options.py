@@ -1,0 +1,245 @@
+"""Options of the data source, named as Spark's Kafka source names them. Pure: every error is a ``ConfigError`` that names the
+option, so the driver shows one sentence before any task runs.
+
+Spark hands option names over in lower case; errors show them as they are documented.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from metaq.errors import ConfigError
+
+SERVERS: Final = "metaq.bootstrap.servers"
+PATH: Final = "path"
+STRATEGY: Final = "startingOffsetsByTimestampStrategy"
+MAX_OFFSETS: Final = "maxOffsetsPerTrigger"
+CHOICES: Final = ("subscribe", "subscribePattern", "assign")
+READING: Final = (
+    *(SERVERS, PATH, *CHOICES),
+    *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", STRATEGY),
+    *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+    *(MAX_OFFSETS, "minPartitions", "failOnDataLoss", "includeHeaders"),
+    *("filterPushdown", "groupId", "verify"),
+)
+EARLIEST: Final = -2
+LATEST: Final = -1
+"""As offsets, in JSON."""
+_EDGES: Final = {"earliest": EARLIEST, "latest": LATEST}
+_FLAGS: Final = {"true": True, "false": False}
+_MOST: Final = (1 << 63) - 1
+
+Table = Mapping[str, Mapping[int, int]]
+"""A number of each partition, by topic."""
+
+NOWHERE: Final[Table] = MappingProxyType({})
+
+
+class Place(NamedTuple):
+    """Where reading begins, or ends."""
+
+    option: str
+    """Which said it."""
+    everywhere: int | None
+    """For all partitions; ``None`` when ``table`` names each of them."""
+    table: Table = NOWHERE
+    by_time: bool = False
+    """Whether the numbers are milliseconds since 1970, and not offsets, ``EARLIEST`` or ``LATEST``."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether a later look finds the same place, or what is left of it."""
+        return not self.by_time and LATEST not in self.numbers
+
+    @property
+    def numbers(self) -> set[int | None]:
+        """All that is said."""
+        return {self.everywhere, *(number for row in self.table.values() for number in row.values())}
+
+
+class Topics(NamedTuple):
+    """What is read: exactly one is given."""
+
+    names: tuple[str, ...] = ()
+    pattern: str = ""
+    assigned: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+
+class ReadOptions(NamedTuple):
+    """The options of one read, batch or stream."""
+
+    servers: str
+    """Of registries, or ``zk://…``; empty with ``path``."""
+    path: str
+    topics: Topics
+    starting: Place | None
+    ending: Place | None
+    latest_if_late: bool
+    """Whether a starting time behind the newest message means the end, and is no error."""
+    max_offsets: int | None
+    min_partitions: int | None
+    fail_on_data_loss: bool
+    headers: bool
+    pushdown: bool
+    group: str
+    """Whose offsets are committed; empty for none."""
+    verify: bool
+    """Whether records straight from disk are compared with their checksums."""
+
+    def for_batch(self) -> "ReadOptions":
+        """With what a batch begins and ends at unless told otherwise."""
+        starting = self.starting or Place("startingOffsets", EARLIEST)
+        if not starting.by_time and LATEST in starting.numbers:
+            raise ConfigError(f"{starting.option}: a batch cannot begin at latest (-1); write earliest, or an offset")
+        ending = self.ending or Place("endingOffsets", LATEST)
+        if not ending.by_time and EARLIEST in ending.numbers:
+            raise ConfigError(f"{ending.option}: a batch cannot end at earliest (-2); write latest, or an offset")
+        if self.group:
+            raise ConfigError("groupId: only streaming queries commit offsets of a group")
+        return self._replace(starting=starting, ending=ending)
+
+    def for_stream(self) -> "ReadOptions":
+        """With what a new query begins at unless told otherwise."""
+        if self.ending is not None:
+            advice = "Trigger.AvailableNow reads what is there now"
+            raise ConfigError(f"{self.ending.option}: a streaming query has no end; {advice}")
+        if self.path:
+            raise ConfigError("path: a store folder is read as a batch only; name brokers to stream from them")
+        if self.pushdown:
+            raise ConfigError("filterPushdown: Spark hands filters to batch reads only")
+        return self._replace(starting=self.starting or Place("startingOffsets", LATEST))
+
+
+class Given:
+    """Options as Spark has them."""
+
+    def __init__(self, options: Mapping[str, str], known: Sequence[str]) -> None:
+        """``ConfigError`` for an option that is not ``known``, with the name it may be meant to be."""
+        self._options = {name.lower(): value for name, value in options.items()}
+        shown = {name.lower(): name for name in known}
+        for name in self._options.keys() - shown.keys():
+            near = difflib.get_close_matches(name, shown, 1, 0.5)
+            meant = f"did you mean {shown[near[0]]}?" if near else f"there are {', '.join(known)}"
+            raise ConfigError(f"the option {name} is not known; {meant}")
+
+    def text(self, name: str) -> str:
+        """Its text, or an empty one."""
+        return self._options.get(name.lower(), "").strip()
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        text = self.text(name).lower()
+        if text and text not in _FLAGS:
+            raise ConfigError(f"{name}: {text!r} is neither true nor false")
+        return _FLAGS.get(text, default)
+
+    def number(self, name: str, least: int) -> int | None:
+        """A whole number."""
+        text = self.text(name)
+        if not text:
+            return None
+        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
+            raise ConfigError(f"{name}: {text!r} is no whole number from {least} on")
+        return int(text)
+
+    def table(self, name: str, shape: str) -> dict[str, Any]:
+        """A JSON object; ``shape`` is an example of it."""
+        try:
+            found = json.loads(self.text(name))
+        except ValueError as error:
+            raise ConfigError(f"{name}: {self.text(name)!r} is not JSON ({error}); write it like {shape}") from error
+        if not isinstance(found, dict) or not found:
+            raise ConfigError(f"{name}: {self.text(name)!r} is no JSON object; write it like {shape}")
+        return found
+
+
+def read_options(options: Mapping[str, str]) -> ReadOptions:
+    """What the options of a read say. ``ConfigError``."""
+    given = Given(options, READING)
+    servers, path = given.text(SERVERS), given.text(PATH)
+    if bool(servers) == bool(path):
+        wanted = "not both" if servers else "neither is there"
+        raise ConfigError(f"needed is {SERVERS} (host:port, or zk://host:port) or path (a store folder); {wanted}")
+    return ReadOptions(
+        servers=servers,
+        path=path,
+        topics=_topics(given),
+        starting=_place(given, "starting"),
+        ending=_place(given, "ending"),
+        latest_if_late=_strategy(given),
+        max_offsets=given.number(MAX_OFFSETS, 1),
+        min_partitions=given.number("minPartitions", 1),
+        fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+        headers=given.flag("includeHeaders", default=False),
+        pushdown=given.flag("filterPushdown", default=False),
+        group=given.text("groupId"),
+        verify=given.flag("verify", default=True),
+    )
+
+
+def _topics(given: Given) -> Topics:
+    chosen = [name for name in CHOICES if given.text(name)]
+    if len(chosen) != 1:
+        raise ConfigError(f"exactly one of {', '.join(CHOICES)} says what to read; {' and '.join(chosen) or 'none'} is given")
+    name = chosen[0]
+    if name == "subscribe":
+        return Topics(names=tuple(sorted({topic.strip() for topic in given.text(name).split(",")} - {""})))
+    if name == "subscribePattern":
+        try:
+            re.compile(given.text(name))
+        except re.error as error:
+            raise ConfigError(f"{name}: {given.text(name)!r} is no regular expression: {error}") from error
+        return Topics(pattern=given.text(name))
+    shape = '{"orders": [0, 1]}'
+    assigned = {}
+    for topic, numbers in given.table(name, shape).items():
+        if not isinstance(numbers, list) or not numbers or not all(_is_whole(n) and n >= 0 for n in numbers):
+            raise ConfigError(f"{name}: topic {topic} has {numbers!r}; write its partitions like {shape}")
+        assigned[topic] = tuple(sorted(set(numbers)))
+    return Topics(assigned=assigned)
+
+
+def _place(given: Given, which: str) -> Place | None:
+    """The most special of the three options counts, as for Kafka: a time, times, offsets."""
+    time_ms = given.number(f"{which}Timestamp", 0)
+    if time_ms is not None:
+        return Place(f"{which}Timestamp", time_ms, by_time=True)
+    name = f"{which}OffsetsByTimestamp"
+    if given.text(name):
+        return Place(name, None, _numbers_of(given, name, '{"orders": {"0": 1700000000000}}', 0), by_time=True)
+    name = f"{which}Offsets"
+    text = given.text(name)
+    if not text:
+        return None
+    if text.lower() in _EDGES:
+        return Place(name, _EDGES[text.lower()])
+    if not text.startswith("{"):
+        raise ConfigError(f'{name}: {text!r} is neither earliest nor latest nor JSON like {{"orders": {{"0": 23, "1": -2}}}}')
+    return Place(name, None, _numbers_of(given, name, '{"orders": {"0": 23, "1": -2}}', EARLIEST))
+
+
+def _numbers_of(given: Given, name: str, shape: str, least: int) -> Table:
+    found: dict[str, dict[int, int]] = {}
+    for topic, row in given.table(name, shape).items():
+        if not isinstance(row, dict) or not row:
+            raise ConfigError(f"{name}: topic {topic} has {row!r}; write it like {shape}")
+        for partition, number in row.items():
+            if not re.fullmatch(r"[0-9]{1,9}", partition):
+                raise ConfigError(f"{name}: topic {topic} has a partition {partition!r}; they are numbers from 0 on")
+            if not _is_whole(number) or not least <= number <= _MOST:
+                raise ConfigError(f"{name}: {number!r} of topic {topic}, partition {partition}, is no number from {least} on")
+            found.setdefault(topic, {})[int(partition)] = number
+    return found
+
+
+def _strategy(given: Given) -> bool:
+    text = given.text(STRATEGY).lower()
+    if text not in {"", "error", "latest"}:
+        raise ConfigError(f"{STRATEGY}: {text!r} is neither error nor latest")
+    return text == "latest"
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,197 @@
+"""Streaming reads: where a query begins, how far a micro-batch goes, and what became of messages that aged out meanwhile.
+
+Spark keeps one object of this kind for a query in a process beside the driver, and calls its methods in turn. What it keeps of
+an offset is in ``metaq.spark.ranges``.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from metaq.errors import ClientError, RouteNotFound
+from metaq.message import MessageQueue, TopicPartition
+from metaq.spark.brokers import Brokers, Topic
+from metaq.spark.options import ReadOptions
+from metaq.spark.ranges import (
+    Layout,
+    Loss,
+    Position,
+    Range,
+    Span,
+    decode_position,
+    encode_position,
+    extended,
+    kept,
+    limited,
+    refuse_late,
+    resolve,
+)
+from metaq.spark.source import chosen_topics, is_chosen, tasks_of
+from metaq.spark.tasks import plain_errors, read_task, report
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+HOLD_S: Final = 1.0
+"""How long Spark waits for news before it is told that there are none; it would ask 70 times a second."""
+LOOK_S: Final = 0.05
+"""Between two looks for news meanwhile."""
+ROUTES_S: Final = 10.0
+"""Between two looks for new topics and partitions."""
+LOST: Final = "#lost"
+"""In what Spark reports as the latest offset: how many messages this run of the query has left out, by partition."""
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows topics. It is pickled before anything is asked of it, so it connects later."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+        self._connected: Brokers | None = None
+        self._topics: dict[str, Topic] = {}
+        self._looked = 0.0
+        self._target: Position | None = None
+        self._unpinned: dict[str, Any] | None = None
+        self._latest: dict[str, Any] | None = None
+        self._lost: dict[TopicPartition, int] = {}
+
+    # -- what Spark asks, in this order -----------------------------------------------------------------------------
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """From now on nothing that comes later is read."""
+        with plain_errors():
+            layout = self._layout({})
+            self._target = Position({key: span.most for key, span in self._spans(layout).items()}, layout)
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query begins. Spark does not keep it: what moves by itself is kept as the end of an empty batch."""
+        with plain_errors():
+            place = self.options.starting
+            assert place is not None
+            layout = self._layout({})
+            spans = self._spans(layout)
+            begins = resolve(place, spans, lambda key, time_ms: self._brokers.at_time(_queue(layout, key), time_ms))
+            if place.by_time and not self.options.latest_if_late:
+                refuse_late(place, begins, spans)
+            found = encode_position(Position(begins, layout))
+            if not place.stands:
+                self._unpinned = found
+            return found
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Of a micro-batch."""
+        most = self.options.max_offsets
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Where the next micro-batch ends; ``start`` when nothing comes for a while."""
+        with plain_errors():
+            unpinned, self._unpinned = self._unpinned, None
+            if unpinned == start:
+                return start
+            position = decode_position(start)
+            deadline = time.monotonic() + HOLD_S
+            while True:
+                ends = self._ends(position)
+                found = encode_position(ends)
+                if found != start or self._target is not None or time.monotonic() >= deadline:
+                    break
+                time.sleep(LOOK_S)
+            if isinstance(limit, ReadMaxRows):
+                ends = Position(limited(position.offsets, ends.offsets, limit.max_rows), ends.layout)
+            return encode_position(ends)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The tasks of a micro-batch, the same ones when it is planned again after a crash."""
+        with plain_errors():
+            before, after = decode_position(start), decode_position(end)
+            wanted = [Range(key, before.offsets.get(key, 0), offset) for key, offset in sorted(after.offsets.items())]
+            moved = [one for one in wanted if one.begin != one.end]
+            queues = {one.partition: _queue(after.layout, one.partition) for one in moved}
+            self._brokers.await_brokers({queue.broker_name for queue in queues.values()})
+            ranges, losses = kept(moved, self._brokers.spans({topic: after.layout[topic] for topic, _ in queues}))
+            report(losses, fail=self.options.fail_on_data_loss)
+            self._remember(losses)
+            self._look(ranges)
+            addresses = {name: topic.addresses for name, topic in self._topics.items()}
+            return tasks_of(ranges, after.layout, addresses, self.options)
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        """In a worker."""
+        return read_task(partition, self.options)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Everything before ``end`` is done. Spark says so late, at the next batch: ``GroupOffsets`` says it at once."""
+        if self.options.group:
+            position = decode_position(end)
+            offsets = {_queue(position.layout, key): offset for key, offset in position.offsets.items()}
+            try:
+                self._brokers.commit(self.options.group, offsets)
+            except ClientError as error:
+                logger.warning("offsets not committed group=%s reason=%s", self.options.group, error)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The ends that were seen last, and what was lost: for the query's progress."""
+        if self._latest is None or not self._lost:
+            return self._latest
+        lost: dict[str, dict[str, int]] = {}
+        for (topic, partition), count in sorted(self._lost.items()):
+            lost.setdefault(topic, {})[str(partition)] = count
+        return {**self._latest, LOST: lost}
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _brokers(self) -> Brokers:
+        if self._connected is None:
+            self._connected = Brokers(self.options.servers)
+        return self._connected
+
+    def _layout(self, known: Layout) -> dict[str, tuple[MessageQueue, ...]]:
+        """The queues behind the partition numbers, with those that are new."""
+        if not self._topics or time.monotonic() - self._looked > ROUTES_S:
+            self._refresh()
+        return extended(known, {name: topic.queues for name, topic in self._topics.items()})
+
+    def _refresh(self) -> None:
+        try:
+            self._topics.update(chosen_topics(self._brokers, self.options.topics))
+        except RouteNotFound as error:
+            if not self._topics or self.options.fail_on_data_loss:
+                raise
+            logger.warning("topics not looked up reason=%s", error)
+        self._looked = time.monotonic()
+
+    def _look(self, ranges: list[Range]) -> None:
+        """Know where to fetch what is planned, when it is planned before anything else."""
+        if any(one.partition.topic not in self._topics for one in ranges):
+            self._refresh()
+
+    def _spans(self, layout: Layout) -> dict[TopicPartition, Span]:
+        found = self._brokers.spans(layout)
+        return {key: span for key, span in found.items() if is_chosen(self.options.topics, key)}
+
+    def _ends(self, start: Position) -> Position:
+        """Everything that is there, or before the target. A partition that does not answer stays where it is."""
+        layout = self._layout(start.layout)
+        ends = {**start.offsets, **{key: span.most for key, span in self._spans(layout).items()}}
+        if self._target is not None:
+            targets = {_queue(self._target.layout, key): offset for key, offset in self._target.offsets.items()}
+            begins = start.offsets
+            ends = {key: max(begins.get(key, 0), min(end, targets.get(_queue(layout, key), 0))) for key, end in ends.items()}
+        self._latest = encode_position(Position(ends, layout))
+        return Position(ends, layout)
+
+    def _remember(self, losses: list[Loss]) -> None:
+        for loss in losses:
+            self._lost[loss.partition] = self._lost.get(loss.partition, 0) + loss.end - loss.begin
+
+
+def _queue(layout: Mapping[str, tuple[MessageQueue, ...]], partition: TopicPartition) -> MessageQueue:
+    return layout[partition.topic][partition.partition]
