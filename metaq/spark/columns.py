@@ -14,7 +14,7 @@ Checksums are not compared here: the broker or ``metaq.spark.disk`` has done tha
 """
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,8 @@ _BEHIND_TOPIC: Final = FIXED_SIZE - HEADER_SIZE
 _NAME_END: Final = 1
 _PAIR_END: Final = 2
 _SPACE: Final = 0x20
+_WORD: Final = np.dtype("<u4")
+_NOWHERE: Final = np.iinfo(np.int64).max
 
 
 class Piece(NamedTuple):
@@ -172,10 +174,10 @@ class Records:
         return begins
 
 
-def gathered(data: memoryview, places: Numbers, fields: np.dtype[np.void]) -> Fields:
+def gathered(data: memoryview | Bytes, places: Numbers, fields: np.dtype[Any]) -> npt.NDArray[Any]:
     """The fields that begin at each of the places."""
     size = fields.itemsize
-    anywhere: Fields = np.ndarray((max(0, len(data) - size + 1),), f"V{size}", data, strides=(1,))
+    anywhere: npt.NDArray[Any] = np.ndarray((max(0, len(data) - size + 1),), f"V{size}", data, strides=(1,))
     return anywhere[places].view(fields)
 
 
@@ -263,11 +265,15 @@ class _Properties:
             ends = np.sort(np.concatenate([ends, unclosed]))
         begins = np.zeros_like(ends)
         begins[1:] = ends[:-1] + (self._data[ends[:-1]] == _PAIR_END)
-        middles = np.append(np.flatnonzero(self._data == _NAME_END), len(self._data) + 1)
-        middles = middles[np.searchsorted(middles, begins)]
+        middles = np.flatnonzero(self._data == _NAME_END)
+        if len(middles) != len(ends) or (middles < begins).any() or (middles >= ends).any():  # else there is one in each piece
+            middles = _first_from(middles, begins)
         pairs = (begins < middles) & (middles < ends)
-        self._begins, self._middles, self._ends = begins[pairs], middles[pairs], ends[pairs]
-        self._rows = np.searchsorted(bounds, self._begins, "right") - 1
+        if not pairs.all():
+            begins, middles, ends = begins[pairs], middles[pairs], ends[pairs]
+        self._begins, self._middles, self._ends = begins, middles, ends
+        self._rows = np.repeat(np.arange(self._count), np.diff(np.searchsorted(self._begins, bounds)))
+        """The record of each pair."""
 
     def keys(self) -> pa.BinaryArray:
         """The first of each record's keys, which are the parts of KEYS between spaces; null without one."""
@@ -275,8 +281,8 @@ class _Properties:
         begins, ends = self._middles[chosen] + 1, self._ends[chosen]
         spaces = self._data == _SPACE
         if spaces.any():
-            begins = np.minimum(_next(~spaces, begins), ends)
-            ends = np.minimum(_next(spaces, begins), ends)
+            begins = np.minimum(_first_from(np.flatnonzero(~spaces), begins), ends)
+            ends = np.minimum(_first_from(np.flatnonzero(spaces), begins), ends)
         there = begins < ends
         return self._column(self._rows[chosen][there], _cut(self._data, begins[there], ends[there]))
 
@@ -290,11 +296,12 @@ class _Properties:
         names = _texts(_cut(self._data, self._begins, self._middles)).dictionary_encode()
         users = np.array([name not in NOT_USERS for name in names.dictionary.to_pylist()], np.bool_)
         numbers = names.indices.to_numpy().astype(np.int64)
-        # of equal names of a record the last one: the first one from behind
-        _, latest = np.unique((self._rows * len(users) + numbers)[::-1], return_index=True)
-        chosen = np.sort(len(numbers) - 1 - latest)
-        chosen = chosen[users[numbers[chosen]]]
+        chosen = np.flatnonzero(users[numbers])
         counts = np.bincount(self._rows[chosen], minlength=self._count)
+        if counts.max() > 1:  # of equal names of a record the last one counts: the first one from behind
+            _, latest = np.unique((self._rows[chosen] * len(users) + numbers[chosen])[::-1], return_index=True)
+            chosen = chosen[np.sort(len(chosen) - 1 - latest)]
+            counts = np.bincount(self._rows[chosen], minlength=self._count)
         values = _cut(self._data, self._middles[chosen] + 1, self._ends[chosen])
         pairs = pa.StructArray.from_arrays(
             [names.dictionary.take(pa.array(numbers[chosen])), values], fields=list(HEADERS.value_type)
@@ -303,17 +310,18 @@ class _Properties:
         return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=HEADERS, mask=pa.array(counts == 0))
 
     def _last_of(self, name: str) -> Numbers:
-        """The last pair with this name of each record that has one."""
-        wanted = np.frombuffer(name.encode(), np.uint8)
-        found = np.flatnonzero(self._middles - self._begins == len(wanted))
-        if len(found):
-            found = found[(self._data[self._begins[found][:, None] + np.arange(len(wanted))] == wanted).all(axis=1)]
+        """The last pair with this name, which has four letters, of each record that has one."""
+        found = np.flatnonzero(self._middles - self._begins == _WORD.itemsize)
+        words = gathered(self._data, self._begins[found], _WORD)
+        found = found[words == np.frombuffer(name.encode(), _WORD)]
         rows = self._rows[found]
         latest: Numbers = found[np.append(rows[1:] != rows[:-1], True)[: len(found)]]
         return latest
 
     def _column(self, rows: Numbers, values: pa.Array) -> pa.Array:
         """The values in these rows, and nulls in all others."""
+        if len(rows) == self._count:
+            return values
         choice = np.zeros(self._count, np.int64)
         choice[rows] = np.arange(len(rows))
         absent = np.ones(self._count, np.bool_)
@@ -321,9 +329,9 @@ class _Properties:
         return values.take(pa.array(choice, mask=absent))
 
 
-def _next(truths: Truths, places: Numbers) -> Numbers:
-    """Where the next truth at or behind each place is; far behind the last place when there is none."""
-    found = np.append(np.flatnonzero(truths), len(truths) + 1)
+def _first_from(found: Numbers, places: Numbers) -> Numbers:
+    """The first number at or behind each place, all rising; behind everything when there is none."""
+    found = np.append(found, _NOWHERE)
     following: Numbers = found[np.searchsorted(found, places)]
     return following
 
