@@ -171,6 +171,9 @@ class Settings(BaseModel):
     offset_snapshot_interval_ms: int = Field(
         5000, ge=100, description="pause between two snapshots of the consumer offsets; what is between them is in the log"
     )
+    offset_export_interval_ms: int = Field(
+        60_000, ge=0, description="pause between two records of how far all groups are, for reports; 0: none are made"
+    )
     sql_filter: bool = Field(True, description="whether consumers may filter by SQL92 expressions")
     transaction_timeout_ms: int = Field(
         60_000,

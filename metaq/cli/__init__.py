@@ -77,6 +77,7 @@ MODULES: Final = {
     "group": "groups",
     "why-not-consuming": "groups",
     "dlq": "deadletters",
+    "offsets": "offsets",
     "tx": "transactions",
     "cluster": "cluster",
     "doctor": "doctor",

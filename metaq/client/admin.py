@@ -9,6 +9,7 @@ import orjson
 from metaq.client.core import Core
 from metaq.client.group import ConsumeFrom
 from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage, SendResult, compressed, properties_text
+from metaq.client.offsetexport import OffsetExport
 from metaq.client.offsets import QueueEnds
 from metaq.client.pull import PullConsumer
 from metaq.client.records import decode_messages
@@ -437,6 +438,10 @@ class Admin:
     def replicas(self) -> ReplicaAdmin:
         """How replicas of brokers stand, and their roles."""
         return ReplicaAdmin(self._core)
+
+    def offset_export(self) -> OffsetExport:
+        """How far all groups are, as rows for reports."""
+        return OffsetExport(self._core, self.query_by_time)
 
     # -- asking -------------------------------------------------------------------------------------------------------
 

@@ -86,17 +86,34 @@ class Layout(NamedTuple):
         """A replica that has a topic."""
         return f"{self.topics(tree)}/{topic}/{replica.name}"
 
+    @property
+    def groups(self) -> str:
+        """All groups of consumers."""
+        return f"{self.root}/consumers"
+
     def consumers(self, group: str) -> str:
         """The live members of a group."""
         return f"{self.root}/consumers/{group}/ids"
 
+    def offsets(self, group: str) -> str:
+        """The topics in which a group has consumed something."""
+        return f"{self.root}/consumers/{group}/offsets"
+
+    def progress(self, group: str, topic: str) -> str:
+        """How far a group has consumed the partitions of a topic; the children are named ``<b>-<p>``."""
+        return f"{self.offsets(group)}/{topic}"
+
     def offset(self, group: str, topic: str, broker: int, partition: int) -> str:
         """How far a group has consumed a partition."""
-        return f"{self.root}/consumers/{group}/offsets/{topic}/{broker}-{partition}"
+        return f"{self.progress(group, topic)}/{broker}-{partition}"
+
+    def owned(self, group: str) -> str:
+        """The topics of which members of a group have had partitions."""
+        return f"{self.root}/consumers/{group}/owners"
 
     def owners(self, group: str, topic: str) -> str:
         """Who of a group has which partitions of a topic; the children are named ``<b>-<p>``."""
-        return f"{self.root}/consumers/{group}/owners/{topic}"
+        return f"{self.owned(group)}/{topic}"
 
 
 def encode_address(host: str, port: int) -> bytes:

@@ -33,6 +33,7 @@ from metaq.server.handlers.half import HalfHandler
 from metaq.server.handlers.heartbeat import HeartbeatHandler
 from metaq.server.handlers.identity import IdentityHandler
 from metaq.server.handlers.offsetadmin import OffsetAdminHandler
+from metaq.server.handlers.offsetexport import OffsetExportHandler
 from metaq.server.handlers.pull import PullHandler
 from metaq.server.handlers.put import PutHandler
 from metaq.server.handlers.query import QueryHandler
@@ -47,6 +48,9 @@ from metaq.server.hold import Holds
 from metaq.server.later import Later
 from metaq.server.locks import QueueLocks
 from metaq.server.look import Looks
+from metaq.server.observed import Observed
+from metaq.server.offsetexport import OffsetExport
+from metaq.server.offsethistory import OffsetHistory
 from metaq.server.offsetlog import APPEND_S, OffsetLog
 from metaq.server.offsets import OffsetTable
 from metaq.server.pool import run_in_pool
@@ -200,6 +204,9 @@ class Broker:
             settings, role, self.addresses.advertised, topics, self._identity, self.store.clock, self._registry
         )
         self._zookeeper = self._enter_zookeeper(topics) if settings.zookeeper else None
+        in_zookeeper = None if self._zookeeper is None else self._zookeeper.group_offsets
+        self._export = OffsetExport(self.context, in_zookeeper, self._duties.rest, self.run)
+        self._history = OffsetHistory(self.context, self._export, self.turns, self.run)
         topics.changed = self._topic_changed
         self._schedule = Schedule(self.context, self.turns, self.holds, self._hub.loop, self.run)
         self.later = Later(self._looks)
@@ -233,7 +240,10 @@ class Broker:
         counters = Counters()
         statistics = Statistics(store.queues, store.clock, counters)
         own = (host, port, store_host, self._front)
-        return Context(settings, store, topics, *own, groups, OffsetTable(), clients, statistics, counters, self.epochs)
+        tables = groups, OffsetTable(), clients
+        return Context(
+            settings, store, topics, *own, *tables, statistics, counters, self.epochs, Observed(store.clock.monotonic)
+        )
 
     def _begin_epoch(self) -> Epochs:
         epochs, store = Epochs(self.store), self.store
@@ -346,6 +356,7 @@ class Broker:
             TopicsHandler(context, self._duties, later, self._forget_topic, self.registration.wait_told),
             GroupAdminHandler(context, self._duties, later),
             OffsetAdminHandler(context, later, advertised, self.run),
+            OffsetExportHandler(context, later, self._export),
             ClientAdminHandler(context, later, self.run),
             BrokerInfoHandler(context, self.turns, self._schedule.positions, self._operators.numbers, later, advertised),
             self._operators,
@@ -390,6 +401,8 @@ class Broker:
         self._duties.every(EXPIRE_TRANSACTIONS_S, self._branches.expire)
         self._duties.every(SAVE_S, self._save_transactions)
         self._duties.every(self._check_back.pause_s, self._check_back.check)
+        if self._settings.offset_export_interval_ms:
+            self._duties.every(self._settings.offset_export_interval_ms / 1000, self._history.record)
 
     def _save_transactions(self) -> None:
         self.transactions.save(self.run)
@@ -423,7 +436,7 @@ class Broker:
 
     def _end(self, deadline: float) -> None:
         sessions = self._front.sessions
-        self._gets.stopping = self._pulls.stopping = self._check_back.stopping = True
+        self._gets.stopping = self._pulls.stopping = self._check_back.stopping = self._history.stopping = True
         self._duties.pause()
         self._schedule.stop()
         self.holds.wake_all()

@@ -77,6 +77,13 @@ class ConsumerGroup:
         self.latest = ConsumerData(name, ())
         """What the last heartbeat said."""
         self.differences: list[Difference] = []
+        self.readers: dict[tuple[str, int], RemotingSession] = {}
+        """By topic and partition: the member that has pulled last."""
+
+    def reader(self, topic: str, partition: int) -> str | None:
+        """The client id of the member that pulls from a partition, as far as this broker can know it."""
+        session = self.readers.get((topic, partition))
+        return None if session is None else self.members[session].client.client_id
 
     @property
     def broadcasts(self) -> bool:
@@ -241,6 +248,7 @@ class Clients:
         if kind == CONSUMER:
             group = self._consumers[name]
             del group.members[session]
+            group.readers = {place: reader for place, reader in group.readers.items() if reader is not session}
             if group.members:
                 self._summarize(group)
                 self._to_notify[name] = None

@@ -7,6 +7,7 @@ from metaq.server.clients import Clients
 from metaq.server.counters import Counters, TopicCounters
 from metaq.server.front import Front
 from metaq.server.groups import GroupTable
+from metaq.server.observed import Observed
 from metaq.server.offsets import OffsetTable
 from metaq.server.role import NoReplicas, Replicas
 from metaq.server.statistics import Statistics
@@ -33,6 +34,7 @@ class Context:
     statistics: Statistics
     counters: Counters
     epochs: Epochs
+    observed: Observed
     replicas: Replicas = field(default_factory=NoReplicas)
 
     def topic_counters(self, name: str) -> TopicCounters:

@@ -15,6 +15,7 @@ from metaq.config import TopicSettings
 from metaq.errors import AccessDenied, BadRequest, Overloaded
 from metaq.message import TopicPartition
 from metaq.protocol.codes import INHERIT, READ, WRITE
+from metaq.protocol.offsetrows import HISTORY_TOPIC
 from metaq.protocol.record import MAX_TOPIC_LENGTH
 from metaq.store.disk import Disk
 from metaq.store.documents import read_document, write_document
@@ -49,7 +50,7 @@ DEAD_PREFIX: Final = "%DLQ%"
 FORBIDDEN: Final = frozenset(
     (
         *(SCHEDULE_TOPIC, HALF_TOPIC, HALF_OP_TOPIC, GIVEN_UP_TOPIC, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, EPOCHS_TOPIC),
-        *("SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
+        *(HISTORY_TOPIC, "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
     )
 )
 """Topics nobody may send to (specs: remoting protocol, section 3.1)."""
@@ -200,7 +201,8 @@ class TopicTable:
         ]
         if auto_create:
             topics.append(Topic(DEFAULT_TOPIC, 16, 16, everything))
-        kept = {OFFSETS_TOPIC: 1, TRANSACTIONS_TOPIC: 2, EPOCHS_TOPIC: 1, HALF_TOPIC: 1, HALF_OP_TOPIC: 1, GIVEN_UP_TOPIC: 1}
+        kept = {OFFSETS_TOPIC: 1, TRANSACTIONS_TOPIC: 2, EPOCHS_TOPIC: 1, HISTORY_TOPIC: 1}
+        kept |= {HALF_TOPIC: 1, HALF_OP_TOPIC: 1, GIVEN_UP_TOPIC: 1}
         own = [Topic(name, partitions, partitions, READ) for name, partitions in kept.items()]
         self._system = frozenset(topic.name for topic in (*topics, *own))
         for topic in topics:

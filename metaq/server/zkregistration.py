@@ -19,6 +19,7 @@ from metaq.config import Settings
 from metaq.errors import BadRequest, ConfigError, MetaqError
 from metaq.protocol.codes import INHERIT, READ, WRITE, Request
 from metaq.protocol.routes import DataVersion, TopicTable, decode_topic_table
+from metaq.registry.groupoffsets import GroupOffsets
 from metaq.registry.members import Members
 from metaq.registry.paths import (
     TOPICS,
@@ -107,6 +108,7 @@ class InZooKeeper:
         """``registry`` is to know the other brokers. ``ConfigError``."""
         self.zookeeper = open_session(settings, clock)
         places = places_of(listening, settings)
+        self.group_offsets = GroupOffsets(self.zookeeper, Layout(settings.zookeeper_root), settings.broker_number)
         self._own = OwnNodes(self.zookeeper, settings, places, topics, clock.now_ms(), is_master=is_master)
         self._others = None if registry is None else OtherBrokers(self.zookeeper, self._own.member, registry, clock)
 

@@ -46,8 +46,10 @@ class GetHandler:
         refusal = self._refuse(session, get)
         if refusal is not None:
             session.reply(write_result(*refusal, get.opaque))
-        else:
-            self._looks.look(_Asked(self, session, get, partial(self._get, get)))
+            return
+        if get.position != END_OF_LOG and self._queue(get) is not None:
+            self._context.observed.asked(get, session.address)
+        self._looks.look(_Asked(self, session, get, partial(self._get, get)))
 
     def offset(self, session: TextSession, offset: Offset) -> None:
         """Answer a question for a position, now or owed."""

@@ -92,6 +92,9 @@ class PullHandler:
         self.context.topic_counters(header.topic).get.add(1)
         group = self._check(session, header)
         wanted = self._filter(session, header, group)
+        online = self.context.clients.consumer_group(group.name)
+        if online is not None and session in online.members:
+            online.readers[header.topic, header.queue_id] = session
         if header.sys_flag & PULL_COMMITS_OFFSET and self.context.replicas.is_master:
             commit(self.context, group.name, TopicPartition(header.topic, header.queue_id), header.commit_offset)
         self.looks.look(_Pull(self, session, request, header, wanted))

@@ -1,0 +1,13 @@
+"""``metaq offsets``: how far all groups are, for files and reports."""
+
+import click
+
+from metaq.cli.offsetsexport import export
+
+
+@click.group()
+def offsets() -> None:
+    """Keep how far all groups are, and were."""
+
+
+offsets.add_command(export)

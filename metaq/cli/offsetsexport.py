@@ -1,0 +1,112 @@
+"""``metaq offsets export``: rows of ``metaq.protocol.offsetrows`` into a file."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import click
+
+from metaq.cli.common import FAILED, examples, registry_option
+from metaq.cli.times import TIMES, When
+from metaq.client import Admin, connect
+from metaq.errors import ConfigError
+from metaq.protocol.offsetrows import OffsetRow, encode_line
+
+PARQUET: Final = "parquet"
+JSON_LINES: Final = "jsonl"
+STANDARD_OUTPUT: Final = "-"
+UNFINISHED: Final = ".unfinished"
+
+Write = Callable[[Iterable[OffsetRow], BinaryIO], int]
+"""Writes rows, and returns how many."""
+
+
+@click.command(
+    epilog=examples(
+        "metaq offsets export --out now.jsonl",
+        "metaq offsets export --format parquet --out week.parquet --from 72h",
+        "metaq offsets export --out - | grep billing",
+    ),
+    help=f"""Write how far all groups are into FILE: a row for each partition of each group.
+
+    RocketMQ's groups, MetaQ's as ZooKeeper has them, and of other readers of the text protocol what they have asked for last.
+    With --from, what brokers have recorded of that since then, about once a minute, as long as their logs reach back.
+
+    {TIMES}""",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice([JSON_LINES, PARQUET]),
+    default=JSON_LINES,
+    show_default=True,
+    help="JSON lines, or Parquet for Spark, DuckDB and the like.",
+)
+@click.option("--out", required=True, metavar="FILE", help="Where to; - is standard output.")
+@click.option("--from", "begin", type=When(), help="What was recorded then and later, instead of how it is now.")
+@click.option("--to", "end", type=When(), help="Only what was recorded before that.")
+@registry_option
+def export(form: str, out: str, begin: datetime | None, end: datetime | None, registry: str) -> int:
+    if end is not None and begin is None:
+        raise click.UsageError("--to needs --from")
+    if form == PARQUET and out == STANDARD_OUTPUT:
+        raise click.UsageError("Parquet needs a file: give --out a name")
+    write = _writer(form)
+    problems: list[str] = []
+    with connect(registry) as client:
+        admin = client.admin()
+        rows = _now(admin, problems) if begin is None else admin.offset_export().history(begin, end)
+        if out == STANDARD_OUTPUT:
+            write(rows, sys.stdout.buffer)
+        else:
+            click.echo(f"exported {_replace(Path(out), write, rows)} rows to {out}")
+    for problem in problems:
+        click.echo(f"metaq: groups are missing: {problem}", err=True)
+    return FAILED if problems else 0
+
+
+def _now(admin: Admin, problems: list[str]) -> Iterator[OffsetRow]:
+    """Of all masters; what they do not know goes to ``problems``."""
+    for broker in admin.masters():
+        for page in admin.offset_export().pages(broker.address):
+            yield from page.rows
+            problem = f"broker {broker.name}: {page.problem}"
+            if page.problem is not None and problem not in problems:
+                problems.append(problem)
+
+
+def _write_lines(rows: Iterable[OffsetRow], out: BinaryIO) -> int:
+    count = 0
+    for row in rows:
+        out.write(encode_line(row))
+        count += 1
+    return count
+
+
+def _writer(form: str) -> Write:
+    """``ConfigError`` where Parquet is not installed."""
+    if form == JSON_LINES:
+        return _write_lines
+    try:
+        from metaq.spark.offsetfile import write_parquet  # noqa: PLC0415 - an extra: nothing else here needs pyarrow
+    except ImportError as error:
+        reason = "Parquet needs the package pyarrow; pip install 'metaq-broker[spark]', or use --format jsonl"
+        raise ConfigError(reason) from error
+    return write_parquet
+
+
+def _replace(path: Path, write: Write, rows: Iterable[OffsetRow]) -> int:
+    """Write a file that is there whole or, when something fails, not at all; how many rows. ``ConfigError``."""
+    unfinished = path.with_name(f"{path.name}{UNFINISHED}")
+    try:
+        with unfinished.open("wb") as out:
+            count = write(rows, out)
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return count

@@ -1,0 +1,36 @@
+"""Administration: how far all groups are, now and in the past (docs/remoting.md)."""
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+from metaq.client.core import Core
+from metaq.client.message import ReceivedMessage
+from metaq.client.transport import Question, ask
+from metaq.protocol.codes import Request
+from metaq.protocol.offsetrows import HISTORY_TOPIC, ExportOffsets, OffsetPage, OffsetRow, decode_lines, decode_page
+
+Recorded = Callable[[str, datetime, datetime | None], Iterator[ReceivedMessage]]
+
+
+class OffsetExport:
+    """Asks brokers. Made by ``Admin.offset_export``; threads may share it."""
+
+    def __init__(self, core: Core, query_by_time: Recorded) -> None:
+        self._core = core
+        self._query_by_time = query_by_time
+
+    def pages(self, address: str) -> Iterator[OffsetPage]:
+        """How far all groups are now at one broker, by its address; a page may tell of a ``problem``."""
+        after: str | None = None
+        while True:
+            question = Question.of(Request.EXPORT_OFFSETS, ExportOffsets(after=after))
+            page = decode_page(ask(self._core.transport, address, question, self._core.deadline()).body)
+            yield page
+            after = page.next
+            if after is None:
+                return
+
+    def history(self, begin: datetime, end: datetime | None = None) -> Iterator[OffsetRow]:
+        """What all masters have recorded from ``begin`` on, and before ``end``; broker after broker. ``RouteNotFound``."""
+        for message in self._query_by_time(HISTORY_TOPIC, begin, end):
+            yield from decode_lines(message.body)
