@@ -26,6 +26,7 @@ from metaq.client.replies import Replies
 from metaq.client.sending import Outgoing, QueueChoice, Sending, deliver, send_fields
 from metaq.client.transport import Outcome
 from metaq.errors import BadRequest, ClientError, MetaqError
+from metaq.message import MessageQueue
 from metaq.protocol.batch import BatchItem, encode_batch
 from metaq.protocol.codes import Request
 from metaq.protocol.properties import CLUSTER, REPLY_TO, UNIQUE_KEY
@@ -174,6 +175,23 @@ class Producer(GroupProducer):
         _check_size(packed, f"a batch of {len(items)} messages")
         fields = {**send_fields(self.group, topic, ""), "m": "true"}
         return self._send(Outgoing(topic, fields, packed, Request.SEND_BATCH_MESSAGE, ids, None), deadline)
+
+    def send_packed(self, topic: str, packed: bytes, count: int, *, queue: MessageQueue | None = None) -> list[SendResult]:
+        """As ``send_batch``, for who has its ``count`` messages in the form of ``metaq.protocol.batch``, with no ids of ours.
+
+        ``queue``: of ``queues``, which all of them go to; by default any.
+        """
+        deadline = self._core.deadline()
+        _check_topic(topic)
+        _check_size(packed, f"a batch of {count} messages")
+        fields = {**send_fields(self.group, topic, ""), "m": "true"}
+        outgoing = Outgoing(topic, fields, packed, Request.SEND_BATCH_MESSAGE, ("",) * count, None, queue)
+        return self._send(outgoing, deadline)
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Where messages for the topic can go now, in order; those it will have if it does not exist yet. ``RouteNotFound``."""
+        _check_topic(topic)
+        return self._core.routes.writable(topic, self._core.deadline())
 
     def request(
         self,

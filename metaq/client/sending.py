@@ -55,6 +55,8 @@ class Outgoing(NamedTuple):
     ids: Sequence[str]
     """Of its messages."""
     ordering_key: str | None
+    queue: MessageQueue | None = None
+    """Where it has to go, whatever the key."""
 
 
 class Attempt(NamedTuple):
@@ -169,13 +171,15 @@ class QueueChoice:
     def choose(self, outgoing: Outgoing, failed_broker: str, deadline: float) -> Attempt:
         """A queue, and what to ask its master. ``RouteNotFound``."""
         queues = self.routes.writable(outgoing.topic, deadline)
-        queue = _of_key(outgoing.ordering_key, queues) if outgoing.ordering_key else self._in_turn(queues, failed_broker)
+        queue = outgoing.queue
+        if queue is None:
+            queue = _of_key(outgoing.ordering_key, queues) if outgoing.ordering_key else self._in_turn(queues, failed_broker)
         address = self.routes.address(queue.broker_name)
         if address is None:
             raise ConnectionFailed(f"the master of {queue.broker_name} has just gone")
         fields = {**outgoing.fields, "e": str(queue.partition), "n": queue.broker_name}
         # queues are sorted by broker
-        alone = bool(outgoing.ordering_key) or queues[0].broker_name == queues[-1].broker_name
+        alone = bool(outgoing.ordering_key or outgoing.queue) or queues[0].broker_name == queues[-1].broker_name
         return Attempt(queue, address, Question(outgoing.code, fields, outgoing.body), alone)
 
     def _in_turn(self, queues: Sequence[MessageQueue], failed_broker: str) -> MessageQueue:

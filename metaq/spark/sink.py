@@ -1,0 +1,244 @@
+"""The sink of the format ``metaq``: rows become messages, at least once.
+
+Columns are those of Spark's Kafka sink, and ``tag``: ``value`` is needed; ``key``, ``tag``, ``headers``, ``topic`` and
+``partition`` may be there, or null in a row. A task that failed, and a micro-batch whose commit a crash forestalled, is written
+again, with the same property METAQ_WRITE (``metaq.spark.packing``); ``metaq.spark.repeats`` drops what came twice.
+"""
+
+import logging
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
+
+from metaq.client.client import connect
+from metaq.client.message import SendStatus
+from metaq.client.producer import Producer
+from metaq.errors import BadRequest, ConfigError
+from metaq.message import MessageQueue
+from metaq.spark.options import SERVERS, Given
+from metaq.spark.packing import java_hashes, keys_of, pack
+from metaq.spark.tasks import plain_errors
+
+logger = logging.getLogger(__name__)
+
+TOPIC: Final = "topic"
+WRITING: Final = (SERVERS, TOPIC, "checkpointLocation")
+"""The last one is Spark's own, which it hands on."""
+
+_TEXT: Final = (StringType, BinaryType)
+_COLUMNS: Final[Mapping[str, tuple[type[DataType], ...]]] = {
+    "value": _TEXT,
+    "key": _TEXT,
+    "tag": (StringType,),
+    "headers": (ArrayType,),
+    TOPIC: (StringType,),
+    "partition": (IntegerType,),
+}
+_HEADERS: Final = "array<struct<key:string,value:binary>>"
+_OF_READING: Final = frozenset({"offset", "timestamp", "timestampType"})
+"""What a read has beside them, and a write leaves alone."""
+_MOST_ROWS: Final = 512
+_MOST_BYTES: Final = 256 * 1024
+"""Of one request: the broker takes 8 us a message, and does nothing else meanwhile."""
+_ANY: Final = -1
+"""In place of a partition's number: whichever the producer chooses."""
+
+
+class Target(NamedTuple):
+    """Where a write goes."""
+
+    servers: str
+    topic: str
+    """Of all rows; empty when each row has its own."""
+
+
+def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Target:
+    """What the options of a write say, compared with its columns, and the brokers asked for the topic.
+
+    Raises:
+        ConfigError: an option or a column is wrong, or is missing.
+        RouteNotFound: no registry answers, or there is nowhere to write the topic.
+    """
+    given = Given(options, WRITING)
+    found = Target(given.text(SERVERS), given.text(TOPIC))
+    if not found.servers:
+        raise ConfigError(f"{SERVERS} (host:port of registries, or zk://host:port) is needed")
+    if overwrite:
+        raise ConfigError('a topic can only be appended to; write .mode("append"), and outputMode("append") or "update"')
+    _check_columns(schema, found.topic)
+    with connect(found.servers) as client:
+        if found.topic:
+            client.producer().queues(found.topic)
+        else:
+            client.admin().brokers()
+    return found
+
+
+def _check_columns(schema: StructType, topic: str) -> None:
+    fields = {field.name: field for field in schema.fields}
+    if "value" not in fields:
+        raise ConfigError(f"the column value is needed, of type string or binary; there are {', '.join(fields) or 'none'}")
+    if not topic and TOPIC not in fields:
+        raise ConfigError("there is neither the option topic nor a column topic")
+    if unknown := fields.keys() - _COLUMNS.keys() - _OF_READING:
+        raise ConfigError(f"the column {min(unknown)} has no meaning; there are {', '.join(_COLUMNS)}")
+    for name, types in _COLUMNS.items():
+        if name in fields and not _is_right(fields[name], types):
+            wanted = " or ".join(_HEADERS if kind is ArrayType else kind().simpleString() for kind in types)
+            raise ConfigError(f"the column {name} is {fields[name].dataType.simpleString()}; write it as {wanted}")
+
+
+def _is_right(field: StructField, types: tuple[type[DataType], ...]) -> bool:
+    if not isinstance(field.dataType, types):
+        return False
+    if not isinstance(field.dataType, ArrayType):
+        return True
+    pair = field.dataType.elementType
+    if not isinstance(pair, StructType) or pair.fieldNames() != ["key", "value"]:
+        return False
+    return isinstance(pair["key"].dataType, StringType) and isinstance(pair["value"].dataType, _TEXT)
+
+
+# -- the writers ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task has written."""
+
+    rows: int
+    unsure: int
+    """Of them, those that are stored, but not as safely as the broker is set up to make them (``SendStatus``)."""
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes one DataFrame. Its tasks share the id that is made here, on the driver."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        """Errors as of ``target``."""
+        self._target = target(options, schema, overwrite=overwrite)
+        self._write = f"{uuid.uuid4()}/0"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        with plain_errors():
+            return send(iterator, self._target, f"{self._write}/{_task().partitionId()}")
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        _report(messages)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a streaming query."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        """Errors as of ``target``."""
+        self._target = target(options, schema, overwrite=overwrite)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        task = _task()
+        query, batch = task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId")
+        with plain_errors():
+            return send(iterator, self._target, f"{query}/{batch}/{task.partitionId()}")
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        _report(messages)
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    assert task is not None, "Spark writes in tasks"
+    return task
+
+
+def _report(messages: Iterable[WriterCommitMessage | None]) -> None:
+    written = [message for message in messages if isinstance(message, Written)]
+    if unsure := sum(message.unsure for message in written):
+        logger.warning("written less safely than the broker is set up for rows=%s of=%s", unsure, sum(m.rows for m in written))
+
+
+# -- sending ----------------------------------------------------------------------------------------------------------
+
+
+def send(batches: Iterable[pa.RecordBatch], to: Target, write: str) -> Written:
+    """Send the rows of one task, and wait until the broker has them; ``write`` is QUERY/BATCH/PARTITION of METAQ_WRITE.
+
+    Rows for one partition keep their order. Errors as of ``Producer.send``, and of ``pack``.
+    """
+    rows = unsure = 0
+    with connect(to.servers) as client, client.producer() as producer:
+        for batch in batches:
+            packed = pack(batch, write, rows)
+            for topic, places in _by_topic(batch, to.topic):
+                messages, mine = (packed, batch) if places is None else (packed.take(places), batch.take(places))
+                unsure += _send_topic(producer, topic, messages, mine)
+            rows += len(batch)
+    return Written(rows, unsure)
+
+
+def _by_topic(batch: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.Array | None]]:
+    """Each topic, and which rows are for it; ``None`` for all."""
+    if not len(batch):
+        return
+    if topic:
+        yield topic, None
+        return
+    column = batch.column(TOPIC)
+    if column.null_count:
+        raise BadRequest("a row's topic is null, and there is no option topic")
+    names = pc.unique(column).to_pylist()
+    for name in names:
+        yield name, None if len(names) == 1 else pc.indices_nonzero(pc.equal(column, name))
+
+
+def _send_topic(producer: Producer, topic: str, messages: pa.LargeBinaryArray, rows: pa.RecordBatch) -> int:
+    """Send the messages of a topic, partition by partition; how many are stored less safely than they should be."""
+    queues = producer.queues(topic)
+    numbers = _partitions(rows, queues, topic)
+    order = np.argsort(numbers, kind="stable")
+    if numbers.min() != numbers.max():
+        messages, numbers = messages.take(pa.array(order)), numbers[order]
+    ends = np.frombuffer(messages.buffers()[1], np.int64)[messages.offset : messages.offset + len(messages) + 1]
+    data = memoryview(messages.buffers()[2])
+    borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(messages)]
+    unsure = 0
+    for first, end in _requests(ends, borders):
+        number = int(numbers[first])
+        queue = None if number == _ANY else queues[number]
+        results = producer.send_packed(topic, bytes(data[ends[first] : ends[end]]), end - first, queue=queue)
+        if results[0].status is not SendStatus.SEND_OK:
+            unsure += len(results)
+    return unsure
+
+
+def _requests(ends: np.ndarray[Any, np.dtype[np.int64]], borders: list[int]) -> Iterator[tuple[int, int]]:
+    """The first message of each request and the one behind its last, of messages whose bytes stand between ``ends``."""
+    for first, last in pairwise(borders):
+        while first < last:
+            fitting = int(np.searchsorted(ends, ends[first] + _MOST_BYTES, side="right")) - 1
+            end = min(last, first + _MOST_ROWS, max(first + 1, fitting))
+            yield first, end
+            first = end  # noqa: PLW2901 - what is left of these
+
+
+def _partitions(rows: pa.RecordBatch, queues: tuple[MessageQueue, ...], topic: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The partition of each row: the one that it names, or else that of its key, as ``ordering_key`` has it, or else any."""
+    keys = keys_of(rows)
+    chosen = np.where(np.array(pc.is_valid(keys)), np.abs(java_hashes(keys)) % len(queues), _ANY)
+    if "partition" not in rows.schema.names:
+        return chosen
+    named = rows.column("partition")
+    numbers = np.array(pc.fill_null(named, _ANY), np.int64)
+    given = np.array(pc.is_valid(named))
+    if ((numbers[given] < 0) | (numbers[given] >= len(queues))).any():
+        shown = sorted(set(numbers[given].tolist()) - set(range(len(queues))))[:5]
+        raise BadRequest(f"topic {topic} has partitions 0 to {len(queues) - 1}, and rows are for {', '.join(map(str, shown))}")
+    return np.where(given, numbers, chosen)
