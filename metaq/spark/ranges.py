@@ -201,6 +201,15 @@ def kept(wanted: Iterable[Range], spans: Spans) -> tuple[list[Range], list[Loss]
     return left, losses
 
 
+def beyond(begins: Offsets, spans: Spans) -> list[Loss]:
+    """What would have to be there, were these the offsets to begin at."""
+    return [
+        Loss(key, spans[key].most, begin, f"the partition ends at {spans[key].most}, before reading begins")
+        for key, begin in sorted(begins.items())
+        if begin > spans[key].most
+    ]
+
+
 def told(losses: Sequence[Loss]) -> str:
     """Losses in one line."""
     shown = "; ".join(map(str, losses[:SHOWN]))

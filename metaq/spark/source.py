@@ -37,6 +37,7 @@ from metaq.spark.ranges import (
     ANY,
     Bounds,
     Range,
+    beyond,
     kept,
     narrowed,
     refuse_crossed,
@@ -232,7 +233,7 @@ def plan_batch(origin: Origin, options: ReadOptions, bounds: Mapping[str, Bounds
     refuse_crossed(starting, ending, begins, ends)
     wanted = [Range(key, begins[key], max(begins[key], ends[key])) for key in sorted(spans)]
     ranges, losses = kept(wanted, spans)
-    report(losses, fail=options.fail_on_data_loss)
+    report(beyond(begins, spans) + losses, fail=options.fail_on_data_loss)
     ranges = narrowed(ranges, bounds["topic"], bounds["partition"], bounds["offset"])
     ranges = _narrowed_by_time(ranges, bounds["timestamp"], at_time)
     return tasks_of(ranges, layout, {name: topic.addresses for name, topic in topics.items()}, options)

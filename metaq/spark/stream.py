@@ -22,6 +22,7 @@ from metaq.spark.ranges import (
     Position,
     Range,
     Span,
+    beyond,
     decode_position,
     encode_position,
     extended,
@@ -79,6 +80,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begins = resolve(place, spans, lambda key, time_ms: self._brokers.at_time(_queue(layout, key), time_ms))
             if place.by_time and not self.options.latest_if_late:
                 refuse_late(place, begins, spans)
+            report(beyond(begins, spans), fail=self.options.fail_on_data_loss)
+            begins = {key: min(begin, spans[key].most) for key, begin in begins.items()}
             found = encode_position(Position(begins, layout))
             if not place.stands:
                 self._unpinned = found
