@@ -18,8 +18,8 @@ from metaq.store.files import Read
 from metaq.store.reading import GAP_WORTH_READING, Reader
 
 HOT_UNITS: Final = 4096
-COLD_UNITS: Final = 512
-"""About half a millisecond of work."""
+COLD_UNITS: Final = 1024
+"""About a millisecond of work."""
 MOST_READ_BYTES: Final = 1024 * 1024
 """Of the log in one read, but for a first record that is larger."""
 SMALL_BYTES: Final = 2048
@@ -124,4 +124,6 @@ class BulkReader:
 
 def _leading(numbers: Sequence[int], least: int, most: int) -> int:
     """How many numbers stand before the first that is not in a range."""
+    if not numbers or (least <= min(numbers) and max(numbers) <= most):
+        return len(numbers)
     return next((index for index, number in enumerate(numbers) if not least <= number <= most), len(numbers))

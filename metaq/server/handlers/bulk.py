@@ -100,14 +100,14 @@ class _Fetch(Question):
             pieces = self._pieces(queue, offset, end, read)
             least = store.first(queue, read)[0]  # what is missing may have aged out meanwhile
         if offset < least:
-            return _answer(Response.PULL_OFFSET_MOVED, least, least, end, f"{offset} has aged out, the oldest one is {least}")
+            return _answer(Response.PULL_OFFSET_MOVED, least, least, end, f"{offset} lies before the oldest message, {least}")
         if pieces:
             units = b"".join([piece.units for piece in pieces])
             body = [encode_bulk_head(units), *(buffer for piece in pieces for buffer in piece.records)]
             return _answer(Response.SUCCESS, offset + len(units) // UNIT_SIZE, least, end, body=body)
         if offset == end or not self._handler.context.replicas.is_master:  # a slave has yet to copy what its reader had
             return _answer(Response.PULL_NOT_FOUND, offset, least, end)
-        return _answer(Response.PULL_OFFSET_MOVED, end, least, end, f"{offset} lies beyond the end of the partition, {end}")
+        return _answer(Response.PULL_OFFSET_MOVED, end, least, end, f"{offset} lies behind the end of the partition, {end}")
 
     def _pieces(self, queue: ConsumeQueue, offset: int, end: int, read: Read) -> list[Piece]:
         """What the answer will hold, one message at least. ``ColdRead`` when only a read that may wait can tell."""

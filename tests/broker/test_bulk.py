@@ -1,0 +1,339 @@
+"""Bulk fetches from real brokers: the messages that pulls bring, byte by byte, whatever has happened to the log."""
+
+import random
+import shutil
+import struct
+import zlib
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from metaq.client import TextClient
+from metaq.client.bulk import BulkConnection
+from metaq.errors import OffsetOutOfRange, Refused
+from metaq.protocol.batch import BatchItem, encode_batch
+from metaq.protocol.bulk import MISSING, UNIT_SIZE, Bulk, BulkFetch, decode_bulk
+from metaq.protocol.codes import COMPRESSED, Request, Response
+from metaq.protocol.headers import Int32, encode_header
+from metaq.protocol.record import TAGS, decode_properties, decode_record, java_hash
+from metaq.store.consumequeue import FILLER, UNIT
+from tests.support.admin import ask, connect, create_topic, fields_of, pull, send
+from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
+from tests.support.cluster import Cluster, wait_caught_up
+from tests.support.remoting import RemotingClient
+
+TIMEOUT_S: Final = 60.0
+TOPIC: Final = "orders"
+PARTITIONS: Final = 4
+ALL_MESSAGES: Final = 1 << 20
+ALL_BYTES: Final = 1 << 30
+MOST_BYTES: Final = 8 << 20
+"""Of records in an answer."""
+FLAGS: Final = ("--segment-bytes", "1048576", "--queue-file-bytes", "1024", "--max-body-bytes", "65536")
+DERIVED: Final = ("checkpoint", "checkpoint.bak", "checkpoint.live", "store.json")
+"""Beside the queues."""
+
+Message = tuple[bytes, bytes]
+"""A unit and a record; the latter is empty where there is none."""
+
+
+def put_all_kinds(broker: BrokerProcess, rng: random.Random, rounds: int) -> None:
+    """Messages of all kinds in all partitions, with others between them."""
+    with connect(broker) as client, TextClient(broker.host, broker.port) as text:
+        create_topic(client, TOPIC, write=PARTITIONS, read=PARTITIONS)
+        for number in range(rounds):
+            partition = rng.randrange(PARTITIONS)
+            body = rng.randbytes(rng.choice((1, 30, 100, 3000, 60_000)))
+            kind = rng.choice(("plain", "properties", "compressed", "batch", "text", "tagged text", "other"))
+            if kind == "plain":
+                send(client, TOPIC, body, partition=partition)
+            elif kind == "properties":
+                send(client, TOPIC, body, partition=partition, pairs=f"TAGS\x01tag{number % 3}\x02KEYS\x01k{number}\x02")
+            elif kind == "compressed":
+                send_flagged(client, zlib.compress(body), partition, COMPRESSED)
+            elif kind == "batch":
+                items = [BatchItem(number, body[:200], f"KEYS\x01b{at}\x02") for at in range(rng.randrange(1, 40))]
+                send_flagged(client, encode_batch(items), partition, 0, Request.SEND_BATCH_MESSAGE)
+            elif kind == "other":
+                send(client, "other", body)
+            else:
+                text.put(TOPIC, body, partition=partition, attribute="paid" if kind == "tagged text" else None)
+
+
+def send_flagged(
+    client: RemotingClient, body: bytes, partition: int, sys_flag: int, code: Request = Request.SEND_MESSAGE_V2
+) -> None:
+    place = fields_of(a="pg", b=TOPIC, c="TBW102", d=4, e=partition, f=sys_flag, g=1700000000000, h=0, j=0, k=False)
+    ask(client, code, body, **place, m=code == Request.SEND_BATCH_MESSAGE)
+
+
+def pulled(broker: BrokerProcess, partition: int, offset: int = 0) -> list[Message]:
+    """What pulls bring from an offset on, and the units that belong to it."""
+    found = []
+    with connect(broker) as client:
+        while (answer := pull(client, TOPIC, offset, partition=partition)).code == Response.SUCCESS:
+            at = 0
+            while at < len(answer.body):
+                record = decode_record(answer.body[at:])
+                tag = decode_properties(record.properties).get(TAGS)
+                unit = UNIT.pack(record.log_offset, record.size, 0 if tag is None else java_hash(tag))
+                found.append((unit, answer.body[at : at + record.size]))
+                at += record.size
+            offset = int(answer.fields["nextBeginOffset"])
+    assert answer.code == Response.PULL_NOT_FOUND, answer
+    return found
+
+
+def messages(bulk: Bulk) -> list[Message]:
+    """Those of one answer."""
+    found, at = [], 0
+    for index in range(0, len(bulk.units), UNIT_SIZE):
+        unit = bytes(bulk.units[index : index + UNIT_SIZE])
+        size = UNIT.unpack(unit)[1]
+        found.append((unit, bytes(bulk.records[at : at + size])))
+        at += size
+    assert (len(found), at) == (bulk.next - bulk.first, len(bulk.records))
+    return found
+
+
+def fetched(
+    broker: BrokerProcess, partition: int, offset: int = 0, *, most_messages: int = ALL_MESSAGES, most_bytes: int = ALL_BYTES
+) -> list[Message]:
+    """What bulk fetches bring from an offset on; none of them more than it was asked for."""
+    found: list[Message] = []
+    with BulkConnection(broker.address, TIMEOUT_S) as connection:
+        while True:
+            bulk = connection.fetch(TOPIC, partition, offset, most_messages=most_messages, most_bytes=most_bytes)
+            some = messages(bulk)
+            assert bulk.first == offset and len(some) <= most_messages
+            assert len(some) == 1 or len(bulk.records) <= min(most_bytes, MOST_BYTES)
+            if not some:
+                assert bulk.most == offset
+                return found
+            found += some
+            offset = bulk.next
+
+
+def check_all(broker: BrokerProcess) -> None:
+    """Fetches and pulls bring the same, whatever is asked for at once."""
+    for partition in range(PARTITIONS):
+        wanted = pulled(broker, partition)
+        assert len(wanted) > 20
+        for limits in ({}, {"most_messages": 7}, {"most_bytes": 1}, {"most_bytes": 50_000}):
+            assert fetched(broker, partition, **limits) == wanted, (partition, limits)
+        assert fetched(broker, partition, len(wanted) // 2) == wanted[len(wanted) // 2 :]
+
+
+def test_fetches_bring_what_pulls_bring(tmp_path: Path) -> None:
+    """P47: from memory; from the disk after a stop and a kill; and from both in one answer. Segments end between them."""
+    rng = random.Random(4)
+    with BrokerProcess(tmp_path / "data", *FLAGS) as broker:
+        put_all_kinds(broker, rng, 300)
+        check_all(broker)
+        assert broker.terminate() == 0
+        broker.restart()
+        check_all(broker)
+        put_all_kinds(broker, rng, 100)
+        check_all(broker)
+        broker.restart()
+        check_all(broker)
+    with BrokerProcess(tmp_path / "data", *FLAGS, "--hot-bytes", "100000") as broker:
+        put_all_kinds(broker, rng, 60)
+        check_all(broker)
+
+
+def test_answers_have_limits_of_their_own(tmp_path: Path) -> None:
+    """P47: 8 MiB of records at most, but for a message that is larger; nonsense for a limit is one message."""
+    body = 3 << 20
+    flags = ("--segment-bytes", str(64 << 20), "--max-message-bytes", str(12 << 20), "--max-body-bytes", str(12 << 20))
+    with BrokerProcess(tmp_path / "data", *flags) as broker:
+        with connect(broker) as client:
+            create_topic(client, TOPIC)
+            send(client, TOPIC, *(bytes([number]) * body for number in range(4)), bytes(11 << 20), b"last")
+
+        def counts() -> list[int]:
+            offset, found = 0, []
+            with BulkConnection(broker.address, TIMEOUT_S) as connection:
+                while len(some := fetch(connection, 0, offset).units) > 0:
+                    found.append(len(some) // UNIT_SIZE)
+                    offset += found[-1]
+                for most_messages, most_bytes in ((0, ALL_BYTES), (-1, ALL_BYTES), (9, 0), (9, -1)):
+                    bulk = connection.fetch(TOPIC, 0, 0, most_messages=most_messages, most_bytes=most_bytes)
+                    assert len(bulk.units) == UNIT_SIZE
+            return found
+
+        assert counts() == [2, 2, 1, 1]
+        broker.restart()
+        assert counts() == [2, 2, 1, 1]
+
+
+def fetch(connection: BulkConnection, partition: int, offset: int) -> Bulk:
+    return connection.fetch(TOPIC, partition, offset, most_messages=ALL_MESSAGES, most_bytes=ALL_BYTES)
+
+
+def flip(broker: BrokerProcess, log_offset: int) -> None:
+    """Change a byte of the log of a broker that does not run; its segments are of 1 MiB."""
+    base = log_offset >> 20 << 20
+    with (broker.data / "commitlog" / f"{base:020d}").open("r+b") as segment:
+        segment.seek(log_offset - base)
+        (byte,) = segment.read(1)
+        segment.seek(log_offset - base)
+        segment.write(bytes([byte ^ 4]))
+
+
+def test_damaged_messages_are_units_of_zeros(tmp_path: Path) -> None:
+    """F-BIT: found when they are read, and named in the log; after a recovery that has found them, too."""
+    with BrokerProcess(tmp_path / "data", *FLAGS) as broker:
+        put_all_kinds(broker, random.Random(1), 200)
+        wanted = [fetched(broker, partition) for partition in range(PARTITIONS)]
+        assert broker.terminate() == 0
+        for messages_of_one in wanted:
+            for ordinal in (1, 5, 6, len(messages_of_one) - 1):
+                log_offset, size, _ = UNIT.unpack(messages_of_one[ordinal][0])
+                flip(broker, log_offset + random.randrange(size))
+                messages_of_one[ordinal] = (MISSING, b"")
+        broker.start()
+        assert [fetched(broker, partition) for partition in range(PARTITIONS)] == wanted
+        assert f"message damaged topic={TOPIC} partition=2 ordinal=5" in broker.stderr()
+        assert broker.terminate() == 0
+        shutil.rmtree(broker.data / "consumequeue")
+        for name in DERIVED:
+            (broker.data / name).unlink(missing_ok=True)
+        broker.start()
+        rebuilt = [fetched(broker, partition) for partition in range(PARTITIONS)]
+        # a last message that is lost leaves no trace
+        assert [some[:-1] for some in wanted] == [some[: len(all_) - 1] for some, all_ in zip(rebuilt, wanted, strict=True)]
+        assert FILLER in (broker.data / "consumequeue" / TOPIC / "0" / f"{0:020d}").read_bytes()
+
+
+def test_damaged_units_cost_their_message(tmp_path: Path) -> None:
+    """F-BIT: a unit that leads elsewhere, with whatever size, brings no message of another place."""
+    with BrokerProcess(tmp_path / "data", *FLAGS) as broker:
+        put_all_kinds(broker, random.Random(2), 200)
+        wanted = fetched(broker, 1)
+        assert broker.terminate() == 0
+        path = broker.data / "consumequeue" / TOPIC / "1" / f"{0:020d}"
+        units = bytearray(path.read_bytes())
+        wrong = [bytes(16), b"\xff" * 16, wanted[7][0], UNIT.pack(1 << 40, 200, 0), UNIT.pack(0, 1 << 30, 0)]
+        wrong.append(struct.pack(">qii", UNIT.unpack(wanted[13][0])[0], UNIT.unpack(wanted[13][0])[1] + 1, 0))
+        for ordinal, unit in zip((3, 5, 8, 10, 12, 13), wrong, strict=True):
+            units[ordinal * UNIT_SIZE : (ordinal + 1) * UNIT_SIZE] = unit
+            wanted[ordinal] = (MISSING, b"")
+        path.write_bytes(units)
+        broker.start()
+        assert fetched(broker, 1) == wanted
+
+
+def test_offsets_out_of_range(tmp_path: Path) -> None:
+    """P48: what has aged out or never was is said, with the ordinals that there are."""
+    soon = ("--retention-interval-ms", "30", "--checkpoint-interval-ms", "30", "--ample-free-bytes", str(1 << 62))
+    marks = ("--clean-ratio", "0.000001", "--force-ratio", "1", "--refuse-ratio", "1", "--keep-hours", "0.00001")
+    with (
+        BrokerProcess(tmp_path / "data", "--segment-bytes", "65536", "--max-body-bytes", "4096", *soon, *marks) as broker,
+        BulkConnection(broker.address, TIMEOUT_S) as connection,
+        connect(broker) as client,
+    ):
+        create_topic(client, TOPIC)
+        assert messages(fetch(connection, 0, 0)) == []
+        with pytest.raises(OffsetOutOfRange, match="5 lies behind the end of the partition, 0") as refused:
+            fetch(connection, 0, 5)
+        assert (refused.value.least, refused.value.most) == (0, 0)
+        count = 300
+        send(client, TOPIC, *(b"%04d" % number * 200 for number in range(count)))
+
+        def oldest() -> int:
+            return int(ask(client, Request.GET_MIN_OFFSET, topic=TOPIC, queueId=0).fields["offset"])
+
+        wait_until(lambda: oldest() > count // 2, TIMEOUT_S, "messages have aged out")
+        with pytest.raises(OffsetOutOfRange, match="0 lies before the oldest message, ") as refused:
+            fetch(connection, 0, 0)
+        least = refused.value.least
+        assert count // 2 < least < count == refused.value.most
+        wait_until(lambda: least <= oldest() < count, TIMEOUT_S, "the segment that is written to stays")
+        bulk = fetch(connection, 0, oldest())
+        assert (bulk.next, bulk.least, bulk.most) == (count, oldest(), count)
+        end = fetch(connection, 0, count)
+        assert (messages(end), end.next, end.most) == ([], count, count)
+        for offset in (-1, count + 1):
+            with pytest.raises(OffsetOutOfRange) as refused:
+                fetch(connection, 0, offset)
+            assert (refused.value.code, refused.value.most) == (Response.PULL_OFFSET_MOVED, count)
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    """MQ-016, SG-058: as of pulls: topics and partitions that are not there, and what may not be read. The connection stays."""
+    with (
+        BrokerProcess(tmp_path / "data") as broker,
+        BulkConnection(broker.address, TIMEOUT_S) as connection,
+        connect(broker) as client,
+    ):
+        create_topic(client, TOPIC, write=2, read=2)
+        create_topic(client, "secret", perm=2)
+        for topic, partition, code, words in (
+            ("unknown", 0, Response.TOPIC_NOT_EXIST, "the topic unknown does not exist on this broker"),
+            (TOPIC, 2, Response.SYSTEM_ERROR, "has 2 partitions to read, 2 is none"),
+            (TOPIC, -1, Response.SYSTEM_ERROR, "has 2 partitions to read, -1 is none"),
+            ("secret", 0, Response.NO_PERMISSION, "does not give messages"),
+        ):
+            with pytest.raises(Refused, match=words) as refused:
+                connection.fetch(topic, partition, 0, most_messages=1, most_bytes=1)
+            assert refused.value.code == code
+        answer = client.call(Request.BULK_FETCH, fields_of(topic=TOPIC, queueId=0, queueOffset="x", maxMsgNums=1, maxBytes=1))
+        assert (answer.code, "queueOffset" in (answer.remark or "")) == (Response.SYSTEM_ERROR, True)
+        assert fetch(connection, 1, 0).next == 0
+
+
+def test_a_slave_answers(tmp_path: Path) -> None:
+    """SG-083: the same bytes as its master; who is ahead of it is not sent back, and gets nothing until it has caught up."""
+    with (
+        RegistryProcess(tmp_path / "registry") as registry,
+        Cluster(tmp_path, *FLAGS, "--registries", registry.address) as cluster,
+    ):
+        master, slave = cluster.pair()
+        put_all_kinds(master, random.Random(3), 150)
+        wait_caught_up(master, slave)
+        with connect(slave) as client:
+            last = encode_header(BulkFetch(TOPIC, Int32(PARTITIONS - 1), 0, Int32(1), Int32(1)))
+            known = "the slave has the table of topics"
+            wait_until(lambda: client.call(Request.BULK_FETCH, last).code == Response.SUCCESS, TIMEOUT_S, known)
+        for partition in range(PARTITIONS):
+            wanted = fetched(master, partition)
+            assert fetched(slave, partition) == wanted == pulled(master, partition)
+            with BulkConnection(slave.address, TIMEOUT_S) as connection:
+                ahead = fetch(connection, partition, len(wanted) + 9)
+            assert (len(ahead.units), ahead.next, ahead.most) == (0, len(wanted) + 9, len(wanted))
+
+
+def test_a_client_that_does_not_read_has_one_answer_waiting(tmp_path: Path) -> None:
+    """F-LORIS, E-15: what is sent without waiting is refused or waits; the broker holds no answer for each."""
+    with BrokerProcess(tmp_path / "data", "--max-unsent-bytes", "100000") as broker:
+        with connect(broker) as client:
+            create_topic(client, TOPIC)
+            send(client, TOPIC, *(bytes(50_000) for _ in range(100)))
+        wanted = fetched(broker, 0)
+        header = encode_header(BulkFetch(TOPIC, Int32(0), 0, Int32(100), Int32(MOST_BYTES)))
+        count = 300
+        with connect(broker) as client:
+            opaques = [client.send(Request.BULK_FETCH, header) for _ in range(count)]
+            with connect(broker) as other:  # answered after all of those have come
+                ask(other, Request.GET_MAX_OFFSET, topic=TOPIC, queueId=0)
+            assert resident_bytes(broker) < 300 << 20
+            for opaque in opaques:
+                answer = client.response(opaque)
+                assert messages(decode_bulk(0, answer.fields, answer.body)) == wanted
+        broker.restart()
+        with connect(broker) as client:
+            opaques = [client.send(Request.BULK_FETCH, header) for _ in range(count)]
+            answers = [client.response(opaque) for opaque in opaques]
+            assert {answer.code for answer in answers} <= {Response.SUCCESS, Response.SYSTEM_BUSY}
+            assert messages(decode_bulk(0, answers[0].fields, answers[0].body)) == wanted
+            assert all(
+                "one bulk fetch at a time" in (answer.remark or "") for answer in answers if answer.code == Response.SYSTEM_BUSY
+            )
+            assert resident_bytes(broker) < 300 << 20
+
+
+def resident_bytes(broker: BrokerProcess) -> int:
+    status = Path(f"/proc/{broker.pid}/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024
