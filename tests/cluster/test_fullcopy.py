@@ -4,7 +4,7 @@ from tests.cluster.fullcopy import run
 
 
 def test_an_empty_slave_copies_everything() -> None:
-    """F-PART, P06, SG-040: with puts meanwhile and a SIGKILL halfway; it goes on, is in sync, and has all when it is promoted."""
+    """F-PART, P06, SG-040: with puts meanwhile and a SIGKILL halfway; in sync it has all, and is promoted with it."""
     result = run(seed=0, count=200)
     assert result.details["MB in the log"] >= 200
     assert result.details["looks at the progress"] > 2

@@ -57,6 +57,8 @@ RUNS: Final = [
     Run("partitions", 600, spread=False, package="tests.cluster"),
     Run("replication_garbage", 100_000, spread=False, package="tests.cluster"),
     Run("fullcopy", 5_000, spread=False, package="tests.cluster"),
+    Run("zookeeper", 30, spread=False, package="tests.cluster"),
+    Run("expiries", 2_000, spread=False, package="tests.cluster"),
 ]
 
 

@@ -98,6 +98,17 @@ class Cluster:
 
         wait_until(received, DEADLINE_S, "every message is consumed")
 
+    def put_everywhere(self, name: str) -> dict[bytes, tuple[int, int]]:
+        """Some messages for each partition: where each is."""
+        places = {}
+        for number, broker in enumerate(self.brokers):
+            with TextClient(broker.host, broker.port) as text:
+                for partition in range(PARTITIONS):
+                    for body in bodies(f"{name} {number}-{partition}", 5):
+                        text.put(TOPIC, body, partition=partition)
+                        places[body] = number, partition
+        return places
+
     def stored_offsets(self) -> dict[tuple[int, int], int]:
         found = {}
         for broker, partition in ALL:
@@ -169,6 +180,46 @@ def test_two_consumers_share_two_brokers(cluster: Cluster) -> None:
     cluster.wait_received(set(after), second)
     assert set(cluster.received) == {*before, *after}
     wait_until(lambda: cluster.stored_offsets() == cluster.ends(), DEADLINE_S, "the offsets are those of the ends")
+
+
+def test_the_session_of_a_consumer_expires(cluster: Cluster) -> None:
+    """F-ZK, MQ-023, MQ-053: it is stopped for so long that the other one is given its partitions. When it goes on, each
+    partition has one owner again, and only that one is given what comes then; nothing is missed.
+
+    What came while it was stopped, the client may deliver once more before it hears that its session has ended: it asks nobody,
+    and the protocol does not tell a broker who asks."""
+    first, second = cluster.member(), cluster.member()
+    first.subscribe(TOPIC, GROUP)
+    cluster.wait_shares(6)
+    (its_name,) = set(cluster.owners().values())
+    second.subscribe(TOPIC, GROUP)
+    cluster.wait_shares(3, 3)
+    cluster.wait_received(set(cluster.put_everywhere("before")), first, second)
+
+    first.pause()
+    cluster.wait_shares(6)
+    assert its_name not in cluster.owners().values()
+    meanwhile = cluster.put_everywhere("meanwhile")
+    cluster.wait_received(set(meanwhile), second)
+    first.go_on()
+    cluster.wait_shares(3, 3)
+    assert its_name in cluster.owners().values()
+
+    wait_until(lambda: cluster.stored_offsets() == cluster.ends(), DEADLINE_S, "the offsets are those of the ends")
+    again = Counter([*first.drain(), *second.drain()])
+    assert again.keys() <= meanwhile.keys()
+    after = cluster.put_everywhere("after")
+    given: dict[bytes, list[bool]] = {}
+
+    def all_given() -> bool:
+        for member in (first, second):
+            for body in member.drain():
+                given.setdefault(body, []).append(member is first)
+        return given.keys() >= after.keys()
+
+    wait_until(all_given, DEADLINE_S, "every message is consumed")
+    owners = cluster.owners()
+    assert given == {body: [owners[place] == its_name] for body, place in after.items()}
 
 
 def test_a_broker_is_restarted(cluster: Cluster) -> None:
