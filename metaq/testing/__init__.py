@@ -12,8 +12,8 @@
 
 Clients of it are the same as of any broker. What it does: sending (one, batch, one-way, reply), pulling with tags and SQL92,
 groups and rebalancing, ordered consumption, delays, retries and dead letters, queries by key and id, creating and deleting
-topics, and transactional messages, about which ``check_transactions`` asks their producers. What it does not do: keep anything,
-enforce limits, be slow.
+topics, and transactional messages, about which ``check_transactions`` asks their producers. What it does not do: answer bulk
+fetches, keep anything, enforce limits, be slow.
 """
 
 from metaq.testing.broker import InMemoryBroker, broker
