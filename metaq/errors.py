@@ -20,6 +20,7 @@
     │   └── Overloaded           a limit on work in flight is reached; try again later
     ├── StoreError               the data folder
     │   ├── CorruptRecord        bytes on disk fail their checksum or do not belong where they stand
+    │   ├── AgedOut              messages that are to be read have been deleted, as the retention says
     │   ├── DiskFull             no room for the next write; nothing of it was kept
     │   ├── DiskFailed           a write or a sync failed; what it covered must be taken as lost
     │   ├── Fenced               another replica may be master by now; nothing of the append was kept
@@ -156,6 +157,17 @@ class StoreError(MetaqError):
 
 class CorruptRecord(StoreError):
     """Bytes on disk fail their checksum or do not belong where they stand."""
+
+
+class AgedOut(StoreError):
+    """Messages of a partition that are to be read have been deleted, as the retention says."""
+
+    def __init__(self, topic: str, partition: int, first: int, until: int, *, least: int) -> None:
+        super().__init__(
+            f"messages {first} to {until - 1} of {topic}-{partition} have aged out; the oldest that is kept is {least}"
+        )
+        self.least = least
+        """Ordinal of the oldest message that is kept."""
 
 
 class DiskFull(StoreError):

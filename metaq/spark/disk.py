@@ -1,0 +1,352 @@
+"""Topics straight from a store folder, a broker's own or a copy of it, without a broker (docs/storage-format.md).
+
+Nothing in the folder is written and no lock is taken, so this works beside a running broker: what has its unit in the files of
+a partition's queue is read, which is everything but what the last fraction of a second brought. Units lead to records, which
+are read where they are, through a map of a part of a segment::
+
+    consumequeue/orders/3/…0000    │ unit 0 │ unit 1 │ unit 2 │ …         16 bytes each
+                                        └────────┐
+    commitlog/…0000                … │ record │ record │ record │ …       only those of the units are looked at
+
+A record counts when it is that of the unit: log offset, size, topic, partition, ordinal and, unless told otherwise, checksum.
+Others, and fillers, are messages that are damaged or lost. All of that is compared by numpy for many records at once; only the
+CRC-32 itself, of which no library makes many at once, is a call for each record, and costs more than all the rest.
+"""
+
+import logging
+import mmap
+import os
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from metaq.errors import AgedOut, DiskFailed, StoreError, UnknownTopic, UnknownVersion
+from metaq.message import INTERNAL_TOPICS, TopicPartition
+from metaq.protocol.record import CHECKSUM_SIZE
+from metaq.spark.columns import MOST_ROWS, SMALLEST_RECORD, UNIT, Numbers, Piece, Records, Truths, fitting, gathered
+from metaq.store.checkpoint import NOTHING, read_checkpoint
+from metaq.store.commitlog import is_segment_name
+from metaq.store.consumequeue import FILLER_SIZE, UNIT_SIZE
+from metaq.store.disk import RealDisk
+from metaq.store.documents import read_document
+from metaq.store.messagestore import LOG, QUEUES
+from metaq.store.recovery import FORMAT_VERSION, IDENTITY
+
+logger = logging.getLogger(__name__)
+
+TOPICS: Final = Path("config", "topics.json")
+SPAN: Final = 128 * 1024 * 1024
+"""Bytes of a segment that one piece may span: the pages between its records may count as this process's memory."""
+_CRC_MASK: Final = 0x7FFFFFFF
+_CHECKSUM_BEGIN: Final = np.frombuffer(b"__CRC32#\x01", np.uint8)
+_CHECKSUM: Final = np.dtype((np.uint8, CHECKSUM_SIZE))
+_POWERS: Final = 10 ** np.arange(10)
+"""Of the digits of the checksum property, the least significant of which comes first."""
+
+Units = npt.NDArray[np.void]
+
+
+class Ends(NamedTuple):
+    """Which messages of a partition can be read: ordinals ``least`` … ``most`` − 1."""
+
+    least: int
+    most: int
+
+
+class Folder:
+    """A store folder, as it is at each call; nothing of it stays open.
+
+    Topics and checkpoint are those of the moment at which this was made.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """``StoreError`` when there is no store folder, ``UnknownVersion``, ``DiskFailed``."""
+        self.directory = directory
+        disk = RealDisk()
+        if LOG not in disk.list_directory(directory):
+            raise StoreError(f"{directory} is no store folder: it has no {LOG}")
+        identity, _ = read_document(disk, directory / IDENTITY)
+        if identity is not None and identity["format"] != FORMAT_VERSION:
+            raise UnknownVersion(f"{directory} has format version {identity['format']}, this metaq reads {FORMAT_VERSION}")
+        content, problems = read_document(disk, directory / TOPICS)
+        for problem in problems:
+            logger.warning("topic table damaged problem=%s", problem)
+        self._table: dict[str, Any] = {} if content is None else content["topicConfigTable"]
+        self._deleted: dict[str, dict[str, int]] = {} if content is None else content.get("deleted", {})
+        checkpoint, _ = read_checkpoint(disk, directory)
+        self._promised = {} if checkpoint is None else checkpoint.partitions
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """The names of all topics but the broker's own, which can be read all the same."""
+        names = self._table.keys() | set(_names(self.directory / QUEUES)) | {topic for topic, _ in self._promised}
+        return sorted(name for name in names - INTERNAL_TOPICS if self._count(name))
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions a topic has: 0, 1, 2, …; ``UnknownTopic``."""
+        count = self._count(topic)
+        if not count:
+            raise UnknownTopic(f"{self.directory} has no topic {topic}")
+        return count
+
+    def _count(self, topic: str) -> int:
+        """As a broker finds out: what the table says, and partitions with messages that were never taken from it."""
+        row = self._table.get(topic)
+        most = 0 if row is None else row.get("mostQueueNums", max(row["readQueueNums"], row["writeQueueNums"]))
+        found = {int(name) for name in _names(self.directory / QUEUES / topic) if name.isascii() and name.isdecimal()}
+        found |= {partition for name, partition in self._promised if name == topic}
+        others = [number + 1 for number in found if number >= most and (row is not None or self._is_shown(topic, number))]
+        return max([0 if row is None else int(row["readQueueNums"]), *others])
+
+    def _is_shown(self, topic: str, partition: int) -> bool:
+        """Whether any message came after the topic was deleted, if it was."""
+        end = max(self._queue(topic, partition).end, self._durable(topic, partition))
+        return end > self._deleted.get(topic, {}).get(str(partition), -1)
+
+    def ends(self, topic: str, partition: int) -> Ends:
+        """The first message whose record the log may still have, and behind the last one that is intact.
+
+        All messages that the checkpoint says were durable are between them, even when they are damaged.
+        """
+        while True:
+            with suppress(AgedOut, FileNotFoundError):  # deleted while this looks: look again
+                return self._ends(topic, partition)
+
+    def _ends(self, topic: str, partition: int) -> Ends:
+        queue, begin = self._queue(topic, partition), self._segments()[0].base
+        least = max(queue.base, self._deleted.get(topic, {}).get(str(partition), 0))
+        while least < queue.end:
+            units = queue.units(least, MOST_ROWS)
+            kept = np.flatnonzero(_may_lead(units) & (units["log_offset"] >= begin))
+            if len(kept):
+                least += int(kept[0])
+                break
+            least += len(units)
+        durable = self._durable(topic, partition)
+        if least >= queue.end:  # all aged out, or nothing ever came
+            least = max(least, durable)
+        most, high, step = max(least, durable), queue.end, 1
+        while high > most:
+            low = max(most, high - step)
+            pieces = self._pieces(TopicPartition(topic, partition), low, high, verify=True)
+            found = np.concatenate([piece.first + np.flatnonzero(piece.sizes) for piece in pieces])
+            if len(found):
+                return Ends(least, int(found[-1]) + 1)
+            high, step = low, MOST_ROWS
+        return Ends(least, most)
+
+    def at_time(self, topic: str, partition: int, time_ms: int) -> int:
+        """The ordinal of the first message stored at or after a time, in milliseconds; the next one to come without any.
+
+        Damaged messages are passed over.
+        """
+        key = TopicPartition(topic, partition)
+        low, end = self.ends(topic, partition)
+        high = end
+        while low < high:
+            middle = (low + high) // 2
+            found, stored_ms = self._next_stored(key, middle, high)
+            if found < high and stored_ms < time_ms:
+                low = found + 1
+            else:
+                high = middle
+        return self._next_stored(key, low, end)[0]
+
+    def _next_stored(self, key: TopicPartition, low: int, high: int) -> tuple[int, int]:
+        """Ordinal and store time of the first intact message from ``low`` on; ``high`` and 0 without one."""
+        step = 1
+        while low < high:
+            for piece in self._pieces(key, low, min(high, low + step), verify=True):
+                if piece.sizes.any():
+                    row = int(np.argmax(piece.sizes > 0))
+                    records = Records(piece.data, piece.starts[row : row + 1], piece.sizes[row : row + 1])
+                    return piece.first + row, int(records.fields["store_ms"][0])
+            low, step = low + step, min(2 * step, MOST_ROWS)
+        return high, 0
+
+    def _queue(self, topic: str, partition: int) -> "_Queue":
+        return _Queue(self.directory / QUEUES / topic / str(partition))
+
+    def _durable(self, topic: str, partition: int) -> int:
+        """The checkpoint says that the messages before this ordinal were durable."""
+        return self._promised.get((topic, partition), NOTHING).next
+
+    def _segments(self) -> list["_File"]:
+        segments = _files(self.directory / LOG)
+        if not segments:
+            raise StoreError(f"{self.directory / LOG} is empty: a log has at least one file")
+        return segments
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def pieces(self, topic: str, partition: int, first: int, until: int, *, verify: bool = True) -> Iterator[Piece]:
+        """The messages ``first`` … ``until`` − 1 in order, in pieces of at most ``MOST_BYTES`` that are read when asked for.
+
+        Messages that are damaged or lost are there, without a record. Without ``verify`` checksums are not compared, so a body
+        may be another than the one that was stored. ``AgedOut`` for messages that are gone, also when they go while this
+        reads; ``DiskFailed``.
+        """
+        least = self.ends(topic, partition).least
+        if first < min(least, until):
+            raise AgedOut(topic, partition, first, min(least, until), least=least)
+        yield from self._pieces(TopicPartition(topic, partition), first, until, verify=verify)
+
+    def _pieces(self, key: TopicPartition, first: int, until: int, *, verify: bool) -> Iterator[Piece]:
+        while first < until:
+            # looked up again and again: a broker may add files, and delete others
+            queue, segments = self._queue(*key), self._segments()
+            with suppress(FileNotFoundError):  # deleted since it was listed: the next look tells whether messages have gone
+                units = queue.units(first, min(MOST_ROWS, until - first))
+                if first < queue.base or (_may_lead(units) & (units["log_offset"] < segments[0].base)).any():
+                    least = self.ends(*key).least
+                    if first < least:  # else a unit is damaged
+                        raise AgedOut(*key, first, min(least, until), least=least)
+                if not len(units):  # what a broker would make fillers for
+                    units = np.zeros(min(MOST_ROWS, until - first), UNIT)
+                for segment, rows in _runs(units, segments):
+                    piece = _piece(key, first, units[rows], segment, verify=verify)
+                    yield piece
+                    first += len(piece.sizes)
+
+
+class _File(NamedTuple):
+    """One of the files that together are a log or a queue."""
+
+    base: int
+    """Where in the whole it begins; bytes."""
+    size: int
+    path: Path
+
+
+def _files(directory: Path) -> list[_File]:
+    found = []
+    for name in filter(is_segment_name, _names(directory)):
+        with suppress(FileNotFoundError), _reading(directory / name):
+            found.append(_File(int(name), (directory / name).stat().st_size, directory / name))
+    return found
+
+
+class _Queue:
+    """The units of a partition as its files have them now: up to the first hole, as a broker takes them over."""
+
+    def __init__(self, directory: Path) -> None:
+        self._files = _files(directory)
+        self.base = self._files[0].base // UNIT_SIZE if self._files else 0
+        """The first ordinal."""
+        self.end = self.base
+        """The ordinal behind the last one."""
+        for file in self._files:
+            if file.base != self.end * UNIT_SIZE:
+                break
+            self.end += file.size // UNIT_SIZE
+
+    def units(self, ordinal: int, count: int) -> Units:
+        """At most ``count`` units from an ordinal on that is not before ``base``: those of one file; none at ``end``."""
+        count = min(count, self.end - ordinal)
+        if count <= 0 or ordinal < self.base:
+            return np.zeros(0, UNIT)
+        file = self._files[bisect_right(self._files, ordinal * UNIT_SIZE, key=lambda file: file.base) - 1]
+        with _reading(file.path), file.path.open("rb", buffering=0) as opened:
+            data = os.pread(opened.fileno(), count * UNIT_SIZE, ordinal * UNIT_SIZE - file.base)
+        return np.frombuffer(data, UNIT, len(data) // UNIT_SIZE)
+
+
+def _may_lead(units: Units) -> Truths:
+    """Which units have the size of a record: not those of fillers, nor what a broken disk makes of them."""
+    may: Truths = (units["size"] >= SMALLEST_RECORD) & (units["size"] < FILLER_SIZE)
+    return may
+
+
+def _runs(units: Units, segments: list[_File]) -> Iterator[tuple[_File, slice]]:
+    """Units in runs that make one piece: of one segment, within ``SPAN`` and ``MOST_BYTES``."""
+    may = _may_lead(units) & (units["log_offset"] >= segments[0].base)
+    if not may.any():
+        yield segments[0], slice(0, len(units))
+        return
+    # each that leads nowhere belongs to the run of the one before it, the first ones to the run of the first that may lead
+    latest = np.maximum.accumulate(np.where(may, np.arange(len(units)), int(np.argmax(may))))
+    offsets = units["log_offset"].astype(np.int64)[latest]
+    sizes = np.where(may, units["size"], 0).astype(np.int64)
+    bases = np.array([segment.base for segment in segments])
+    numbers = np.searchsorted(bases, offsets, "right") - 1
+    row = 0
+    while row < len(units):
+        near = (numbers[row:] == numbers[row]) & (np.abs(offsets[row:] - offsets[row]) <= SPAN // 2)
+        count = len(near) if near.all() else int(np.argmin(near))
+        count = min(count, fitting(sizes[row : row + count]))
+        yield segments[numbers[row]], slice(row, row + count)
+        row += count
+
+
+def _piece(key: TopicPartition, first: int, units: Units, segment: _File, *, verify: bool) -> Piece:
+    """The messages of some units, the records of which are in one segment; what is not as it should be has none."""
+    offsets, sizes = units["log_offset"].astype(np.int64), units["size"].astype(np.int64)
+    places = offsets - segment.base
+    rows = np.flatnonzero(_may_lead(units) & (places >= 0) & (places + sizes <= segment.size))
+    found, starts, data = np.zeros(len(units), np.int64), np.zeros(len(units), np.int64), memoryview(b"")
+    if len(rows):
+        low = int(places[rows].min()) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        data = _mapped(segment.path, low, int((places + sizes)[rows].max()))
+        records = Records(data, places[rows] - low, sizes[rows])
+        sound = _are_of(key, records, first + rows, offsets[rows])
+        if verify:
+            sound[sound] = _are_intact(data, records.starts[sound], records.properties_ends[sound])
+        starts[rows[sound]], found[rows[sound]] = records.starts[sound], sizes[rows[sound]]
+    for row in np.flatnonzero((found == 0) & (units["size"] != FILLER_SIZE)).tolist():
+        text = "message damaged topic=%s partition=%d ordinal=%d log_offset=%d size=%d: run metaq verify"
+        logger.error(text, *key, first + row, offsets[row], sizes[row])
+    return Piece(first, starts, found, data)
+
+
+def _mapped(path: Path, begin: int, end: int) -> memoryview:
+    """A part of a file, mapped for as long as somebody holds a slice of it."""
+    with _reading(path), path.open("rb", buffering=0) as file:
+        return memoryview(mmap.mmap(file.fileno(), end - begin, prot=mmap.PROT_READ, offset=begin))
+
+
+def _are_of(key: TopicPartition, records: Records, ordinals: Numbers, log_offsets: Numbers) -> Truths:
+    """Which records are what they should be, as far as that is seen without checksums; those stand one behind the other."""
+    fields = records.fields
+    sound = records.are_sound(ordinals)
+    sound &= (fields["log_offset"] == log_offsets) & (fields["partition"] == key.partition)
+    name = key.topic.encode()
+    wanted = np.frombuffer(bytes((len(name),)) + name, np.uint8)
+    names = gathered(records.data, records.body_ends[sound], np.dtype((np.uint8, len(wanted))))
+    sound[sound] = (names == wanted).all(axis=1)
+    rows = np.flatnonzero(sound)
+    ends = (records.starts + records.sizes)[rows]
+    sound[rows[1:][records.starts[rows[1:]] < np.maximum.accumulate(ends)[:-1]]] = False
+    return sound
+
+
+def _are_intact(data: memoryview, begins: Numbers, ends: Numbers) -> Truths:
+    """Which records have the checksum of the bytes before it; ``ends`` is where their checksum properties begin."""
+    crc32 = zlib.crc32
+    found = np.array([crc32(data[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)], np.int64)
+    stored = gathered(data, ends, _CHECKSUM)
+    digits = stored[:, 9:19].astype(np.int64) - ord("0")
+    intact: Truths = (stored[:, :9] == _CHECKSUM_BEGIN).all(axis=1) & (stored[:, 19] == 2)
+    intact &= ((digits >= 0) & (digits <= 9)).all(axis=1) & (digits @ _POWERS == found & _CRC_MASK)
+    return intact
+
+
+def _names(directory: Path) -> list[str]:
+    return RealDisk().list_directory(directory)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """``FileNotFoundError`` passes, what else fails is ``DiskFailed``."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DiskFailed(f"cannot read {path}: {error.strerror}") from error
