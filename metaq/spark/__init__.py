@@ -2,3 +2,7 @@
 
 Spark runs in processes of its own, never in a broker's, and nothing here brings gevent to it.
 """
+
+from metaq.spark.session import session
+
+__all__ = ["session"]

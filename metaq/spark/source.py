@@ -46,7 +46,7 @@ from metaq.spark.ranges import (
     shared,
     task_count,
 )
-from metaq.spark.tasks import Piece, Task, plain_errors, read_task, report
+from metaq.spark.tasks import Part, Task, plain_errors, read_task, report
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -190,6 +190,10 @@ def _micros(value: Any) -> int | None:
 
 def origin_of(options: ReadOptions) -> Origin:
     """Who is asked."""
+    if options.path:
+        from metaq.spark.folders import StoreFolder  # noqa: PLC0415 - brings the store's modules, which brokers' readers need not
+
+        return StoreFolder(options.path)
     return Brokers(options.servers)
 
 
@@ -263,11 +267,8 @@ def tasks_of(
     messages = sum(one.size for one in ranges)
     count = task_count(messages, os.cpu_count() or 1, options.min_partitions)
     tasks: list[InputPartition] = []
-    for part in shared(ranges, count):
-        queues = [layout[one.partition.topic][one.partition.partition] for one in part]
-        pieces = [
-            Piece(one, queue, addresses[queue.topic].get(queue.broker_name, ()))
-            for one, queue in zip(part, queues, strict=True)
-        ]
-        tasks.append(Task(pieces))
+    for share in shared(ranges, count):
+        queues = [layout[one.partition.topic][one.partition.partition] for one in share]
+        found = [addresses[queue.topic].get(queue.broker_name, ()) for queue in queues]
+        tasks.append(Task([Part(*row) for row in zip(share, queues, found, strict=True)]))
     return tasks or [Task(())]

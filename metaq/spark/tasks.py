@@ -1,4 +1,4 @@
-"""What one task reads, in a worker: pieces of partitions, fetched from brokers or cut from a store folder."""
+"""What one task reads, in a worker: parts of partitions, fetched from brokers or cut from a store folder."""
 
 import contextlib
 import gc
@@ -6,15 +6,16 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
 from metaq.client.bulk import BulkConnection
-from metaq.errors import ConnectionFailed, DataLost, MetaqError, OffsetOutOfRange, RequestTimeout
-from metaq.message import MessageQueue, TopicPartition
+from metaq.errors import AgedOut, ConnectionFailed, DataLost, MetaqError, OffsetOutOfRange, RequestTimeout
+from metaq.message import MessageQueue
 from metaq.protocol.bulk import Bulk
-from metaq.spark.columns import missing, record_batches
+from metaq.spark.columns import Piece, missing, record_batches
 from metaq.spark.options import ReadOptions
 from metaq.spark.ranges import Loss, Range, told
 
@@ -36,7 +37,7 @@ _connections: Final[dict[str, BulkConnection]] = {}
 _settled: Final[list[bool]] = []
 
 
-class Piece(NamedTuple):
+class Part(NamedTuple):
     """A range, and who has it."""
 
     range: Range
@@ -46,14 +47,14 @@ class Piece(NamedTuple):
 
 
 class Task(InputPartition):
-    """The pieces that one task reads, one behind the other."""
+    """The parts that one task reads, one behind the other."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        super().__init__(tuple(pieces))
+    def __init__(self, parts: Sequence[Part]) -> None:
+        super().__init__(tuple(parts))
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
-        found: tuple[Piece, ...] = self.value
+    def parts(self) -> tuple[Part, ...]:
+        found: tuple[Part, ...] = self.value
         return found
 
 
@@ -75,12 +76,13 @@ def read_task(task: InputPartition, options: ReadOptions) -> Iterator["pa.Record
     assert isinstance(task, Task)
     _settle()
     with plain_errors():
-        for piece in task.pieces:
-            partition = piece.range.partition
-            for bulk in _fetched(piece, fail=options.fail_on_data_loss):
-                yield from record_batches(
-                    bulk, partition.topic, partition.partition, until=piece.range.end, headers=options.headers
-                )
+        for part in task.parts:
+            partition, _, end = part.range
+            for piece in _cut(part, options) if options.path else _fetched(part, fail=options.fail_on_data_loss):
+                why = "damaged or lost in the broker's log; metaq verify tells more"
+                gaps = [Loss(partition, gap.start, gap.stop, why) for gap in missing(piece, end)]
+                report(gaps, fail=options.fail_on_data_loss)
+                yield from record_batches(piece, *partition, until=end, headers=options.headers)
 
 
 def report(losses: Sequence[Loss], *, fail: bool) -> None:
@@ -100,13 +102,13 @@ def _settle() -> None:
         gc.freeze()
 
 
-def _fetched(piece: Piece, *, fail: bool) -> Iterator[Bulk]:
-    """All that is there of a piece; what is not is told."""
-    partition, at, end = piece.range
+def _fetched(part: Part, *, fail: bool) -> Iterator[Bulk]:
+    """All that is there of a part; what is not is told."""
+    partition, at, end = part.range
     deadline = time.monotonic() + PATIENCE_S
     while at < end:
         try:
-            bulk = _fetch(piece, at, end)
+            bulk = _fetch(part, at, end)
         except OffsetOutOfRange as moved:
             least = moved.least if moved.least > at else end
             why = f"they have aged out; the oldest that is kept is {moved.least}"
@@ -121,23 +123,17 @@ def _fetched(piece: Piece, *, fail: bool) -> Iterator[Bulk]:
                 return
             time.sleep(PAUSE_S)
             continue
-        _tell_missing(partition, bulk, end, fail=fail)
         yield bulk
         at = bulk.next
         deadline = time.monotonic() + PATIENCE_S
 
 
-def _tell_missing(partition: TopicPartition, bulk: Bulk, end: int, *, fail: bool) -> None:
-    why = "damaged or lost in the broker's log; metaq verify tells more"
-    report([Loss(partition, gap.start, gap.stop, why) for gap in missing(bulk, end)], fail=fail)
-
-
-def _fetch(piece: Piece, at: int, end: int) -> Bulk:
+def _fetch(part: Part, at: int, end: int) -> Bulk:
     """From the master, or a slave while it cannot be reached."""
-    queue = piece.queue
+    queue = part.queue
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        for address in piece.addresses:
+        for address in part.addresses:
             try:
                 connection = _connections.get(address) or BulkConnection(address, TIMEOUT_S)
                 _connections[address] = connection
@@ -150,3 +146,14 @@ def _fetch(piece: Piece, at: int, end: int) -> Bulk:
         if time.monotonic() > deadline:
             raise failure
         time.sleep(PAUSE_S)
+
+
+def _cut(part: Part, options: ReadOptions) -> Iterator[Piece]:
+    """The same of a store folder."""
+    from metaq.spark.disk import Folder  # noqa: PLC0415 - brings the store's modules, which brokers' readers need not
+
+    partition, at, end = part.range
+    try:
+        yield from Folder(Path(options.path)).pieces(*partition, at, end, verify=options.verify)
+    except AgedOut as gone:
+        raise DataLost(f"messages went while they were read: {gone}. Read a copy of the folder") from gone

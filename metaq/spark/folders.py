@@ -1,0 +1,40 @@
+"""A store folder as the driver sees it, in place of brokers."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from metaq.message import MessageQueue, TopicPartition
+from metaq.spark.brokers import Topic
+from metaq.spark.disk import Folder
+from metaq.spark.ranges import Layout, Span
+
+
+class StoreFolder:
+    """One broker's topics; the broker may run or not."""
+
+    def __init__(self, path: str) -> None:
+        """``StoreError`` when there is no store folder."""
+        self._folder = Folder(Path(path))
+
+    def names(self) -> list[str]:
+        return self._folder.topics()
+
+    def topic(self, name: str) -> Topic:
+        """A topic. ``UnknownTopic``."""
+        return Topic(tuple(MessageQueue(name, "", number) for number in range(self._folder.partitions(name))), {})
+
+    def spans(self, layout: Layout) -> dict[TopicPartition, Span]:
+        return {
+            TopicPartition(name, queue.partition): Span(*self._folder.ends(name, queue.partition))
+            for name, queues in layout.items()
+            for queue in queues
+        }
+
+    def await_brokers(self, names: Collection[str]) -> None:
+        """None is needed."""
+
+    def at_time(self, queue: MessageQueue, time_ms: int) -> int:
+        return self._folder.at_time(queue.topic, queue.partition, time_ms)
+
+    def close(self) -> None:
+        """Nothing is open."""
