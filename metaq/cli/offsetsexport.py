@@ -9,7 +9,7 @@ from typing import BinaryIO, Final
 
 import click
 
-from metaq.cli.common import FAILED, examples, registry_option
+from metaq.cli.common import FAILED, examples, json_option, print_json, registry_option
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin, connect
 from metaq.errors import ConfigError
@@ -49,7 +49,8 @@ Write = Callable[[Iterable[OffsetRow], BinaryIO], int]
 @click.option("--from", "begin", type=When(), help="What was recorded then and later, instead of how it is now.")
 @click.option("--to", "end", type=When(), help="Only what was recorded before that.")
 @registry_option
-def export(form: str, out: str, begin: datetime | None, end: datetime | None, registry: str) -> int:
+@json_option
+def export(form: str, out: str, begin: datetime | None, end: datetime | None, registry: str, as_json: bool) -> int:
     if end is not None and begin is None:
         raise click.UsageError("--to needs --from")
     if form == PARQUET and out == STANDARD_OUTPUT:
@@ -62,7 +63,11 @@ def export(form: str, out: str, begin: datetime | None, end: datetime | None, re
         if out == STANDARD_OUTPUT:
             write(rows, sys.stdout.buffer)
         else:
-            click.echo(f"exported {_replace(Path(out), write, rows)} rows to {out}")
+            count = _replace(Path(out), write, rows)
+            if as_json:
+                print_json({"file": out, "rows": count, "problems": problems})
+            else:
+                click.echo(f"exported {count} rows to {out}")
     for problem in problems:
         click.echo(f"metaq: groups are missing: {problem}", err=True)
     return FAILED if problems else 0

@@ -16,7 +16,7 @@ Rows stand one a line in messages and files, and in pages in the answer::
 
 import enum
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -72,6 +72,8 @@ class OffsetRow(NamedTuple):
     """Age at which messages may be deleted; ``None`` when that is not known."""
 
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _TIMES: Final = ("ts", "consumed_ts", "minimum_ts", "maximum_ts")
 
 
@@ -138,8 +140,8 @@ def _parsed(data: bytes) -> Any:
 
 
 def _iso(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (_EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _ms(text: str) -> int:
-    return round(datetime.fromisoformat(text).timestamp() * 1000)
+    return (datetime.fromisoformat(text) - _EPOCH) // _MILLISECOND

@@ -1,0 +1,84 @@
+"""Rows of offsets are read as they were written."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.errors import BadRequest
+from metaq.protocol.offsetrows import Kind, OffsetPage, OffsetRow, decode_lines, decode_page, encode_line, encode_page
+
+TIMES = st.integers(0, 253_402_300_799_999)  # to the end of the year 9999
+NUMBERS = st.integers(0, (1 << 63) - 1)
+ROWS = st.builds(
+    OffsetRow,
+    ts=TIMES,
+    broker=st.text(),
+    group=st.text(),
+    kind=st.sampled_from(list(Kind)).map(str),
+    topic=st.text(),
+    partition=st.integers(0, 1023),
+    consumed=st.none() | NUMBERS,
+    minimum=NUMBERS,
+    maximum=NUMBERS,
+    consumed_ts=st.none() | TIMES,
+    minimum_ts=st.none() | TIMES,
+    maximum_ts=st.none() | TIMES,
+    owner=st.none() | st.text(),
+    retention_ms=st.none() | NUMBERS,
+)
+PAGES = st.builds(OffsetPage, st.lists(ROWS), st.none() | st.text(), st.none() | st.text())
+
+
+@given(st.lists(ROWS))
+def test_lines(rows: list[OffsetRow]) -> None:
+    """SG-055: whatever stands in a name, a row is one line, which any reader of JSON takes."""
+    lines = b"".join(map(encode_line, rows))
+    assert lines.count(b"\n") == len(rows)
+    assert decode_lines(lines) == rows
+    assert [list(json.loads(line)) for line in lines.splitlines()] == [list(OffsetRow._fields)] * len(rows)
+
+
+@given(PAGES)
+def test_pages(page: OffsetPage) -> None:
+    """SG-055."""
+    assert decode_page(encode_page(page)) == page
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"1",
+        b"{}",
+        b'{"rows":null,"next":null,"problem":null}',
+        b'{"rows":[{}],"next":null,"problem":null}',
+    ],
+)
+def test_a_page_that_is_none(wrong: bytes) -> None:
+    """SG-055: what comes from elsewhere is refused in our words."""
+    with pytest.raises(BadRequest):
+        decode_page(wrong)
+
+
+@given(ROWS, st.sampled_from(OffsetRow._fields))
+def test_a_row_without_a_member(row: OffsetRow, name: str) -> None:
+    """SG-055: refused; one that has more is not."""
+    content = json.loads(encode_line(row))
+    assert decode_lines(json.dumps({**content, "later": 1}).encode()) == [row]
+    del content[name]
+    with pytest.raises(BadRequest):
+        decode_lines(json.dumps(content).encode())
+
+
+@pytest.mark.parametrize("time", ["yesterday", 17, [], "2026-13-01T00:00:00Z"])
+def test_a_time_that_is_none(time: object) -> None:
+    """SG-055."""
+    row = OffsetRow(0, "b", "g", "remoting", "t", 0, 1, 0, 2, 3, 4, 5, None, None)
+    content = {**json.loads(encode_line(row)), "consumed_ts": time}
+    with pytest.raises(BadRequest):
+        decode_lines(json.dumps(content).encode())
