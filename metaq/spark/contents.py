@@ -1,0 +1,257 @@
+"""What of the report's tables is shown: a few hundred rows of them, as charts."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from metaq.spark.charts import COLOURS, Bar, Bars, Heat, Line, Lines
+from metaq.spark.findings import (
+    BEHIND_S,
+    LOST,
+    RETENTION,
+    SKEW,
+    SKEW_GINI,
+    SKEW_MESSAGES,
+    SKEW_PARTITIONS,
+    SKEW_RATIO,
+    Finding,
+    Limits,
+    Row,
+    find,
+)
+from metaq.spark.tables import Sampling
+from metaq.spark.wording import count, duration, percent, rate, short_count
+
+MOST_FOUND: Final = 10_000
+"""Partitions that findings are made of, the worst."""
+MOST_GROUPS: Final = 60
+"""In the table of groups: those with findings, and then those with most messages waiting."""
+MOST_LINES: Final = 20
+"""In a chart; those that are as they should be, in grey."""
+MOST_RATES: Final = 6
+MOST_HEATS: Final = 4
+MOST_ROWS: Final = 64
+"""Partitions in a heat map: those where most messages waited."""
+MOST_SKEWED: Final = 3
+MOST_BARS: Final = 24
+COLOURED: Final = COLOURS - 1
+"""Groups that have a colour; the last is for the others."""
+WELL: Final = 3
+"""Without findings, so many groups are coloured."""
+
+Pair = tuple[str, str]
+"""Group and topic."""
+
+
+class Group(NamedTuple):
+    """A row of the table of groups."""
+
+    row: Row
+    lags: Sequence[float | None]
+    """At the report's times."""
+    colour: int | None
+    """In every chart."""
+    findings: list[Finding]
+
+
+class Contents(NamedTuple):
+    """All that a reader sees."""
+
+    sampling: Sampling
+    findings: list[Finding]
+    groups: list[Group]
+    counts: Mapping[str, int]
+    """How many ``groups``, ``topics``, ``partitions`` and groups of topics (``pairs``) there are."""
+    waiting: int
+    """Messages, over all groups."""
+    sent_per_s: float
+    lag: Lines
+    age: Lines
+    rates: list[Lines]
+    heats: list[Heat]
+    skew: list[Bars]
+    retention: Bars | None
+
+
+class Shelf:
+    """The written tables. Rows are mappings, times in UTC."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def rows(
+        self, name: str, where: pc.Expression | None = None, *, order: Sequence[str] = (), most: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Of a table, ``most`` rows at most; a name in ``order`` with - before it: the largest first."""
+        table = pq.read_table(self._folder / f"{name}.parquet", filters=where)
+        if order:
+            table = table.sort_by([(key.removeprefix("-"), "descending" if key[0] == "-" else "ascending") for key in order])
+        rows: list[dict[str, Any]] = table.slice(0, most).to_pylist()
+        return rows
+
+
+def find_all(shelf: Shelf, sampling: Sampling, limits: Limits) -> list[Finding]:
+    """The findings of the tables."""
+    worst = shelf.rows("partitions", _noteworthy(limits), order=["-lost", "-lag"], most=MOST_FOUND)
+    pairs = shelf.rows("groups", _is_one_of(_pair(row) for row in worst))
+    skewed = shelf.rows("topics", _SKEWED, order=["topic", "-messages"], most=MOST_FOUND)
+    return find(worst, pairs, skewed, sampling.gaps, limits, sampling.last)
+
+
+def _noteworthy(limits: Limits) -> pc.Expression:
+    """The partitions that `find` may say something about; nearly all others are left out."""
+    still = (_f("waiting_s") >= limits.still_s) | (_f("unowned_s") >= limits.still_s)
+    waits = (_f("lag") > 0) & (still | (_f("lag_s") >= BEHIND_S))
+    return (_f("lost") > 0) | (_f("runway_s") <= limits.risk_s) | waits
+
+
+_f: Final = pc.field
+_SKEWED: Final = (
+    (_f("gini") >= SKEW_GINI)
+    & (_f("largest") >= _f("median") * SKEW_RATIO)
+    & (_f("size") >= SKEW_PARTITIONS)
+    & (_f("total") >= SKEW_MESSAGES)
+    & (_f("messages") == _f("largest"))
+)
+
+
+def gather(shelf: Shelf, sampling: Sampling, limits: Limits) -> Contents:
+    """Choose what is shown."""
+    findings = find_all(shelf, sampling, limits)
+    troubled = list(dict.fromkeys((one.group, one.topic) for one in findings if one.group and one.topic))
+    groups = shelf.rows("groups", order=["-lag", "group", "topic"])
+    by_pair = {_pair(row): row for row in groups}
+    shown = list(dict.fromkeys([*troubled, *by_pair]))[:MOST_GROUPS]
+    colours = {pair: number for number, pair in enumerate(troubled[:COLOURED] if troubled else shown[:WELL])}
+    grid = _Grid(shelf.rows("over_time", _is_one_of(shown), order=["at"]), colours)
+    partitions = {_place(row): row["produced_per_s"] or 0.0 for row in shelf.rows("partitions")}
+    return Contents(
+        sampling=sampling,
+        findings=findings,
+        groups=[
+            Group(by_pair[pair], grid.values(pair, "lag"), colours.get(pair), [one for one in findings if _about(one) == pair])
+            for pair in shown
+        ],
+        counts={
+            "groups": len({group for group, _ in by_pair}),
+            "pairs": len(by_pair),
+            "topics": len({topic for topic, _, _ in partitions}),
+            "partitions": len(partitions),
+        },
+        waiting=sum(row["lag"] or 0 for row in groups),
+        sent_per_s=sum(partitions.values()),
+        lag=grid.lines("Messages that wait", "By group and topic.", "lag", shown, short_count),
+        age=grid.lines(
+            "How far behind", "The age of the next message of each group, in its slowest partition.", "lag_s", shown, duration
+        ),
+        rates=[grid.rates(pair) for pair in shown[:MOST_RATES]],
+        heats=[_heat(shelf, pair, grid.times) for pair in (troubled or shown[:1])[:MOST_HEATS]],
+        skew=[_skew(shelf, one.topic) for one in findings if one.kind == SKEW and one.topic][:MOST_SKEWED],
+        retention=_retention(groups, {_about(one) for one in findings if one.kind in {LOST, RETENTION}}),
+    )
+
+
+def _pair(row: Row) -> Pair:
+    return row["group"], row["topic"]
+
+
+def _about(finding: Finding) -> tuple[str | None, str | None]:
+    return finding.group, finding.topic
+
+
+def _place(row: Row) -> tuple[str, str, int]:
+    return row["topic"], row["broker"], row["partition"]
+
+
+def _is_one_of(pairs: Iterable[Pair]) -> pc.Expression:
+    """Whether a row is about one of these groups and topics."""
+    by_group: dict[str, set[str]] = {}
+    for group, topic in pairs:
+        by_group.setdefault(group, set()).add(topic)
+    conditions = ((_f("group") == group) & _f("topic").isin(sorted(topics)) for group, topics in by_group.items())
+    return reduce(or_, conditions, pc.scalar(value=False))
+
+
+class _Grid:
+    """The table over time, with a value or none at each of its times."""
+
+    def __init__(self, rows: Sequence[Row], colours: Mapping[Pair, int]) -> None:
+        self.times = sorted({row["at"] for row in rows})
+        self._stamps = [at.timestamp() for at in self.times]
+        self._colours = colours
+        self._rows: dict[Pair, list[Row | None]] = {}
+        at = {time: number for number, time in enumerate(self.times)}
+        for row in rows:
+            self._rows.setdefault(_pair(row), [None] * len(at))[at[row["at"]]] = row
+
+    def values(self, pair: Pair, name: str) -> list[float | None]:
+        return [None if row is None else row[name] for row in self._rows.get(pair, [None] * len(self._stamps))]
+
+    def lines(self, title: str, note: str, name: str, pairs: Sequence[Pair], say: Any) -> Lines:
+        quiet = [pair for pair in pairs if pair not in self._colours][: MOST_LINES - len(self._colours)]
+        lines = [
+            Line(f"{group} · {topic}", self.values((group, topic), name), self._colours.get((group, topic)))
+            for group, topic in [*self._colours, *quiet]
+        ]
+        return Lines(title, note, self._stamps, lines, say, logarithmic=True, seconds=name == "lag_s")
+
+    def rates(self, pair: Pair) -> Lines:
+        lines = [
+            Line("sent", self.values(pair, "produced_per_s"), None, dashed=True),
+            Line("consumed", self.values(pair, "consumed_per_s"), self._colours.get(pair, COLOURED)),
+        ]
+        return Lines(" · ".join(pair), "Messages a second, sent and consumed.", self._stamps, lines, rate)
+
+
+def _heat(shelf: Shelf, pair: Pair, times: Sequence[datetime]) -> Heat:
+    cells: dict[tuple[str, int], dict[datetime, float]] = {}
+    for row in shelf.rows("series", _is_one_of([pair])):
+        cells.setdefault((row["broker"], row["partition"]), {})[row["at"]] = row["lag"] or 0
+    worst = sorted(cells, key=lambda place: -max(cells[place].values()))[:MOST_ROWS]
+    names = [f"{broker} / {partition}" for broker, partition in sorted(worst)]
+    values = [[cells[place].get(at) for at in times] for place in sorted(worst)]
+    stamps = [at.timestamp() for at in times]
+    return Heat(" · ".join(pair), "Messages that wait, by partition.", stamps, names, values, short_count)
+
+
+def _skew(shelf: Shelf, topic: str) -> Bars:
+    rows = shelf.rows("topics", _f("topic") == topic, order=["-messages"], most=MOST_BARS)
+    bars = [
+        Bar(
+            f"{row['broker']} / {row['partition']}",
+            row["messages"],
+            f"{count(row['messages'])} ({percent(row['messages'] / row['total'])})",
+            marked=row["messages"] == row["largest"],
+        )
+        for row in sorted(rows, key=_place)
+    ]
+    return Bars(topic, f"Messages in the last day, by partition; the median is {count(rows[0]['median'])}.", bars)
+
+
+def _retention(groups: Iterable[Row], at_risk: Collection[tuple[str | None, str | None]]) -> Bars | None:
+    """How much of the time that messages are kept each group has used."""
+    known = [row for row in groups if row["retention_used"] is not None]
+    if not known:
+        return None
+    bars = [
+        Bar(
+            f"{row['group']} · {row['topic']}",
+            row["retention_used"],
+            percent(row["retention_used"]) + (f", {duration(row['runway_s'])} left" if _ends_soon(row) else ""),
+            marked=_pair(row) in at_risk,
+        )
+        for row in sorted(known, key=lambda row: -row["retention_used"])[: MOST_BARS // 2]
+    ]
+    return Bars(
+        "Retention used", "The age of a group's next message, of the age at which messages are deleted.", bars, whole=1.0
+    )
+
+
+def _ends_soon(row: Row) -> bool:
+    return row["runway_s"] is not None and row["runway_s"] <= 7 * 86_400

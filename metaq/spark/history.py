@@ -1,0 +1,78 @@
+"""The history of offsets: a row for every partition of every group, each time that a broker took a sample.
+
+From files (``metaq offsets export``), or from the system topic into which brokers write it by themselves. Rows may come twice
+and in any order: what is made of them takes the newest of a time.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
+
+from metaq.errors import ConfigError
+
+SCHEMA: Final = StructType(
+    [
+        StructField("ts", TimestampType()),
+        StructField("broker", StringType()),
+        StructField("group", StringType()),
+        StructField("kind", StringType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("consumed", LongType()),
+        StructField("minimum", LongType()),
+        StructField("maximum", LongType()),
+        StructField("consumed_ts", TimestampType()),
+        StructField("minimum_ts", TimestampType()),
+        StructField("maximum_ts", TimestampType()),
+        StructField("owner", StringType()),
+        StructField("retention_ms", LongType()),
+    ]
+)
+"""``kind``: remoting, zookeeper or observed. ``consumed``: the next offset, null when unknown. ``minimum``, ``maximum``: the
+oldest offset, and one after the newest. The ``_ts`` columns: when the messages there were stored; ``consumed_ts`` is null when
+there is none yet. ``owner``: a client's id, null when nobody consumes the partition."""
+
+SERIES: Final = ["broker", "group", "kind", "topic", "partition"]
+"""What one row of each sample is about."""
+
+
+def read_files(spark: SparkSession, path: str) -> DataFrame:
+    """A file or folder of Parquet, or of JSON lines when its name, or that of a file in it, ends in .json or .jsonl.
+
+    ``ConfigError`` when there is nothing, or rows of another kind.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise ConfigError(f"there is no history at {path}; metaq offsets export writes one")
+    names = [file.name for file in place.rglob("*")] if place.is_dir() else [place.name]
+    if any(name.endswith((".json", ".jsonl")) for name in names):
+        return spark.read.schema(SCHEMA).option("recursiveFileLookup", True).json(path)
+    try:
+        history = spark.read.option("recursiveFileLookup", True).parquet(path)
+    except AnalysisException as error:
+        raise ConfigError(f"{path} is neither Parquet nor JSON lines (.jsonl)") from error
+    missing = [name for name in SCHEMA.fieldNames() if name not in history.columns]
+    if missing:
+        raise ConfigError(f"{path} is no history of offsets: it has no column {', '.join(missing)}")
+    return history.select([f.col(field.name).cast(field.dataType) for field in SCHEMA])
+
+
+def read_topic(spark: SparkSession, servers: str, topic: str) -> DataFrame:
+    """All samples that the system topic still has; ``servers`` as the option ``metaq.bootstrap.servers``."""
+    return rows_of(spark.read.format("metaq").option("metaq.bootstrap.servers", servers).option("subscribe", topic).load())
+
+
+def follow_topic(spark: SparkSession, servers: str, topic: str) -> DataFrame:
+    """The samples of the system topic, as a stream from its oldest message on."""
+    reader = spark.readStream.format("metaq").option("metaq.bootstrap.servers", servers).option("subscribe", topic)
+    return rows_of(reader.option("startingOffsets", "earliest").load())
+
+
+def rows_of(messages: DataFrame) -> DataFrame:
+    """The rows in messages of the system topic, whose bodies are lines of JSON."""
+    lines = messages.select(f.explode(f.split(f.col("value").cast("string"), "\n")).alias("line"))
+    return lines.select(f.from_json("line", SCHEMA).alias("row")).where("row.ts is not null").select("row.*")

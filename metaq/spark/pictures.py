@@ -1,0 +1,117 @@
+"""The report's charts as PNG, for mails and chats: by matplotlib, of the extra ``report``."""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+
+from metaq.spark.charts import LEVELS, Bars, Chart, Heat, Lines, level, level_ends, time_ticks, value_axis
+from metaq.spark.contents import Contents
+
+_INK: Final = "#1b2430"
+_QUIET: Final = "#b6c0cb"
+_BAR, _MARKED = "#7d9cc4", "#c4352b"
+_COLOURS: Final = ("#c4352b", "#2a6fdb", "#c46a00", "#7a4bd1", "#0c7f80", "#b8327a", "#3b8030", "#55657a")
+_HEAT: Final = ("#eef2f6", "#fdebd3", "#fcd2a2", "#f7ab64", "#e67c33", "#bb471c", "#7f1d1d")
+_DPI: Final = 110
+
+
+def draw_pictures(contents: Contents, out: Path) -> list[Path]:
+    """One file a chart, in place of those of an earlier report: ``lag.png``, ``behind.png``, ``rates-…``, ``waiting-…``,
+    ``skew-…`` and ``retention.png``."""
+    charts: list[tuple[str, Chart]] = [
+        ("lag", contents.lag),
+        ("behind", contents.age),
+        *((f"rates-{_file_name(chart.title)}", chart) for chart in contents.rates),
+        *((f"waiting-{_file_name(chart.title)}", chart) for chart in contents.heats),
+        *((f"skew-{_file_name(chart.title)}", chart) for chart in contents.skew),
+        *([("retention", contents.retention)] if contents.retention else []),
+    ]
+    written = []
+    for name, chart in charts:
+        path = out / f"{name}.png"
+        _draw(chart).savefig(path, dpi=_DPI)
+        written.append(path)
+    return written
+
+
+def _file_name(title: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", title)
+
+
+def _draw(chart: Chart) -> Figure:
+    rows = len(chart.bars) if isinstance(chart, Bars) else len(chart.names) if isinstance(chart, Heat) else 0
+    with mpl.rc_context({"font.size": 9, "axes.edgecolor": _QUIET, "text.color": _INK, "axes.labelcolor": _INK}):
+        figure = Figure(figsize=(10, max(3.4, 1.4 + 0.24 * rows)), layout="constrained")
+        axes = figure.add_subplot()
+        # names of groups are not formulas: $ is a letter
+        axes.set_title(chart.title, loc="left", parse_math=False, fontsize=13, fontweight="bold", color=_INK)
+        axes.spines[["top", "right"]].set_visible(False)
+        if isinstance(chart, Lines):
+            _lines(axes, chart)
+        elif isinstance(chart, Heat):
+            _heat(axes, chart)
+        else:
+            _bars(axes, chart)
+    return figure
+
+
+def _time_axis(axes: Axes, times: Sequence[float]) -> None:
+    ticks = time_ticks(times[0], times[-1])
+    axes.set_xticks([at for at, _ in ticks], [label for _, label in ticks])
+    begin, end = (datetime.fromtimestamp(at, UTC) for at in (times[0], times[-1]))
+    axes.set_xlabel(f"{begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC", fontsize=8)
+
+
+def _lines(axes: Axes, chart: Lines) -> None:
+    known = [value for line in chart.lines for value in line.values if value is not None]
+    axis = value_axis(known, logarithmic=chart.logarithmic, seconds=chart.seconds)
+    for line in sorted(chart.lines, key=lambda line: line.colour is not None):
+        # a hole stays one
+        shares = [float("nan") if value is None else axis.share(value) for value in line.values]
+        colour = _QUIET if line.colour is None else _COLOURS[line.colour]
+        width = 1.0 if line.colour is None else 1.8
+        axes.plot(chart.times, shares, color=colour, linewidth=width, linestyle="--" if line.dashed else "-")
+        if line.colour is not None:
+            axes.annotate(
+                line.name, (chart.times[-1], shares[-1]), (6, 0), textcoords="offset points", color=colour, va="center",
+                fontweight="bold", parse_math=False,
+            )  # fmt: skip
+    axes.set_yticks([axis.share(tick) for tick in axis.ticks], [chart.say(tick) for tick in axis.ticks])
+    axes.set_ylim(0, 1.02)
+    axes.grid(axis="y", color="#e9edf1")
+    _time_axis(axes, chart.times)
+
+
+def _heat(axes: Axes, chart: Heat) -> None:
+    highest = max((value or 0.0 for row in chart.values for value in row), default=0.0) or 1.0
+    levels = [[level(value, highest) for value in row] for row in chart.values]
+    step = chart.times[1] - chart.times[0] if len(chart.times) > 1 else 60.0
+    place = (chart.times[0], chart.times[-1] + step, len(chart.names) - 0.5, -0.5)
+    image = axes.imshow(
+        levels, aspect="auto", interpolation="nearest", cmap=ListedColormap(_HEAT), vmin=-0.5, vmax=LEVELS - 0.5, extent=place
+    )
+    axes.set_yticks(range(len(chart.names)), chart.names)
+    axes.hlines([row + 0.5 for row in range(len(chart.names) - 1)], place[0], place[1], color="white", linewidth=0.8)
+    bar = axes.figure.colorbar(image, ax=axes, ticks=range(LEVELS), pad=0.01)
+    bar.ax.set_yticklabels(["none", *(f"≤ {chart.say(end)}" for end in level_ends(highest))])
+    _time_axis(axes, chart.times)
+
+
+def _bars(axes: Axes, chart: Bars) -> None:
+    whole = chart.whole or max((bar.value for bar in chart.bars), default=0.0) or 1.0
+    places = range(len(chart.bars))
+    axes.barh(places, [bar.value for bar in chart.bars], color=[_MARKED if bar.marked else _BAR for bar in chart.bars])
+    for place, bar in enumerate(chart.bars):
+        axes.annotate(bar.text, (bar.value, place), (5, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks(places, [bar.name for bar in chart.bars])
+    axes.invert_yaxis()
+    axes.set_xlim(0, whole * 1.15)
+    axes.set_xticks([])
+    axes.set_xlabel(chart.note, fontsize=8)

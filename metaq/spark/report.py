@@ -1,0 +1,125 @@
+"""The Spark job that makes the offset report: from a history of offsets to a page, tables and pictures.
+
+``metaq offsets report`` starts it as a process of its own, ``python -m metaq.spark.report JOB``, with the fields of ``Job`` as
+one JSON document. It prints the findings as lines of JSON, and ends with exit code 0, or 1 and one line on standard error.
+"""
+
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from metaq.errors import ConfigError, MetaqError
+from metaq.spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from metaq.spark.findings import Finding, Limits
+    from metaq.spark.tables import Sampling
+
+PAGE: Final = "report.html"
+_SETTINGS: Final = {"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
+
+
+class Job(NamedTuple):
+    """What to make of what."""
+
+    out: str
+    """A folder, made when it is not there; files of an earlier report in it are replaced."""
+    history: str | None = None
+    """A file or folder; else ``topic``, of the brokers at ``servers``."""
+    topic: str | None = None
+    servers: str | None = None
+    pictures: bool = False
+    stuck_samples: int = 10
+    risk_hours: float = 24.0
+
+
+def report(history: "DataFrame", job: Job) -> "list[Finding]":
+    """Write the page, the tables and the pictures; the findings.
+
+    ``ConfigError`` when the history has no sample, or matplotlib is wanted and missing.
+    """
+    # they need pyspark and pyarrow: `session` says in words when those are missing
+    from metaq.spark.contents import Shelf, gather  # noqa: PLC0415
+    from metaq.spark.page import write_page  # noqa: PLC0415
+    from metaq.spark.tables import look, write_tables  # noqa: PLC0415
+
+    draw = _pictures() if job.pictures else None
+    out = Path(job.out)
+    out.mkdir(parents=True, exist_ok=True)
+    sampling = look(history)
+    write_tables(history, sampling, out)
+    contents = gather(Shelf(out), sampling, limits_of(job, sampling))
+    write_findings(contents.findings, out)
+    if draw is not None:
+        draw(contents, out)
+    (out / PAGE).write_text(write_page(contents), "utf-8")
+    return contents.findings
+
+
+def limits_of(job: Job, sampling: "Sampling") -> "Limits":
+    """The job's limits in seconds."""
+    from metaq.spark.findings import Limits  # noqa: PLC0415
+
+    return Limits(still_s=job.stuck_samples * sampling.interval_s, risk_s=job.risk_hours * 3600)
+
+
+def write_findings(findings: "list[Finding]", out: Path) -> None:
+    """As ``findings.parquet``."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    text, time, number, whole = pa.string(), pa.timestamp("us", "UTC"), pa.float64(), pa.int64()
+    kinds = [text, text, text, text, pa.list_(text), text, text, time, whole, number, number]
+    names = ["severity", "kind", "group", "topic", "partitions", "sentence", "advice", "since", "lag", "left_s", "share"]
+    rows = pa.Table.from_pylist([finding._asdict() for finding in findings], pa.schema(zip(names, kinds, strict=True)))
+    pq.write_table(rows, out / "findings.parquet")
+
+
+def _pictures() -> "Any":
+    try:
+        from metaq.spark.pictures import draw_pictures  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError("pictures need matplotlib; pip install 'metaq-broker[report]'") from error
+    return draw_pictures
+
+
+def history_of(spark: "SparkSession", job: Job) -> "DataFrame":
+    """The rows that the job names."""
+    from metaq.spark.history import read_files, read_topic  # noqa: PLC0415
+
+    if job.history is not None:
+        return read_files(spark, job.history)
+    assert job.topic is not None
+    assert job.servers is not None
+    return read_topic(spark, job.servers, job.topic)
+
+
+def line_of(finding: "Finding") -> str:
+    """A finding as a line of JSON."""
+    return json.dumps(finding._asdict(), ensure_ascii=False, default=_iso)
+
+
+def _iso(value: datetime) -> str:
+    return value.isoformat()
+
+
+def main(document: str) -> int:
+    """Run one job."""
+    job = Job(**json.loads(document))
+    try:
+        spark = session("metaq offset report", settings=_SETTINGS)
+        for finding in report(history_of(spark, job), job):
+            print(line_of(finding))
+    except MetaqError as error:
+        print(error, file=sys.stderr)
+        return 1
+    spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
