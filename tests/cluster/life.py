@@ -24,11 +24,12 @@ from tests.support.admin import ask
 from tests.support.broker import wait_until
 from tests.support.cluster import compare_logs
 from tests.support.group import Group, Member
+from tests.support.pressure import Stopwatch
 from tests.support.remoting import RemotingClient
 from tests.support.talk import Talk
 
 AGAIN_S: Final = 10.0
-"""In which puts must be acknowledged again."""
+"""In which puts must be acknowledged again, unless the machine is busy."""
 STUCK_S: Final = 60.0
 """What takes longer, while nothing is wrong any more, is stuck."""
 CLIENTS: Final = (Putter, Putter, Sender, Reader, Consumer, Brancher, HalfSender)
@@ -81,11 +82,11 @@ class Life:
         self.rng = random.Random(seed)
         self.history, self.progress = History(seed), Progress()
         self.campaign = campaign
-        least, durability = self.rng.choice((1, 2, 2)), self.rng.choice(DURABILITIES)
-        flags = (*CHECKS, "--min-in-sync", str(least))
+        self.least, durability = self.rng.choice((1, 2, 2)), self.rng.choice(DURABILITIES)
+        flags = (*CHECKS, "--min-in-sync", str(self.least))
         self.group = Group(folder, zookeeper, *flags, proxied=self.proxied, seed=seed, durability=durability)
         self.load = Load(self.group.ports(), self.history, self.progress, seed)
-        self.counts: Counter[str] = Counter({f"groups with min_in_sync {least}": 1, f"groups at {durability}": 1})
+        self.counts: Counter[str] = Counter({f"groups with min_in_sync {self.least}": 1, f"groups at {durability}": 1})
         self.pauses: list[tuple[float, str]] = []
         """For how long nothing was acknowledged, of each fault that a new master ends, in seconds."""
         self.doing = "start"
@@ -139,9 +140,12 @@ class Life:
         began = time.monotonic()
         self.wait(lambda: self.load.all_succeeded_since(began), "every client succeeds")
         self.pass_time(self.rng.uniform(0, 0.8))
+        stopwatch = Stopwatch()
         since = fault()
         pause = self.history.longest_pause(since, time.monotonic())
-        expect(pause <= AGAIN_S, f"puts were acknowledged again after {pause:.1f} s", self.doing)
+        if pause > AGAIN_S:
+            expect(stopwatch.busy, f"puts were acknowledged again after {pause:.1f} s", self.doing)
+            self.counts[f"pauses of more than {AGAIN_S:.0f} s on a busy machine"] += 1
         if self.history.epoch > self._epoch:
             self.pauses.append((round(pause, 2), self.doing))
         self.group.heal()

@@ -90,7 +90,7 @@ class Load:
     def ages(self) -> str:
         """How long ago each client had its last success, for reports."""
         now = time.monotonic()
-        return ", ".join(f"{worker.name} {now - worker.succeeded_at:.1f} s" for worker in self.workers)
+        return ", ".join(f"{one.name} {now - one.succeeded_at:.1f} s ({one.said[:200]})" for one in self.workers)
 
 
 class Worker(threading.Thread):
@@ -105,6 +105,8 @@ class Worker(threading.Thread):
         self.rng = rng
         self.number = rng.choice(sorted(load.ports))
         self.succeeded_at = time.monotonic()
+        self.said = ""
+        """What its last step met, as far as it is known."""
 
     @property
     def port(self) -> int:
@@ -118,7 +120,8 @@ class Worker(threading.Thread):
                     while not self.load.ended.is_set() and self.step():
                         self.succeeded_at = time.monotonic()
                         time.sleep(self.pause_s * self.rng.uniform(0.5, 1.5))
-                except LOST:
+                except LOST as error:
+                    self.said = repr(error)
                     self.history.counts["connections lost"] += 1
                 finally:
                     self.disconnect()

@@ -31,6 +31,7 @@ class Partitions(Life):
             self.from_both: 6,
             self.zookeeper_one_way: 4,
             self.slaves_one_way: 3,
+            self.from_slaves_for_long: 4,
             self.from_one_slave: 3,
             self.one_slave_one_way: 3,
             self.from_clients: 2,
@@ -70,13 +71,27 @@ class Partitions(Life):
         return began
 
     def from_slaves(self) -> float:
-        """It stays the master, alone: nothing is acknowledged until a slave is in sync again."""
+        """It mostly stays the master: too short to be replaced."""
         return self._until_healed(lambda proxy: proxy.partition())
 
     def slaves_one_way(self) -> float:
         """They hear nothing, or their reports do not arrive."""
         direction = self._direction()
         return self._until_healed(lambda proxy: proxy.drop(direction))
+
+    def from_slaves_for_long(self) -> float:
+        """Both ways or one: it lets another one be master, or goes on if it is enough by itself."""
+        way: Callable[[Proxy], None] = self.rng.choice(
+            (Proxy.partition, lambda proxy: proxy.drop("up"), lambda proxy: proxy.drop("down"))
+        )
+        master, began = self._part()
+        for proxy in self.group.ways[master.number].slaves.values():
+            way(proxy)
+        if self.least > 1:
+            self.wait_new_master()
+        else:
+            self.wait_acknowledged(began + 0.5)
+        return began
 
     def _until_healed(self, part: Callable[[Proxy], None]) -> float:
         master, _ = self._part()

@@ -34,7 +34,8 @@ class Branch:
 
     key: str
     numbers: list[int]
-    decision: Decision
+    decision: Decision = "ROLLBACK"
+    """Who does not know whether a branch is prepared cannot commit it: it may be open, and stay so."""
     prepared: bool = False
     """The broker has said so."""
     told: bool = False
@@ -60,7 +61,9 @@ class Brancher(TextWorker):
 
     def _ask(self, frame: bytes) -> Reply:
         assert self.link is not None
-        return next(self.link.ask(frame))
+        reply = next(self.link.ask(frame))
+        self.said = f"{reply.code} {reply.body.decode()}"
+        return reply
 
     def _step(self, key: str, kind: str) -> Reply:
         return self._ask(write_line("transaction", key, SESSION, kind, 1))
@@ -82,7 +85,7 @@ class Brancher(TextWorker):
                 if self._ask(write_put(*partition, 0, body, number, transaction=key)).code != OK:
                     return False
             prepared = True
-            return self._prepared(Branch(key, numbers, self.rng.choice(("COMMIT_TWO_PHASE", "COMMIT_TWO_PHASE", "ROLLBACK"))))
+            return self._prepared(Branch(key, numbers))
         finally:
             if not prepared:  # nobody else could prepare it
                 for number in numbers:
@@ -92,10 +95,11 @@ class Brancher(TextWorker):
         assert self.link is not None
         self._undecided.append(branch)
         reply = next(self.link.ask(*(self._line(branch.key, kind) for kind in ("END", "PREPARE")), replies=1))
-        branch.prepared = reply.code == OK
-        if branch.prepared and self.rng.random() < 0.6:
-            return self._decide(branch)
-        return branch.prepared
+        if reply.code != OK:
+            return False
+        branch.prepared = True
+        branch.decision = self.rng.choice(("COMMIT_TWO_PHASE", "COMMIT_TWO_PHASE", "ROLLBACK"))
+        return self.rng.random() >= 0.6 or self._decide(branch)
 
     def _line(self, key: str, kind: str) -> bytes:
         return write_line("transaction", key, SESSION, kind, 1)
