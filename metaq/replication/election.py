@@ -7,7 +7,8 @@
                                           replicas/<n>    E  {"epoch":7,"end":81233}
 
 - A replica becomes master by one transaction: it makes ``master`` and changes ``state`` from the version that it has read.
-- Only a replica of ``in_sync`` may: those hold everything that was acknowledged at REPLICA. It begins alone in sync.
+- Only a replica of ``in_sync`` may: those hold everything that was acknowledged at REPLICA. It begins with the same ones, which
+  its first acknowledgement waits for, unless it has others agreed on before (``metaq.replication.insync``).
 - The epoch rises with every master. One that reads a state of another master, or cannot change it, is master no more.
 - A master writes while its lease lasts, which ends before ZooKeeper removes ``master``: there are never two that write.
 
@@ -96,7 +97,7 @@ class Log(NamedTuple):
 
 
 class Election:
-    """One replica's part in the elections of its group. Its greenlet alone talks to ZooKeeper, but for ``agree``."""
+    """One replica's part in the elections of its group. Its greenlet alone talks to ZooKeeper, but for what a master asks."""
 
     def __init__(
         self,
@@ -106,13 +107,13 @@ class Election:
         replication: str,
         *,
         log: Callable[[], Log],
-        elected: Callable[[int], None],
+        elected: Callable[[int, frozenset[int]], None],
         deposed: Callable[[], None],
         moved: Callable[[Address], None],
         monotonic: Callable[[], float],
     ) -> None:
-        """``group``: cluster/broker name. ``elected`` is told the epoch to begin, ``moved`` where another master is that is
-        new; they and ``deposed`` are quick."""
+        """``group``: cluster/broker name. ``elected`` is told the epoch to begin and of whom the next master may be elected,
+        ``moved`` where another master is that is new; they and ``deposed`` are quick."""
         base = f"/metaq/groups/{group}"
         self._state_path, self._master_path, self._replicas_path = f"{base}/state", f"{base}/master", f"{base}/replicas"
         self._zookeeper = zookeeper
@@ -212,6 +213,14 @@ class Election:
         self._leading = self._tried = None
         if not self._zookeeper.commit([Set(self._state_path, state.encode(), self._version), Delete(self._master_path)]):
             raise RegistryUnavailable("the state of the replicas has changed meanwhile; look at it and try again")
+
+    def successor(self, minimum: int) -> int | None:
+        """Another replica that could be master instead: one of ``in_sync`` that ZooKeeper has heard of lately, if those without
+        this one are so many. ``RegistryUnavailable``."""
+        leading, others = self._leading, self._others()
+        if leading is None or len(others) < minimum:
+            return None
+        return min(others.keys() & set(leading.in_sync), default=None)
 
     def take_over(self) -> None:
         """Make a state with this replica alone in sync, by an operator's order, where ZooKeeper has none or an old one."""
@@ -322,7 +331,7 @@ class Election:
             return
         state, session = self._state, self._zookeeper.session
         epoch = max(self._log().epoch, state.epoch if state is not None else FIRST_EPOCH) + 1
-        wanted = State(epoch, self._replica, (self._replica,))
+        wanted = State(epoch, self._replica, (self._replica,) if state is None else state.in_sync)
         master = Master(self._replica, epoch, self._replication, self._run)
         if state is None:
             self._zookeeper.make(self._state_path)
@@ -337,7 +346,7 @@ class Election:
     def _lead(self, state: State) -> None:
         self._leading, self._session, self._alone_since, self._said = state, self._zookeeper.session, None, ""
         logger.info("elected epoch=%d", state.epoch)
-        self._elected(state.epoch)
+        self._elected(state.epoch, frozenset(state.in_sync))
 
     def _obstacle(self, alone_s: float) -> str | None:
         """Why this replica must not stand for election now."""

@@ -47,6 +47,10 @@ class Refused(ProtocolError):
     """The master does not take this slave."""
 
 
+class NoMaster(ProtocolError):
+    """The other replica takes no slaves now. One that was just elected has to open its store first."""
+
+
 @dataclass(slots=True)
 class Seen:
     """What the master has said last."""
@@ -152,7 +156,9 @@ class Follower:
         """Once a problem, not once a try."""
         problem = str(error)
         if problem != self.seen.problem:
-            level = logging.ERROR if isinstance(error, (Refused, StoreError)) else logging.WARNING
+            level = logging.INFO if isinstance(error, NoMaster) else logging.WARNING
+            if isinstance(error, (Refused, StoreError)):
+                level = logging.ERROR
             logger.log(level, "not following master=%s reason=%s", self._tried, problem)
         self.seen.problem, self.seen.address = problem, ""
 
@@ -220,6 +226,8 @@ class Follower:
         content, store = first.content, self._store
         if "refused" in content:
             raise Refused(f"the master refuses this slave: {content['refused']}")
+        if "no_master" in content:
+            raise NoMaster(f"not a master: {content['no_master']}")
         if "copy" in content:
             begin, partitions = content["copy"]["begin"], content["copy"]["partitions"]
             logger.warning("log is copied anew begin=%d own_begin=%d own_end=%d", begin, store.log.begin, store.log.end)

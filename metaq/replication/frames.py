@@ -104,6 +104,7 @@ class Control(NamedTuple):
     (numbers of the replicas): how it stands now. ``documents``: name → text of a table that has changed. ``follow``: the log
     offset up to which the two logs are the same. ``copy``: where the master's log begins, and of each partition topic,
     number, ordinal and text position there, for a slave that has to begin anew. ``refused``: why there is nothing to follow.
+    ``no_master``: why there is nothing to follow yet.
     """
 
     log_end: int
@@ -128,7 +129,7 @@ _MEMBERS: Final[dict[str, Callable[[Any], bool]]] = {
     "in_sync": lambda value: isinstance(value, list) and all(map(_is_offset, value)),
     "documents": lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
     "copy": _is_copy,
-    "refused": lambda value: isinstance(value, str),
+    **dict.fromkeys(("refused", "no_master"), lambda value: isinstance(value, str)),
 }
 
 

@@ -1,12 +1,15 @@
 """Which replicas are in sync: hold everything that readers may see, and so may become master.
 
-Every replica in sync holds the log before ``held_end``. That log offset moves only forward, so what was acknowledged at
+Every *eligible* replica holds the log before ``held_end``. That log offset moves only forward, so what was acknowledged at
 REPLICA is on each of them, and stays so whichever is the next master:
 
 - a slave that has caught up is *required* first, then agreed on with whoever elects masters, and then counts;
-- one that lags or is gone is agreed on as no longer in sync first, and is required until then.
+- one that lags or is gone is agreed on as no longer eligible first, and is required until then;
+- while fewer than the minimum keep up, nothing is acknowledged, so that those who are gone lack nothing: they stay eligible,
+  and can go on without this master. Only who has lost some of its log since is left out.
 
-Who agrees is a parameter: ZooKeeper where masters are elected, nobody where an operator promotes.
+Those in sync are the eligible ones that keep up. Who agrees is a parameter: ZooKeeper where masters are elected, nobody where
+an operator promotes.
 """
 
 import logging
@@ -24,7 +27,7 @@ TICK_S: Final = 0.1
 """Pause between two looks at who lags."""
 
 Agree = Callable[[frozenset[int]], bool]
-"""Makes a set of replicas the one that a master may be elected from; false when this replica is master no more."""
+"""Makes a set of replicas the eligible ones, of which one may be elected; false when this replica is master no more."""
 
 
 class Standing(NamedTuple):
@@ -47,8 +50,12 @@ class _Slave:
     text: str
     caught_up_at: float
     """When it last held everything that the master had then, by the monotonic clock."""
+    heard_at: float
+    """When its last report came."""
     held_end: int = 0
     connected: bool = True
+    complete: bool = True
+    """Its log has not lost what it had reported."""
 
 
 @dataclass(slots=True)
@@ -58,7 +65,7 @@ class InSync:
     own: int
     """Number of the master."""
     minimum: int
-    """How many must be in sync for a put to be safe, the master among them."""
+    """How many must be in sync for a put to be acknowledged, the master among them."""
     lag_s: float
     monotonic: Callable[[], float]
     own_end: Callable[[], int]
@@ -68,7 +75,10 @@ class InSync:
     """Called when ``held_end`` or the members may have changed."""
     held_before: int = 0
     """Log offset before which readers saw everything when this master began: they go on seeing it."""
+    eligible: frozenset[int] = frozenset()
+    """Of which the next master may be elected: agreed on. At first those that were so when this one was elected."""
     members: frozenset[int] = frozenset()
+    """Those in sync."""
     _required: frozenset[int] = frozenset()
     _slaves: dict[int, _Slave] = field(default_factory=dict)
     _history: deque[tuple[float, int]] = field(default_factory=deque)
@@ -80,8 +90,9 @@ class InSync:
     def __post_init__(self) -> None:
         self._began = self.monotonic()
         self._held_end = min(self.held_before, self.own_end())  # a power cut may have taken some of it
-        self.members = self.members or frozenset((self.own,))
-        self._required = self.members
+        self.members = frozenset((self.own,))
+        self.eligible |= self.members
+        self._required = self.eligible
 
     # -- what holds ---------------------------------------------------------------------------------------------------
 
@@ -97,11 +108,20 @@ class InSync:
 
     @property
     def held_end(self) -> int:
-        """All replicas in sync, and enough of them, hold the log before this log offset."""
-        if self.enough:
+        """All eligible replicas, and enough of them, hold the log before this log offset."""
+        if len(self.eligible) >= self.minimum:
             ends = [self._slaves[number].held_end if number in self._slaves else 0 for number in self._required - {self.own}]
             self._held_end = max(self._held_end, min([self.own_end(), *ends]))
         return self._held_end
+
+    @property
+    def unheard_s(self) -> float:
+        """For how long not enough replicas have reported for anything to be safe; 0 when this one is enough."""
+        if self.minimum <= 1:
+            return 0.0
+        heard = sorted((slave.heard_at for slave in self._slaves.values()), reverse=True)[: self.minimum - 1]
+        since = heard[-1] if len(heard) == self.minimum - 1 else self._began
+        return self.monotonic() - max(since, self._began)
 
     def standings(self) -> list[Standing]:
         """All slaves that are connected or in sync."""
@@ -118,15 +138,18 @@ class InSync:
 
     def joined(self, replica: int, address: str, text: str, held_end: int) -> None:
         """A slave has connected, whose log ends at a log offset; how much of that is as safe as promised it reports."""
-        before = self._slaves.get(replica)
-        if before is not None and replica in self._required and held_end >= self._held_end:
-            self._slaves[replica] = _Slave(address, text, before.caught_up_at, min(held_end, before.held_end))
+        before, complete = self._slaves.get(replica), held_end >= self.held_end
+        heard_at = self._began if before is None else before.heard_at
+        if before is not None and replica in self._required and complete:
+            self._slaves[replica] = _Slave(address, text, before.caught_up_at, heard_at, min(held_end, before.held_end))
         else:  # it is new, or has lost something
-            self._slaves[replica] = _Slave(address, text, -math.inf)
+            self._slaves[replica] = _Slave(address, text, -math.inf, heard_at, complete=complete)
 
     def reported(self, replica: int, held_end: int) -> None:
         """A slave holds everything before a log offset."""
-        self._slaves[replica].held_end = held_end
+        slave = self._slaves[replica]
+        slave.held_end, slave.heard_at = held_end, self.monotonic()
+        slave.complete = slave.complete or held_end >= self.held_end
         if replica in self._required:
             self.changed()
 
@@ -158,22 +181,33 @@ class InSync:
             self._history.popleft()
         for slave in self._slaves.values():
             self._look(slave, now)
-        wanted = frozenset(
+        keep_up = frozenset(
             {self.own, *(number for number, slave in self._slaves.items() if self._keeps_up(number, slave, now))}
         )
-        if not wanted == self.members == self._required:
+        enough = len(keep_up) >= self.minimum
+        wanted = keep_up if enough else keep_up | {number for number in self.eligible if self._is_complete(number)}
+        before = self.eligible, self.members
+        if not wanted == self.eligible == self._required:
             self._agree_on(wanted)
+        self.members = keep_up & self.eligible
+        if (self.eligible, self.members) != before:
+            words = "replicas in sync members=%s before=%s eligible=%s"
+            logger.info(words, sorted(self.members), sorted(before[1]), sorted(self.eligible))
+            self.changed()
 
     def _keeps_up(self, number: int, slave: _Slave, now: float) -> bool:
         if now - slave.caught_up_at > self.lag_s:
             return False
         return number in self.members or (slave.connected and slave.held_end >= self.held_end)
 
+    def _is_complete(self, number: int) -> bool:
+        return number not in self._slaves or self._slaves[number].complete
+
     def _agree_on(self, wanted: frozenset[int]) -> None:
-        self._required = self.members | wanted
+        self._required |= self.eligible | wanted
         try:
             agreed = self.agree(wanted)
-        except MetaqError as error:  # it may hold or not: both sets are required until one is agreed on
+        except MetaqError as error:  # it may hold or not: all sets that were tried are required until one is agreed on
             if wanted != self._complained:
                 logger.warning("replicas in sync not agreed on wanted=%s reason=%s", sorted(wanted), error)
             self._complained = wanted
@@ -181,11 +215,9 @@ class InSync:
         self._complained = frozenset()
         if not agreed:
             return
-        logger.info("replicas in sync members=%s before=%s", sorted(wanted), sorted(self.members))
-        self.members = self._required = wanted
+        self.eligible = self._required = wanted
         for number in [number for number, slave in self._slaves.items() if not slave.connected and number not in wanted]:
             del self._slaves[number]
-        self.changed()
 
 
 def _milliseconds(seconds: float) -> int:

@@ -10,6 +10,9 @@ clients connect again.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import gevent
@@ -25,6 +28,7 @@ from metaq.replication.follower import Address
 from metaq.replication.frames import encode_control
 from metaq.replication.insync import of_nobody
 from metaq.server.broker import Broker
+from metaq.server.daemon import STARTED_NOT
 from metaq.server.front import Listener, resolve
 from metaq.server.handlers.replica import ReplicaHandler
 from metaq.server.registration import parse_address, reached_at, written
@@ -34,6 +38,7 @@ from metaq.server.tables import FOLDER
 from metaq.server.zkregistration import open_session
 from metaq.store.disk import Disk, RealDisk
 from metaq.store.documents import read_document, write_document
+from metaq.store.messagestore import MessageStore
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +47,7 @@ KEEP_S: Final = 1.0
 ELECTED: Final = "elected"
 HAND_OVER_S: Final = 5.0
 HAND_OVER_LOOK_S: Final = 0.005
+ALONE_LOOK_S: Final = 0.5
 NEXT_EPOCH: Final = 1
 """Of a master that nobody elects: the one after its log's newest."""
 
@@ -102,6 +108,8 @@ class Replica:
 
     def _start_broker(self) -> None:
         self.broker.every(KEEP_S, self._keep)
+        if self._election is not None and self.broker.role.is_master and self.settings.durability.on_replicas:
+            self.broker.every(ALONE_LOOK_S, partial(self._step_down_when_alone, self._election))
         self.side.start()
         self.broker.start()
         logger.info("serving role=%s epoch=%d", self.role_name, self.broker.epochs.current.number)
@@ -124,7 +132,7 @@ class Replica:
             f"{settings.cluster_name}/{settings.broker_name}",
             *(settings.replica_number, written(reached_at(self.address, self.broker.addresses.advertised))),
             log=self._log,
-            elected=lambda epoch: self._change(Role(is_master=True, epoch=epoch)),
+            elected=lambda epoch, eligible: self._change(Role(is_master=True, epoch=epoch, eligible=eligible)),
             deposed=lambda: self._change(Role(is_master=False)),
             moved=self._go_to,
             monotonic=SystemClock().monotonic,
@@ -173,7 +181,11 @@ class Replica:
             self._changing.clear()
             role, self._wanted = self._wanted, None
             if role is not None:
-                self._change_now(role._replace(readable_end=self.side.readable_end))
+                try:
+                    self._change_now(role._replace(readable_end=self.side.readable_end))
+                except MetaqError as error:  # the broker is closed, and nothing would ever open it
+                    logger.critical("role not changed, this process ends reason=%s", error)
+                    raise SystemExit(STARTED_NOT) from error
 
     def _change_now(self, role: Role) -> None:
         """Close the broker, and open it in its new role."""
@@ -212,20 +224,48 @@ class Replica:
 
         This one takes no more puts first, and waits until the other has them all and none waits for a third replica.
         """
-        side, store, turns = self.side, self.broker.store, self.broker.turns
+        side, turns = self.side, self.broker.turns
         if self._election is None or not isinstance(side, MasterSide):
             raise BadRequest("only the master of a group that elects through ZooKeeper can hand over")
-        store.refusal = NotMaster(f"this master hands over to replica {replica}; try again")
-        try:
+        with self._refusing(f"this master hands over to replica {replica}; try again") as store:
             with gevent.Timeout(
                 HAND_OVER_S, RequestTimeout(f"replica {replica} or others in sync did not catch up within {HAND_OVER_S:.0f} s")
             ):
                 while not (turns.nothing_parked() and store.settled and side.has_all(replica)):
                     gevent.sleep(HAND_OVER_LOOK_S)
             self._election.hand_over(replica)
+        self._change(Role(is_master=False))
+
+    @contextmanager
+    def _refusing(self, reason: str) -> Iterator[MessageStore]:
+        """Take no puts from now on, unless this fails."""
+        store, refusal = self.broker.store, NotMaster(reason)
+        store.refusal = refusal
+        try:
+            yield store
         except MetaqError:
-            store.refusal = None
+            if store.refusal is refusal:  # else its role has changed meanwhile
+                store.refusal = None
             raise
+
+    def _step_down_when_alone(self, election: Election) -> None:
+        """Let another replica be master when too few have reported to this one for a session time, and others could.
+
+        Nothing can be acknowledged meanwhile, so the eligible ones lack nothing.
+        """
+        side = self.side
+        if not isinstance(side, MasterSide) or side.in_sync.unheard_s < self.settings.zookeeper_session_ms / 1000:
+            return
+        try:
+            successor = election.successor(self.settings.min_in_sync)
+            if successor is None:
+                return
+            with self._refusing("too few replicas follow this master, another one takes over; try again"):
+                election.hand_over(successor)
+        except MetaqError as error:
+            logger.warning("master does not step down reason=%s", error)
+            return
+        logger.warning("master steps down unheard_s=%.1f successor=%d", side.in_sync.unheard_s, successor)
         self._change(Role(is_master=False))
 
     # -- remembering --------------------------------------------------------------------------------------------------
@@ -267,7 +307,7 @@ class Replica:
 
 def _turn_away(connection: socket.socket, log_end: int) -> None:
     try:
-        connection.sendall(encode_control(log_end, {"refused": "this replica is a slave itself"}))
+        connection.sendall(encode_control(log_end, {"no_master": "this replica is a slave itself"}))
     except OSError as error:
         logger.debug("cannot tell a slave that this is no master reason=%s", error)
     finally:

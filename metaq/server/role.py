@@ -14,6 +14,8 @@ class Role(NamedTuple):
     """Of a master: the one that it begins, or a later one when its log knows it; 0: none, since it takes no slaves."""
     readable_end: int = 0
     """Where readers wait for the replicas: the log offset before which they may see everything from the start."""
+    eligible: frozenset[int] = frozenset()
+    """Of an elected master: the replicas of which the next one may be elected, until it has others agreed on."""
 
 
 ALONE: Final = Role()

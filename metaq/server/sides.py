@@ -35,10 +35,14 @@ class MasterSide:
         self._on_disk = settings.durability.on_disk
         self._waits = settings.durability.on_replicas
         self._hot_bytes = settings.hot_bytes
+        minimum = settings.min_in_sync if self._waits else 1  # what waits for nobody is acknowledged by the master alone
         self.in_sync = InSync(
-            *(settings.replica_number, settings.min_in_sync, settings.replica_lag_ms / 1000, store.clock.monotonic),
-            *(self._own_end, agree, self._progress, broker.role.readable_end),
+            *(settings.replica_number, minimum, settings.replica_lag_ms / 1000, store.clock.monotonic),
+            *(self._own_end, agree, self._progress),
+            held_before=broker.role.readable_end,
+            eligible=broker.role.eligible,
         )
+        self._least = settings.min_in_sync
         folder = settings.data / FOLDER
         self.feeder = Feeder(
             *(store, broker.epochs, self.in_sync, identity_of(settings), self),
@@ -79,7 +83,7 @@ class MasterSide:
             "role": "master",
             "epoch": self._broker.epochs.current.number,
             "in_sync": len(in_sync.members),
-            "min_in_sync": in_sync.minimum,
+            "min_in_sync": self._least,
             "slaves": len(standings),
             **{f"slave_{slave.replica}_in_sync": "yes" if slave.in_sync else "no" for slave in standings},
             **{f"slave_{slave.replica}_lag_bytes": slave.lag_bytes for slave in standings},

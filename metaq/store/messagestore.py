@@ -418,16 +418,21 @@ class MessageStore:
                 self._changed[queue] = None
 
     def close(self) -> None:
-        """Make everything durable and leave the mark of an orderly stop. The store is not used after that."""
-        self.append()
-        if self.failure is None:
-            self.sync()
-            self.sweep()
-            self.checkpoint()
-            self.disk.unlink(self.directory / ABORT)
-        self.files.clear()
-        if self.lock is not None:
-            self.lock.close()
+        """Make everything durable and leave the mark of an orderly stop. The store is not used after that.
+
+        When that fails (``StoreError``) the folder is free all the same, for a recovery.
+        """
+        try:
+            self.append()
+            if self.failure is None:
+                self.sync()
+                self.sweep()
+                self.checkpoint()
+                self.disk.unlink(self.directory / ABORT)
+        finally:
+            self.files.clear()
+            if self.lock is not None:
+                self.lock.close()
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

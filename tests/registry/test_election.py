@@ -26,7 +26,7 @@ def election(server: ZooKeeperProcess, replica: int, log: Log) -> Election:
     return Election(
         *(ZooKeeper(server.address, 2000, clock), GROUP, replica, f"127.0.0.1:{replica}"),
         log=lambda: log,
-        elected=lambda epoch: None,
+        elected=lambda epoch, eligible: None,
         deposed=lambda: None,
         moved=lambda address: None,
         monotonic=clock.monotonic,

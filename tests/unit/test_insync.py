@@ -1,0 +1,132 @@
+"""Who is in sync, who may be the next master, and what is acknowledged: decided by the master alone, with time by hand."""
+
+from typing import Final
+
+import pytest
+
+from metaq.errors import OutcomeUnknown
+from metaq.replication.insync import InSync
+
+OWN: Final = 1
+LAG_S: Final = 3.0
+
+
+class Case:
+    """A master whose log ends at ``end``, and what it has had agreed on."""
+
+    def __init__(self, minimum: int, eligible: frozenset[int] = frozenset()) -> None:
+        self.now, self.end = 100.0, 1000
+        self.agreed: list[set[int]] = []
+        self.answers = True
+        self.in_sync = InSync(
+            *(OWN, minimum, LAG_S, lambda: self.now, lambda: self.end, self._agree, lambda: None), eligible=eligible
+        )
+
+    def _agree(self, wanted: frozenset[int]) -> bool:
+        self.agreed.append(set(wanted))
+        if not self.answers:
+            raise OutcomeUnknown("no answer came")
+        return True
+
+    def follow(self, *replicas: int) -> None:
+        """They connect, and hold everything."""
+        for replica in replicas:
+            self.in_sync.joined(replica, "h:1", "h:2", self.end)
+        self.hear(*replicas)
+
+    def hear(self, *replicas: int) -> None:
+        """They hold everything."""
+        for replica in replicas:
+            self.in_sync.reported(replica, self.end)
+        self.in_sync.tick()
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.in_sync.tick()
+
+
+def group(minimum: int) -> Case:
+    """One with two slaves in sync."""
+    case = Case(minimum)
+    case.follow(2, 3)
+    assert case.in_sync.eligible == {1, 2, 3} == case.in_sync.members
+    return case
+
+
+def test_who_is_gone_stays_eligible_while_nothing_is_acknowledged() -> None:
+    """F-PART, F-FAIL: a master that is alone is not the only one that may be elected, until enough others are there."""
+    case = group(2)
+    case.end = 2000
+    case.pass_time(LAG_S + 1)
+    assert (case.in_sync.members, case.in_sync.eligible) == ({1}, {1, 2, 3})
+    assert not case.in_sync.hopeful and case.in_sync.held_end == 1000
+    case.hear(2)
+    assert (case.in_sync.members, case.in_sync.eligible) == ({1, 2}, {1, 2})
+    assert case.in_sync.hopeful and case.in_sync.held_end == 2000
+
+
+def test_who_is_enough_alone_leaves_others_behind() -> None:
+    """F-PART: at min_in_sync 1 the master goes on, and others lack what it has acknowledged."""
+    case = group(1)
+    case.end = 2000
+    case.pass_time(LAG_S + 1)
+    assert case.in_sync.members == {1} == case.in_sync.eligible
+    assert case.in_sync.held_end == 2000
+
+
+def test_who_has_lost_its_log_is_not_eligible() -> None:
+    """F-FAIL: it comes back with less than it had reported."""
+    case = group(2)
+    for replica in (2, 3):
+        case.in_sync.left(replica)
+    case.pass_time(LAG_S + 1)
+    case.in_sync.joined(3, "h:1", "h:2", 500)
+    case.in_sync.tick()
+    assert case.in_sync.eligible == {1, 2}
+    case.hear(3)
+    assert case.in_sync.eligible == {1, 3} == case.in_sync.members
+
+
+@pytest.mark.parametrize("minimum", [1, 2])
+def test_a_new_master_acknowledges_nothing_that_the_next_one_could_lack(minimum: int) -> None:
+    """F-FAIL: as long as one of those that were eligible before may be elected, it is waited for."""
+    case = Case(minimum, frozenset((1, 2, 3)))
+    assert case.in_sync.held_end == 0
+    case.follow(2)
+    assert case.in_sync.eligible == {1, 2}
+    assert case.in_sync.held_end == 1000
+
+
+def test_sets_whose_fate_is_unknown_are_waited_for() -> None:
+    """F-ZK: any of them may be what the next master is elected from."""
+    case = Case(1)
+    case.follow(2)
+    case.answers = False
+    case.follow(3)
+    assert case.agreed[-1] == {1, 2, 3}
+    case.end = 2000
+    case.pass_time(LAG_S + 1)  # 3 may be eligible, and lags
+    assert case.agreed[-1] == {1}
+    case.hear(2)
+    assert case.in_sync.held_end == 1000
+    case.answers = True
+    case.pass_time(0.1)
+    assert case.in_sync.eligible == {1, 2}
+    assert case.in_sync.held_end == 2000
+
+
+def test_a_master_knows_for_how_long_it_has_heard_too_few() -> None:
+    """F-PART: of those that must hold a put, the one that it has heard last but so many."""
+    case = group(2)
+    case.pass_time(1.0)
+    case.hear(2)
+    case.pass_time(5.0)
+    assert case.in_sync.unheard_s == 5.0
+    three = group(3)
+    three.pass_time(1.0)
+    three.hear(2)
+    assert three.in_sync.unheard_s == 1.0
+    assert group(1).in_sync.unheard_s == 0.0
+    fresh = Case(2)
+    fresh.pass_time(7.0)
+    assert fresh.in_sync.unheard_s == 7.0
