@@ -81,6 +81,8 @@ class Folder:
         self._deleted: dict[str, dict[str, int]] = {} if content is None else content.get("deleted", {})
         checkpoint, _ = read_checkpoint(disk, directory)
         self._promised = {} if checkpoint is None else checkpoint.partitions
+        if QUEUES not in disk.list_directory(directory) and any(self._durable(*key) for key in self._promised):
+            raise StoreError(f"{directory} has lost its {QUEUES}; metaq verify --repair makes it anew from the log")
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
@@ -122,13 +124,17 @@ class Folder:
     def _ends(self, topic: str, partition: int) -> Ends:
         queue, begin = self._queue(topic, partition), self._segments()[0].base
         least = max(queue.base, self._deleted.get(topic, {}).get(str(partition), 0))
-        while least < queue.end:
-            units = queue.units(least, MOST_ROWS)
-            kept = np.flatnonzero(_may_lead(units) & (units["log_offset"] >= begin))
+        at = least
+        while at < queue.end:
+            units = queue.units(at, MOST_ROWS)
+            aged = _has_aged(units, begin)
+            kept = np.flatnonzero(_may_lead(units) & ~aged)
+            passed = int(kept[0]) if len(kept) else len(units)
+            if aged[:passed].any():  # else what leads nowhere is damaged or lost, and may be all that there is
+                least = at + passed
             if len(kept):
-                least += int(kept[0])
                 break
-            least += len(units)
+            at += len(units)
         durable = self._durable(topic, partition)
         if least >= queue.end:  # all aged out, or nothing ever came
             least = max(least, durable)
@@ -204,7 +210,7 @@ class Folder:
             queue, segments = self._queue(*key), self._segments()
             with suppress(FileNotFoundError):  # deleted since it was listed: the next look tells whether messages have gone
                 units = queue.units(first, min(MOST_ROWS, until - first))
-                if first < queue.base or (_may_lead(units) & (units["log_offset"] < segments[0].base)).any():
+                if first < queue.base or _has_aged(units, segments[0].base).any():
                     least = self.ends(*key).least
                     if first < least:  # else a unit is damaged
                         raise AgedOut(*key, first, min(least, until), least=least)
@@ -262,6 +268,12 @@ def _may_lead(units: Units) -> Truths:
     """Which units have the size of a record: not those of fillers, nor what a broken disk makes of them."""
     may: Truths = (units["size"] >= SMALLEST_RECORD) & (units["size"] < FILLER_SIZE)
     return may
+
+
+def _has_aged(units: Units, begin: int) -> Truths:
+    """Which units say that their records stood before the log's begin."""
+    aged: Truths = _may_lead(units) & (units["log_offset"] >= 0) & (units["log_offset"] < begin)
+    return aged
 
 
 def _runs(units: Units, segments: list[_File]) -> Iterator[tuple[_File, slice]]:

@@ -142,7 +142,7 @@ drawns = st.lists(plain | packed | st.none(), max_size=12)
 
 @given(drawns, st.integers(0, 14))
 def test_rows_are_the_records(drawn: list[Drawn | None], count: int) -> None:
-    """MQ-011, MQ-012, MQ-014: value, key, tag, headers, offset and time of every message that is there, and no other rows."""
+    """P47, MQ-011, MQ-012: value, key, tag, headers, offset and time of every message that is there, and no other rows."""
     bulk = bulk_of(drawn)
     until = FIRST + count
     wanted = [expected(one, ordinal) for ordinal, one in enumerate(drawn, FIRST) if one is not None and ordinal < until]
@@ -155,7 +155,7 @@ def test_rows_are_the_records(drawn: list[Drawn | None], count: int) -> None:
 
 @given(st.lists(plain, min_size=1, max_size=8), st.lists(st.integers(0, 30), min_size=8, max_size=8))
 def test_records_may_be_anywhere_in_the_buffer(drawn: list[Drawn], gaps: list[int]) -> None:
-    """MQ-011: what stands between the records, as other partitions' do in a log, does not matter."""
+    """P47, MQ-011: what stands between the records, as other partitions' do in a log, does not matter."""
     data, starts, sizes = b"", [], []
     for ordinal, (one, gap) in enumerate(zip(drawn, gaps, strict=False), FIRST):
         record = record_of(one, ordinal, 0)
@@ -168,7 +168,7 @@ def test_records_may_be_anywhere_in_the_buffer(drawn: list[Drawn], gaps: list[in
 
 
 def test_batches_are_bounded_by_rows_and_bytes() -> None:
-    """MQ-044: many small messages, and few large ones; one message larger than a batch has one of its own."""
+    """F-BIG: many small messages, and few large ones; one message larger than a batch has one of its own."""
     many = rows_count([Drawn(b"x")] * (2 * MOST_ROWS + 1))
     assert many == [MOST_ROWS, MOST_ROWS, 1]
     large = rows_count([Drawn(bytes(MOST_BYTES // 3))] * 5)
@@ -177,7 +177,7 @@ def test_batches_are_bounded_by_rows_and_bytes() -> None:
 
 
 def test_batches_are_bounded_by_what_bodies_are_inflated_to() -> None:
-    """MQ-044: compressed bodies do not make a batch larger than others, unless one alone does; the order is kept."""
+    """F-BIG: compressed bodies do not make a batch larger than others, unless one alone does; the order is kept."""
     bombs = [Drawn(zlib.compress(bytes([number]) * (MOST_BYTES // 2)), b"n\x01v\x02", COMPRESSED_ZLIB) for number in range(5)]
     drawn = [bombs[0], Drawn(b"x"), *bombs[1:], Drawn(b"y")]
     assert rows_count(drawn) == [4, 3]
@@ -189,7 +189,7 @@ def rows_count(drawn: list[Drawn]) -> list[int]:
 
 
 def test_an_empty_bulk_has_no_rows() -> None:
-    """MQ-044: at the end of a partition."""
+    """P47: at the end of a partition."""
     empty = Bulk(FIRST, memoryview(b""), memoryview(b""), FIRST, 0, FIRST)
     assert rows_of(empty) == []
     assert missing(empty, 1 << 60) == []
@@ -199,7 +199,7 @@ def test_an_empty_bulk_has_no_rows() -> None:
 
 
 def test_what_is_missing_is_told_in_runs() -> None:
-    """MQ-044: for the reader, which fails or reports them."""
+    """P47: for the reader, which fails or reports them."""
     x = Drawn(b"x")
     bulk = bulk_of([None, x, x, None, None, x, None])
     assert missing(bulk, 1 << 60) == [range(FIRST, FIRST + 1), range(FIRST + 3, FIRST + 5), range(FIRST + 6, FIRST + 7)]
@@ -216,14 +216,14 @@ def test_what_is_missing_is_told_in_runs() -> None:
     ],
 )
 def test_a_body_that_cannot_be_inflated_is_an_error(drawn: Drawn, error: type[MetaqError], text: str) -> None:
-    """MQ-110: it names the message."""
+    """F-PROTO: it names the message."""
     with pytest.raises(error, match=text):
         rows_of(bulk_of([Drawn(b"x"), drawn]))
 
 
 @given(st.integers(0, 1 << 32))
 def test_bytes_that_are_no_records_are_refused(seed: int) -> None:
-    """MQ-110: whatever stands in a record's header, it is refused or read; nothing else is raised."""
+    """F-PROTO: whatever stands in a record's header, it is refused or read; nothing else is raised."""
     chance = random.Random(seed)
     bulk = bulk_of([Drawn(chance.randbytes(30), b"n\x01v\x02") for _ in range(3)])
     data = bytearray(bulk.records)
@@ -239,7 +239,7 @@ def test_bytes_that_are_no_records_are_refused(seed: int) -> None:
 
 @pytest.mark.parametrize(("at", "value"), [(0, 5), (4, 5), (20, 5), (84, -1), (84, 31), (84, 1 << 30)])
 def test_a_header_that_contradicts_its_unit_is_an_error(at: int, value: int) -> None:
-    """MQ-110: size, magic, ordinal, length of the body."""
+    """F-PROTO: size, magic, ordinal, length of the body."""
     bulk = bulk_of([Drawn(b"x"), Drawn(bytes(8))])
     data = bytearray(bulk.records)
     second = int(piece_of(bulk).starts[1])
@@ -249,14 +249,14 @@ def test_a_header_that_contradicts_its_unit_is_an_error(at: int, value: int) -> 
 
 
 def test_sizes_of_units_are_checked_before_records_are_read() -> None:
-    """MQ-110: a unit that names fewer bytes than any record has."""
+    """F-PROTO: a unit that names fewer bytes than any record has."""
     units = np.array([(0, 40, 0)], UNIT).tobytes()
     with pytest.raises(CorruptRecord, match="t-5, message 1000: "):
         rows_of(Bulk(FIRST, memoryview(units), memoryview(bytes(40)), FIRST + 1, 0, FIRST + 1))
 
 
 def test_no_row_is_a_copy_of_what_stands_around_it() -> None:
-    """MQ-044: a batch holds its columns, not the fetched bytes."""
+    """P47: a batch holds its columns, not the fetched bytes."""
     bulk = bulk_of([Drawn(b"x" * 10, b"a\x01b\x02") for _ in range(1000)])
     (batch,) = record_batches(bulk, "t", 0, until=1 << 60, headers=False)
     assert batch.get_total_buffer_size() < len(bulk.records) / 1.5

@@ -1,0 +1,433 @@
+"""A store folder read without its broker, against what a consumer of the broker is given."""
+
+import os
+import random
+import shutil
+import zlib
+from bisect import bisect_left
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pytest
+
+from metaq.checksum import body_crc
+from metaq.clock import ManualClock
+from metaq.errors import AgedOut, StoreError, UnknownTopic, UnknownVersion
+from metaq.message import TopicPartition
+from metaq.protocol.codes import COMPRESSED, Request
+from metaq.protocol.properties import KEYS, UNIQUE_KEY
+from metaq.protocol.record import (
+    HEADER_SIZE,
+    TAGS,
+    Record,
+    constant_middle,
+    decode_properties,
+    encode_properties,
+    host_bytes,
+    java_hash,
+    record_tail,
+)
+from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.spark.columns import MOST_BYTES, NOT_USERS, UNIT, Piece, missing, record_batches
+from metaq.spark.disk import Ends, Folder
+from metaq.store.commitlog import segment_name
+from metaq.store.consumequeue import FILLER_SIZE
+from metaq.store.disk import RealDisk
+from metaq.store.documents import write_document
+from metaq.store.messagestore import MessageStore
+from metaq.store.recovery import open_store
+from metaq.store.settings import StoreSettings
+from tests.support.admin import ask
+from tests.support.broker import BrokerProcess, wait_until
+from tests.support.halves import COMMIT, ROLLBACK, Producer
+from tests.support.messages import records, send, send_header, sent
+from tests.support.remoting import RemotingClient
+from tests.support.talk import Talk
+
+SEGMENT: Final = 64 * 1024
+FLAGS: Final = (
+    "--segment-bytes",
+    str(SEGMENT),
+    "--max-body-bytes",
+    "30000",
+    "--check-after-ms",
+    "3600000",
+    "--default-partitions",
+    "4",
+)
+SMALL: Final = StoreSettings(segment_bytes=SEGMENT // 4, queue_file_bytes=256)
+TOPICS: Final = {"text": 4, "remoting": 4, "orders": 4}
+FIRST: Final = TopicPartition("a", 0)
+KEYS_OF_MADE: Final = (FIRST, TopicPartition("a", 1), TopicPartition("b", 0))
+DEADLINE_S: Final = 60.0
+HOST: Final = host_bytes("127.0.0.1", 8123)
+
+Row = dict[str, Any]
+
+
+def rows(folder: Folder, key: TopicPartition, *, verify: bool = True) -> tuple[list[Row], list[int]]:
+    """All rows of a partition, and the ordinals that have none."""
+    found: list[Row] = []
+    lost: list[int] = []
+    least, most = folder.ends(*key)
+    following = least
+    for piece in folder.pieces(*key, least, most, verify=verify):
+        assert piece.first == following
+        following += len(piece.sizes)
+        lost += [ordinal for run in missing(piece, most) for ordinal in run]
+        for batch in record_batches(piece, *key, until=most, headers=True):
+            found += batch.to_pylist()
+    assert following == most
+    return found, lost
+
+
+def row_of(record: Record, key: TopicPartition) -> Row:
+    """What a row must say of a record that a consumer was given."""
+    pairs, body = decode_properties(record.properties), bytes(record.body)
+    keys = pairs.get(KEYS, "").split()
+    users = [{"key": name, "value": value.encode()} for name, value in pairs.items() if name not in NOT_USERS]
+    return {
+        "key": keys[0].encode() if keys else None,
+        "value": zlib.decompress(body) if record.sys_flag & COMPRESSED else body,
+        "topic": key.topic,
+        "partition": key.partition,
+        "offset": record.queue_offset,
+        "timestamp": datetime.fromtimestamp(record.store_ms / 1000, UTC),
+        "timestampType": 1,
+        "tag": pairs.get(TAGS),
+        "headers": users or None,
+    }
+
+
+def state(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """Every name below a folder, when it was changed, and what is in it."""
+    paths = [directory, *directory.rglob("*")]
+    return {str(path): (path.stat().st_mtime_ns, b"" if path.is_dir() else path.read_bytes()) for path in paths}
+
+
+def write_everything(broker: BrokerProcess) -> None:
+    """Both protocols, transactions of both, batches of sizes, a topic that is deleted and one that is made again."""
+    chance = random.Random(7)
+    with Talk(broker) as talk, Producer(broker) as producer:
+        for number in range(150):
+            talk.placed(
+                "text", chance.randbytes(chance.randrange(3000)), None, number % 3, chance.choice([None, "", "größe", "T"])
+            )
+        for key, end in (("TX:a:1", "COMMIT_ONE_PHASE"), ("TX:a:2", "ROLLBACK")):
+            talk.done(key, "BEGIN")
+            for number in range(3):
+                talk.placed("text", b"in %s, %d" % (key.encode(), number), key, 1)
+            talk.done(key, end)
+        for number in range(150):
+            pairs = f"{UNIQUE_KEY}\x01U{number}\x02{KEYS}\x01k{number} other\x02{TAGS}\x01T{number % 3}\x02user\x01{number}\x02"
+            pairs = pairs if number % 5 else ""
+            body, flag = chance.randbytes(chance.randrange(2000)), 0
+            if number % 7 == 0:
+                body, flag = zlib.compress(bytes(5000)), COMPRESSED
+            sent(producer, send(producer, send_header("remoting", pairs, partition=number % 4, sys_flag=flag), body))
+        for number in range(6):
+            begun = producer.half(b"half %d" % number, pairs="user\x01u\x02")
+            if number < 4:
+                producer.end(begun.end(COMMIT if number % 2 else ROLLBACK))
+        for topic in ("gone", "again"):
+            talk.placed(topic, b"old")
+            ask(producer, Request.DELETE_TOPIC_IN_BROKER, topic=topic)
+        talk.placed("again", b"new")
+
+
+def everything(broker: BrokerProcess) -> dict[TopicPartition, list[Row]]:
+    """What a consumer is given."""
+    with RemotingClient(broker.host, broker.port) as client:
+        keys = [TopicPartition(topic, partition) for topic, count in TOPICS.items() for partition in range(count)]
+        return {key: [row_of(record, key) for record in records(client, *key)] for key in keys}
+
+
+def test_rows_are_what_a_consumer_is_given(tmp_path: Path) -> None:
+    """P47, MQ-011, MQ-012, F-KILL: beside the broker, after its SIGKILL and after its stop; and nothing in the folder changes."""
+    with BrokerProcess(tmp_path / "data", *FLAGS) as broker:
+        write_everything(broker)
+        wanted = everything(broker)
+        counts = {key: Ends(0, len(found)) for key, found in wanted.items()}
+        assert [sum(counts[key].most for key in counts if key.topic == topic) for topic in TOPICS] == [153, 150, 2]
+        folder = Folder(broker.data)
+        # units are written behind the log, a few times a second
+        wait_until(lambda: {key: folder.ends(*key) for key in counts} == counts, DEADLINE_S, "all units are in the files")
+        assert {key: rows(folder, key) for key in counts} == {key: (found, []) for key, found in wanted.items()}
+        broker.kill()
+        check_copy(broker.data, tmp_path / "killed", wanted)
+        broker.restart()
+        assert broker.terminate() == 0
+        check_copy(broker.data, tmp_path / "stopped", wanted)
+        before = state(broker.data)
+        assert rows(Folder(broker.data), TopicPartition("text", 0))[0]
+        assert state(broker.data) == before
+
+
+def check_copy(data: Path, copied: Path, wanted: dict[TopicPartition, list[Row]]) -> None:
+    shutil.copytree(data, copied)
+    before = state(copied)
+    folder = Folder(copied)
+    assert TOPICS.keys() | {"again"} <= set(folder.topics())
+    assert {topic: folder.partitions(topic) for topic in TOPICS} == TOPICS
+    assert {key: rows(folder, key) for key in wanted} == {key: (found, []) for key, found in wanted.items()}
+    assert "gone" not in folder.topics()
+    with pytest.raises(UnknownTopic, match="has no topic gone"):
+        folder.partitions("gone")
+    assert folder.ends("again", 0) == Ends(1, 2), "what was deleted with the topic is not shown"
+    assert [row["value"] for row in rows(folder, TopicPartition("again", 0))[0]] == [b"new"]
+    assert "METAQ_SYS_TRANSACTIONS" not in folder.topics()
+    assert rows(folder, TopicPartition("METAQ_SYS_TRANSACTIONS", 0))[0], "the broker's own topics can be read by their names"
+    assert state(copied) == before
+
+
+# -- folders made by a store ------------------------------------------------------------------------------------------
+
+
+def put(store: MessageStore, key: TopicPartition, body: bytes, tag: str | None = None) -> None:
+    now_ms = store.clock.now_ms()
+    middle = constant_middle(0, now_ms, HOST, now_ms, HOST)
+    crc, size = body_crc(body), HEADER_SIZE_TEXT + len(body)
+    if tag is None:
+        store.put(store.queue(*key), 0, body, crc, middle, size)
+    else:
+        tail, size = record_tail(key.topic, encode_properties([(TAGS, tag)])), size + 4 + len(tag.encode())
+        store.put(store.queue(*key), 0, body, crc, middle, size, tail, java_hash(tag))
+    store.append()
+
+
+class Made(NamedTuple):
+    """A folder that no process uses."""
+
+    path: Path
+    bodies: dict[TopicPartition, list[bytes]]
+    times: dict[TopicPartition, list[int]]
+
+    def read(self, key: TopicPartition = FIRST, *, verify: bool = True) -> tuple[list[bytes], list[int]]:
+        """Bodies, and the ordinals without one."""
+        found, lost = rows(Folder(self.path), key, verify=verify)
+        return [row["value"] for row in found], lost
+
+    def without(self, *ordinals: int, key: TopicPartition = FIRST) -> tuple[list[bytes], list[int]]:
+        """What is read when these messages are lost."""
+        return [body for ordinal, body in enumerate(self.bodies[key]) if ordinal not in ordinals], list(ordinals)
+
+    def unit(self, ordinal: int) -> tuple[int, int]:
+        """Log offset and size of a message of ``FIRST``, all units of which are in one file."""
+        data = (self.path / "consumequeue" / "a" / "0" / segment_name(0)).read_bytes()
+        log_offset, size, _ = np.frombuffer(data, UNIT)[ordinal].item()
+        return log_offset, size
+
+    def flip(self, name: str, at: int, bit: int = 0) -> None:
+        with (self.path / name).open("r+b") as file:
+            file.seek(at)
+            (byte,) = file.read(1)
+            file.seek(at)
+            file.write(bytes((byte ^ 1 << bit,)))
+
+
+def make(path: Path, count: int, largest: int, *, settings: StoreSettings = SMALL, stop: bool = True) -> Made:
+    """Messages of three partitions, in turn; a millisecond goes by with every second one."""
+    chance = random.Random(count)
+    clock = ManualClock(1_700_000_000_000)
+    store, _ = open_store(path, settings, clock)
+    made = Made(path, {key: [] for key in KEYS_OF_MADE}, {key: [] for key in KEYS_OF_MADE})
+    for number in range(count):
+        key = KEYS_OF_MADE[number % 3]
+        body = chance.randbytes(chance.randrange(largest))
+        put(store, key, body, chance.choice([None, "", "tag"]))
+        made.bodies[key].append(body)
+        made.times[key].append(clock.now_ms())
+        clock.jump(number % 2)
+    if stop:
+        store.close()
+    else:
+        store.sweep()
+    return made
+
+
+def test_many_segments_and_queue_files(tmp_path: Path) -> None:
+    """P47, MQ-011: blank records and the ends of files are passed over."""
+    made = make(tmp_path / "data", 900, 300)
+    names = sorted(path.name for path in (made.path / "commitlog").iterdir())
+    assert len(names) > 10
+    assert len(list((made.path / "consumequeue" / "a" / "0").iterdir())) > 10
+    for key, bodies in made.bodies.items():
+        assert made.read(key) == (bodies, [])
+        folder = Folder(made.path)
+        assert [body for piece in folder.pieces(*key, 7, 211) for body in bodies_of(piece)] == bodies[7:211]
+        assert list(folder.pieces(*key, 5, 5)) == []
+
+
+def bodies_of(piece: Piece) -> list[bytes]:
+    return [row["value"] for batch in record_batches(piece, "t", 0, until=1 << 60, headers=False) for row in batch.to_pylist()]
+
+
+def test_times(tmp_path: Path) -> None:
+    """P47: the first message at or after a time, as the broker finds it."""
+    made = make(tmp_path / "data", 300, 100)
+    folder = Folder(made.path)
+    for key, times in made.times.items():
+        for time_ms in (0, times[0], *range(times[0], times[-1] + 3, 11), times[-1], times[-1] + 1):
+            assert folder.at_time(*key, time_ms) == bisect_left(times, time_ms), time_ms
+
+
+@pytest.mark.parametrize("ordinal", [0, 5, 9])
+def test_a_flipped_bit_is_one_missing_message(tmp_path: Path, ordinal: int, caplog: pytest.LogCaptureFixture) -> None:
+    """F-BIT: in any byte of a record, the first and the last one of the partition, too; the others are read."""
+    made = make(tmp_path / "data", 30, 100)
+    log_offset, size = made.unit(ordinal)
+    segment = segment_name(log_offset // SMALL.segment_bytes * SMALL.segment_bytes)
+    assert made.read() == made.without()
+    for at in range(size):
+        place = f"commitlog/{segment}", log_offset % SMALL.segment_bytes + at, at % 8
+        made.flip(*place)
+        caplog.clear()
+        assert made.read() == made.without(ordinal), f"byte {at} of {size}"
+        assert {f"ordinal={ordinal} log_offset={log_offset}" in text for text in caplog.messages} == {True}
+        made.flip(*place)
+    assert made.read() == made.without()
+
+
+def test_without_verification_only_what_leads_to_the_message_is_compared(tmp_path: Path) -> None:
+    """F-BIT: a flipped bit of a body is read, one of the ordinal, place, size or topic is a missing message."""
+    made = make(tmp_path / "data", 30, 100)
+    log_offset, size = made.unit(5)
+    body = made.bodies[FIRST][5]
+    assert len(body) > 2
+    made.flip(f"commitlog/{segment_name(0)}", log_offset + HEADER_SIZE + 1)
+    changed, lost = made.read(verify=False)
+    assert (changed[5], lost) == (bytes((body[0], body[1] ^ 1, *body[2:])), [])
+    for at in (0, 3, 4, 15, 27, 35, 84, 87, HEADER_SIZE + len(body), HEADER_SIZE + len(body) + 1):
+        made.flip(f"commitlog/{segment_name(0)}", log_offset + at)
+        assert made.read(verify=False)[1] == [5], f"byte {at} of {size}"
+        made.flip(f"commitlog/{segment_name(0)}", log_offset + at)
+
+
+def test_a_flipped_bit_of_a_unit_is_one_missing_message(tmp_path: Path) -> None:
+    """F-BIT: wherever the unit leads then; the tag hash leads nowhere."""
+    made = make(tmp_path / "data", 30, 100)
+    for ordinal in (0, 5, 9):
+        for bit in range(0, 128, 3):
+            place = f"consumequeue/a/0/{segment_name(0)}", ordinal * 16 + bit // 8, bit % 8
+            made.flip(*place)
+            assert made.read() == (made.without() if bit >= 96 else made.without(ordinal)), f"bit {bit} of unit {ordinal}"
+            made.flip(*place)
+
+
+def test_fillers_are_missing_messages(tmp_path: Path) -> None:
+    """F-BIT: a store that was opened after damage has put fillers; quarantined records are not read."""
+    made = make(tmp_path / "data", 30, 100)
+    for ordinal in (3, 4):
+        made.flip(f"commitlog/{segment_name(0)}", made.unit(ordinal)[0] + 60)
+    store, recovery = open_store(made.path, SMALL, rebuild=True)
+    store.close()
+    assert recovery.gaps
+    assert made.unit(3) == made.unit(4) == (0, FILLER_SIZE)
+    assert made.read() == made.without(3, 4)
+
+
+def test_the_end_is_behind_the_last_intact_message(tmp_path: Path) -> None:
+    """F-TORN: a log that was copied earlier than the units has no record for the last ones, which are not there yet."""
+    made = make(tmp_path / "data", 30, 100, stop=False)
+    assert made.read() == made.without()
+    os.truncate(made.path / "commitlog" / segment_name(0), made.unit(7)[0] + 50)
+    assert Folder(made.path).ends(*FIRST) == Ends(0, 7)
+    assert made.read() == (made.bodies[FIRST][:7], [])
+
+
+def test_what_was_durable_is_missing_when_it_is_not_there(tmp_path: Path) -> None:
+    """F-ZERO: the checkpoint knows how many messages were acknowledged, so a log that was cut short is not taken for whole."""
+    made = make(tmp_path / "data", 30, 100)
+    os.truncate(made.path / "commitlog" / segment_name(0), made.unit(7)[0] + 50)
+    assert Folder(made.path).ends(*FIRST) == Ends(0, 10)
+    assert made.read() == made.without(7, 8, 9)
+    os.truncate(made.path / "consumequeue" / "a" / "0" / segment_name(0), 8 * 16 + 3)
+    assert made.read() == made.without(7, 8, 9)
+    shutil.rmtree(made.path / "consumequeue")
+    with pytest.raises(StoreError, match="has lost its consumequeue; metaq verify --repair makes it anew from the log"):
+        Folder(made.path)
+
+
+def test_folders_without_documents(tmp_path: Path) -> None:
+    """F-ZERO: all of them can be made anew from the log, so a lost one costs nothing here, either."""
+    made = make(tmp_path / "data", 30, 100)
+    for path in [*made.path.glob("*.json*"), *made.path.glob("checkpoint*")]:
+        path.unlink()
+    folder = Folder(made.path)
+    assert (folder.topics(), folder.partitions("a"), folder.partitions("b")) == (["a", "b"], 2, 1)
+    assert made.read() == made.without()
+
+
+def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
+    """P47: one sentence says why."""
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(StoreError, match=f"{path} is no store folder: it has no commitlog"):
+            Folder(path)
+    made = make(tmp_path / "data", 3, 10)
+    with pytest.raises(UnknownTopic, match="has no topic never"):
+        Folder(made.path).partitions("never")
+    write_document(RealDisk(), made.path / "store.json", {"format": 2})
+    with pytest.raises(UnknownVersion, match="has format version 2, this metaq reads 1"):
+        Folder(made.path)
+
+
+def test_messages_that_aged_out(tmp_path: Path) -> None:
+    """P48, SG-045, SG-049: the oldest message is told, and reading from before it names the range, also when it ages out meanwhile."""
+    made = make(tmp_path / "data", 900, 300)
+    bodies = made.bodies[FIRST]
+    folder = Folder(made.path)
+    reading = folder.pieces(*FIRST, 0, len(bodies))
+    begun = next(reading)
+    assert len(begun.sizes) < 100
+    segments = sorted((made.path / "commitlog").iterdir())
+    for segment in segments[:6]:
+        segment.unlink()
+    least, most = folder.ends(*FIRST)
+    assert 100 < least < most == len(bodies)
+    with pytest.raises(
+        AgedOut, match=f"^messages {len(begun.sizes)} to {least - 1} of a-0 have aged out; .* is {least}$"
+    ) as found:
+        list(reading)
+    assert found.value.least == least
+    with pytest.raises(AgedOut, match=f"^messages 3 to 19 of a-0 have aged out; the oldest that is kept is {least}$"):
+        list(folder.pieces(*FIRST, 3, 20))
+    assert made.read() == (bodies[least:], [])
+    assert bodies_of(begun) == bodies[: len(begun.sizes)], "what is read stays readable"
+    queue = made.path / "consumequeue" / "a" / "0"
+    reading = folder.pieces(*FIRST, least, most)
+    next(reading)
+    for path in sorted(queue.iterdir())[:-1]:
+        path.unlink()
+    least = folder.ends(*FIRST).least
+    assert least == int(next(queue.iterdir()).name) // 16 < most
+    with pytest.raises(AgedOut, match=f" to {least - 1} of a-0 have aged out"):
+        list(reading)
+
+
+def test_a_partition_whose_messages_have_all_aged_out(tmp_path: Path) -> None:
+    """P48: it is empty, and goes on where it was."""
+    made = make(tmp_path / "data", 60, 100)
+    store, _ = open_store(made.path, SMALL)
+    for _ in range(600):
+        put(store, TopicPartition("c", 0), bytes(100))
+    store.close()
+    for segment in sorted((made.path / "commitlog").iterdir())[:3]:
+        segment.unlink()
+    assert Folder(made.path).ends(*FIRST) == Ends(20, 20)
+    assert made.read() == ([], [])
+
+
+def test_pieces_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F-BIG: by the bytes of their records, and by the part of a segment that is mapped for one."""
+    made = make(tmp_path / "data", 60, 2_000_000, settings=StoreSettings(segment_bytes=32 * 1024 * 1024))
+    folder = Folder(made.path)
+    pieces = list(folder.pieces(*FIRST, 0, 20))
+    assert 1 < len(pieces) < 20
+    assert all(piece.sizes.sum() <= MOST_BYTES for piece in pieces)
+    monkeypatch.setattr("metaq.spark.disk.SPAN", 3_000_000)
+    narrow = list(folder.pieces(*FIRST, 0, 20))
+    assert len(narrow) > len(pieces)
+    assert all(len(piece.data) <= 3_000_000 + 2_000_000 for piece in narrow)
+    assert [body for piece in narrow for body in bodies_of(piece)] == made.bodies[FIRST]
