@@ -145,7 +145,7 @@ def everything(broker: BrokerProcess) -> dict[TopicPartition, list[Row]]:
 
 
 def test_rows_are_what_a_consumer_is_given(tmp_path: Path) -> None:
-    """P47, MQ-011, MQ-012, F-KILL: beside the broker, after its SIGKILL and after its stop; and nothing in the folder changes."""
+    """P47, MQ-011, F-KILL: beside the broker, after its SIGKILL and after its stop; and nothing in the folder changes."""
     with BrokerProcess(tmp_path / "data", *FLAGS) as broker:
         write_everything(broker)
         wanted = everything(broker)
@@ -374,7 +374,7 @@ def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_messages_that_aged_out(tmp_path: Path) -> None:
-    """P48, SG-045, SG-049: the oldest message is told, and reading from before it names the range, also when it ages out meanwhile."""
+    """P48, SG-045, SG-049: the oldest message is told, and who reads from before it is told the range, at once or later."""
     made = make(tmp_path / "data", 900, 300)
     bodies = made.bodies[FIRST]
     folder = Folder(made.path)
