@@ -72,21 +72,33 @@ class BulkReader:
         """Messages from the file, verified. It waits for the disk as ``read`` does."""
         units = queue.units(ordinal, min(most, COLD_UNITS), read)
         offsets, sizes = unit_columns(units)
-        lost = _leading(sizes, FILLER_SIZE, FILLER_SIZE)
-        if lost:
-            return Piece(MISSING * lost, [], 0)
-        count = self._one_read(offsets, sizes, most_bytes)
-        if not count:
-            self._reader.report(queue, ordinal, UNIT.unpack_from(units))
-            return Piece(MISSING, [], 0)
-        start = offsets[0]
+        pieces: list[Piece] = []
+        at = size = 0
+        while at < len(sizes):
+            count = _leading(sizes[at:], FILLER_SIZE, FILLER_SIZE)
+            if count:
+                piece = Piece(MISSING * count, [], 0)
+            else:
+                count = self._one_read(offsets[at:], sizes[at:], most_bytes - size)
+                if pieces and size + sum(sizes[at : at + count]) > most_bytes:
+                    break
+                piece = self._run(queue, ordinal + at, units[at * UNIT_SIZE : (at + count) * UNIT_SIZE], read)
+            pieces.append(piece)
+            size += piece.size
+            at += count
+        records = [buffer for piece in pieces for buffer in piece.records]
+        return Piece(b"".join([piece.units for piece in pieces]), records, size)
+
+    def _run(self, queue: ConsumeQueue, ordinal: int, units: bytes, read: Read) -> Piece:
+        """Messages that one read brings."""
+        offsets, sizes = unit_columns(units)
+        start, end, size = offsets[0], offsets[-1] + sizes[-1], sum(sizes)
         segment = self._log.find(start)
-        assert segment is not None
-        offsets, sizes, units = offsets[:count], sizes[:count], units[: count * UNIT_SIZE]
-        end = offsets[-1] + sizes[-1]
+        if segment is None or sizes[0] < SMALLEST_RECORD or end > segment.end:
+            self._reader.report(queue, ordinal, UNIT.unpack(units))
+            return Piece(MISSING, [], 0)
         window = read(self._log.file(segment), end - start, start - segment.base)
         starts = [offset - start for offset in offsets]
-        size = sum(sizes)
         if not are_intact(window, starts, offsets, sizes, queue.topic, queue.partition, ordinal):
             return self._sorted_out(queue, ordinal, units, window)
         if end - start == size:
@@ -95,15 +107,14 @@ class BulkReader:
         return Piece(units, [b"".join([window[at : at + size] for at, size in zip(starts, sizes, strict=True)])], size)
 
     def _one_read(self, offsets: Sequence[int], sizes: Sequence[int], most_bytes: int) -> int:
-        """How many of the first messages one read of the file brings; 0 when the first one cannot be read."""
-        start = offsets[0]
-        segment = self._log.find(start)
+        """How many of the first messages one read of the file can bring; 1 also when it cannot bring any."""
+        segment = self._log.find(offsets[0])
         count = _leading(sizes, SMALLEST_RECORD, FILLER_SIZE - 1)
-        if segment is None or not count or start + sizes[0] > segment.end:
-            return 0
+        if segment is None or not count:
+            return 1
         ends = list(map(add, offsets[:count], sizes))
         count = 1 + _leading(list(map(sub, offsets[1:count], ends)), 0, GAP_WORTH_READING)
-        fitting = bisect_right(ends, min(segment.end, start + MOST_READ_BYTES), 0, count)
+        fitting = bisect_right(ends, min(segment.end, offsets[0] + MOST_READ_BYTES), 0, count)
         return max(1, min(fitting, bisect_right(list(accumulate(sizes[:count])), most_bytes)))
 
     def _sorted_out(self, queue: ConsumeQueue, ordinal: int, units: bytes, window: bytes) -> Piece:

@@ -5,16 +5,16 @@ from typing import Final
 
 from gevent.lock import BoundedSemaphore
 
-from metaq.errors import MetaqError, Overloaded, UnknownTopic, WrongPartition
+from metaq.errors import MetaqError, Overloaded
 from metaq.message import TopicPartition
 from metaq.protocol.bulk import UNIT_SIZE, BulkFetch, encode_bulk_head
-from metaq.protocol.codes import READ, Request, Response
+from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import decode_header
 from metaq.protocol.remoting import RemotingCommand
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
+from metaq.server.handlers.pull import check_readable
 from metaq.server.look import Looks, Question
-from metaq.server.permissions import Action, demand
 from metaq.server.remoting import Answer, RemotingSession, failure
 from metaq.server.session import Buffer
 from metaq.store.bulk import BulkReader, Piece
@@ -26,7 +26,9 @@ MOST_BYTES: Final = 8 * 1024 * 1024
 MOST_MESSAGES: Final = 128 * 1024
 """In one answer: 2 MiB of units."""
 MOST_S: Final = 0.003
-"""How long an answer from memory may take in which nobody else goes on; then it ends where it is."""
+"""How long an answer from memory may take, in which nobody else goes on; then it ends where it is."""
+MOST_READING_S: Final = 1.0
+"""How long an answer from the disk may take: the messages of one partition may lie far apart."""
 MOST_READING: Final = 8
 """Fetches that read from the disk at once, and so hold up to 8 MiB each; the others wait in line."""
 RETRY_MS: Final = 100
@@ -51,21 +53,11 @@ class BulkHandler:
         header = decode_header(BulkFetch, request.fields)
         self.context.counters.get.add(1)
         self.context.topic_counters(header.topic).get.add(1)
-        self._check(session, header)
+        check_readable(self.context, session.principal, header.topic, header.queue_id)
         if session in self.owing:
             raise Overloaded("a connection has one bulk fetch at a time", retry_after_ms=RETRY_MS)
         self._looks.look(_Fetch(self, session, request, header))
         return None
-
-    def _check(self, session: RemotingSession, header: BulkFetch) -> None:
-        name = header.topic
-        demand(session.principal, Action.SUBSCRIBE, name)
-        topic = self.context.topics.get(name)
-        if topic is None:
-            raise UnknownTopic(f"the topic {name} does not exist on this broker")
-        self.context.topics.check(topic, READ)
-        if not 0 <= header.queue_id < topic.read_partitions:
-            raise WrongPartition(f"the topic {name} has {topic.read_partitions} partitions to read, {header.queue_id} is none")
 
 
 class _Fetch(Question):
@@ -115,8 +107,9 @@ class _Fetch(Question):
         end = min(end, offset + min(max(self._header.max_msg_nums, 1), MOST_MESSAGES))
         left = min(self._header.max_bytes, MOST_BYTES)
         pieces: list[Piece] = []
-        deadline = now() + MOST_S
-        while offset < end and not (pieces and left <= 0):
+        deadline = now() + (MOST_READING_S if self._owed else MOST_S)
+        # a slave's log may become shorter while the disk is waited for
+        while offset < min(end, queue.readable) and not (pieces and (left <= 0 or now() > deadline)):
             piece = reader.hot(queue, offset, end - offset, left, read)
             if piece is None:
                 if not self._owed:
@@ -127,8 +120,6 @@ class _Fetch(Question):
                 break
             pieces.append(piece)
             offset += len(piece.units) // UNIT_SIZE
-            if not self._owed and now() > deadline:
-                break
         return pieces
 
     def owe(self) -> None:

@@ -104,16 +104,7 @@ class PullHandler:
         group = self.context.groups.ensure(header.consumer_group)
         if not group.consume_enable:
             raise AccessDenied(f"the group {group.name} may not consume (consumeEnable is false)")
-        name = header.topic
-        if not allowed(session.principal, Action.SUBSCRIBE, name):
-            raise AccessDenied(f"{session.principal} may not read {name}")
-        topic = self.context.topics.get(name)
-        if topic is None:
-            raise UnknownTopic(f"the topic {name} does not exist on this broker")
-        self.context.topics.check(topic, codes.READ)
-        if not 0 <= header.queue_id < topic.read_partitions:
-            raise WrongPartition(f"the topic {name} has {topic.read_partitions} partitions to read, {header.queue_id} is none")
-
+        check_readable(self.context, session.principal, header.topic, header.queue_id)
         return group
 
     def _filter(self, session: RemotingSession, header: PullMessage, group: Group) -> Filter:
@@ -161,6 +152,18 @@ def _parse(topic: str, expression: str, kind: str) -> Subscription:
 
 def _filter_of(subscription: Subscription) -> Filter:
     return (_filter_long if len(subscription.expression) > LONG else _filter_short)(subscription)
+
+
+def check_readable(context: Context, principal: str, name: str, partition: int) -> None:
+    """Raise why somebody may not read a partition of a topic: it may not be read, or is not there."""
+    if not allowed(principal, Action.SUBSCRIBE, name):
+        raise AccessDenied(f"{principal} may not read {name}")
+    topic = context.topics.get(name)
+    if topic is None:
+        raise UnknownTopic(f"the topic {name} does not exist on this broker")
+    context.topics.check(topic, codes.READ)
+    if not 0 <= partition < topic.read_partitions:
+        raise WrongPartition(f"the topic {name} has {topic.read_partitions} partitions to read, {partition} is none")
 
 
 class _Pull(Question):
