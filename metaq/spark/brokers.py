@@ -18,7 +18,8 @@ TIMEOUT_S: Final = 10.0
 PATIENCE_S: Final = 60.0
 """How long brokers that were there may be gone before a query fails: a master is replaced in seconds."""
 PAUSE_S: Final = 0.5
-_LAST_MS: Final = int(datetime.max.replace(tzinfo=UTC).timestamp()) * 1000
+_LAST_MS: Final = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp()) * 1000
+"""Python has no later dates."""
 
 T = TypeVar("T")
 

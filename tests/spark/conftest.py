@@ -17,6 +17,7 @@ QUIET = {
     "spark.log.level": "ERROR",
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
+    "spark.python.authenticate.socketTimeout": "180s",  # a busy machine takes its time to start a worker
 }
 
 
