@@ -21,6 +21,7 @@ INTERNAL_TOPICS: Final = frozenset(
         "METAQ_SYS_OFFSETS",
         "METAQ_SYS_TRANSACTIONS",
         "METAQ_SYS_EPOCHS",
+        "METAQ_SYS_LOCKS",
         "METAQ_SYS_OFFSET_HISTORY",
     )
 )

@@ -3,6 +3,7 @@
 import click
 
 from metaq.cli.offsetsexport import export
+from metaq.cli.offsetsreport import report
 
 
 @click.group()
@@ -11,3 +12,4 @@ def offsets() -> None:
 
 
 offsets.add_command(export)
+offsets.add_command(report)

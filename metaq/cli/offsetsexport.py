@@ -13,7 +13,7 @@ from metaq.cli.common import FAILED, examples, json_option, print_json, registry
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin, connect
 from metaq.errors import ConfigError
-from metaq.protocol.offsetrows import OffsetRow, encode_line
+from metaq.protocol.offsetrows import OffsetRow, encode_row
 
 PARQUET: Final = "parquet"
 JSON_LINES: Final = "jsonl"
@@ -86,7 +86,7 @@ def _now(admin: Admin, problems: list[str]) -> Iterator[OffsetRow]:
 def _write_lines(rows: Iterable[OffsetRow], out: BinaryIO) -> int:
     count = 0
     for row in rows:
-        out.write(encode_line(row))
+        out.write(encode_row(row) + b"\n")
         count += 1
     return count
 

@@ -46,7 +46,7 @@ from metaq.server.handlers.transaction import TransactionHandler
 from metaq.server.handlers.txadmin import Tables, TransactionAdminHandler
 from metaq.server.hold import Holds
 from metaq.server.later import Later
-from metaq.server.locks import QueueLocks
+from metaq.server.locklog import LockLog
 from metaq.server.look import Looks
 from metaq.server.observed import Observed
 from metaq.server.offsetexport import OffsetExport
@@ -192,7 +192,7 @@ class Broker:
         self.holds = Holds()
         self.turns = Turns(self.store, settings, self._hub, self.run, self.holds.wake)
         self._offsets = OffsetLog(self.context, self.turns, self.run)
-        self._locks = QueueLocks()
+        self._locks = LockLog(self.context, self.turns)
         self._duties = Duties(self.context, self.turns, self.run)
         self._looks = Looks(settings, self.run)
         self._room = _room(settings)
@@ -205,7 +205,7 @@ class Broker:
         )
         self._zookeeper = self._enter_zookeeper(topics) if settings.zookeeper else None
         in_zookeeper = None if self._zookeeper is None else self._zookeeper.group_offsets
-        self._export = OffsetExport(self.context, in_zookeeper, self._duties.rest, self.run)
+        self._export = OffsetExport(self.context, in_zookeeper, self.run)
         self._history = OffsetHistory(self.context, self._export, self.turns, self.run)
         topics.changed = self._topic_changed
         self._schedule = Schedule(self.context, self.turns, self.holds, self._hub.loop, self.run)
@@ -412,9 +412,8 @@ class Broker:
         self.context.statistics.sample(self._duties.rest)
 
     def _look_for_silent_clients(self) -> None:
-        now_s = self.store.clock.monotonic()
-        self.context.clients.expire(now_s - self._settings.client_expiry_ms / 1000)
-        self._locks.expire(now_s)
+        self.context.clients.expire(self.store.clock.monotonic() - self._settings.client_expiry_ms / 1000)
+        self._locks.expire()
 
     def stop(self) -> None:
         """Take no more commands, send every answer that is due, then close the store in order."""

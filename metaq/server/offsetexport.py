@@ -1,21 +1,24 @@
 """How far all groups are, of whichever kind, as rows (``metaq.protocol.offsetrows``).
 
-There may be thousands of groups and partitions, so a look at all of them goes on in slices of ``slice_ms``, and what is not in
-the page cache is read off the hub. The rows of one look have one time; each is as it was when its turn came.
+There may be thousands of groups and partitions, so a look at all of them works for a few milliseconds at a time, a fifth of the
+time at most, and what is not in the page cache is read off the hub. The rows of one look have one time; each is as it was when
+its turn came.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+import gevent
+
 from metaq.errors import RegistryUnavailable
 from metaq.message import TextPosition, TopicPartition
-from metaq.protocol.offsetrows import Kind, OffsetRow
+from metaq.protocol.offsetrows import Kind, OffsetRow, encode_row
 from metaq.registry.groupoffsets import GroupOffsets
 from metaq.server.context import Context
 from metaq.server.observed import Asked
 from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.files import ColdRead, Read, Rest, Run, read_cached, read_through
+from metaq.store.files import ColdRead, Read, Run, read_cached, read_through
 
 T = TypeVar("T")
 
@@ -30,6 +33,13 @@ class Subject(NamedTuple):
 
 FIRST: Final = Subject("", "", "")
 """Before all others."""
+SLICE_S: Final = 0.002
+"""How long others wait, at most, while rows are made, and"""
+RESTS: Final = 4
+"""how much longer than that they have for themselves then."""
+MOST_TIMES: Final = 100_000
+"""Store times that are kept from one look to the next, some 25 MB. Without them a row costs four times as much: the files of
+thousands of queues are opened again and again."""
 LONGEST: Final = 255
 """Characters of a group that is exported, and of an owner that is told: ZooKeeper has room for anything."""
 
@@ -38,7 +48,8 @@ class Part(NamedTuple):
     """What there is to say of one subject."""
 
     subject: Subject
-    rows: list[OffsetRow]
+    rows: list[bytes]
+    """Each as ``encode_row`` writes it."""
     problem: str | None = None
     """Why there are no rows, of it and of others of its kind."""
 
@@ -56,13 +67,13 @@ class Standing(NamedTuple):
 class OffsetExport:
     """Looks at the groups of one broker."""
 
-    def __init__(self, context: Context, in_zookeeper: GroupOffsets | None, rest: Rest, run: Run) -> None:
-        """``in_zookeeper`` is what MetaQ's consumers keep there; ``rest`` lets others go on."""
+    def __init__(self, context: Context, in_zookeeper: GroupOffsets | None, run: Run) -> None:
+        """``in_zookeeper`` is what MetaQ's consumers keep there."""
         self._context = context
         self._store = context.store
         self._in_zookeeper = in_zookeeper
-        self._rest = rest
         self._read = read_through(run)
+        self._times = StoreTimes()
         self._of_zookeeper: frozenset[tuple[str, str]] = frozenset()
         """Groups with their topics, when it last answered: while it does not, they are not taken for observed ones."""
 
@@ -76,7 +87,7 @@ class OffsetExport:
             subjects += [Subject(Kind.ZOOKEEPER, *names) for names in self._of_zookeeper]
         observed = self._context.observed.table()
         subjects += [Subject(Kind.OBSERVED, *names) for names in observed if names not in self._of_zookeeper]
-        slices = _Slices(self._store.clock.monotonic, self._store.settings.slice_ms / 1000, self._rest)
+        slices = _Slices(self._store.clock.monotonic)
         for subject in sorted(subject for subject in subjects if subject > after and len(subject.group) <= LONGEST):
             if silent is not None and subject.kind == Kind.ZOOKEEPER:
                 continue
@@ -88,7 +99,7 @@ class OffsetExport:
                 continue
             rows = []
             for number, standing in sorted(standings.items()):
-                rows.append(self._row(subject, number, standing, ts_ms))
+                rows.append(encode_row(self._row(subject, number, standing, ts_ms)))
                 slices.rest_when_due()
             yield Part(subject, rows)
 
@@ -164,7 +175,13 @@ class OffsetExport:
         """When a message was stored; ``None`` when there is none, or it is damaged."""
         if not queue.base <= ordinal < queue.readable:
             return None
-        return self._read_now(partial(self._store.reader.store_time, queue, ordinal))
+        place = queue.topic, queue.partition, ordinal
+        known = self._times.get(place)
+        if known is None:
+            known = self._read_now(partial(self._store.reader.store_time, queue, ordinal))
+            if known is not None:
+                self._times.put(place, known)
+        return known
 
     def _read_now(self, find: Callable[[Read], T]) -> T:
         """What is found in memory, else on the disk."""
@@ -174,16 +191,37 @@ class OffsetExport:
             return find(self._read)
 
 
+class StoreTimes:
+    """When messages were stored: those that were asked for lately, two generations of them."""
+
+    def __init__(self) -> None:
+        self._young: dict[tuple[str, int, int], int] = {}
+        self._old: dict[tuple[str, int, int], int] = {}
+
+    def get(self, place: tuple[str, int, int]) -> int | None:
+        """``place`` is topic, partition and ordinal."""
+        found = self._young.get(place)
+        if found is None:
+            found = self._old.get(place)
+            if found is not None:
+                self.put(place, found)
+        return found
+
+    def put(self, place: tuple[str, int, int], time_ms: int) -> None:
+        self._young[place] = time_ms
+        if len(self._young) >= MOST_TIMES // 2:
+            self._old, self._young = self._young, {}
+
+
 class _Slices:
     """Lets others go on each time that the caller has worked for a while."""
 
-    def __init__(self, monotonic: Callable[[], float], slice_s: float, rest: Rest) -> None:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._slice_s = slice_s
-        self._rest = rest
         self._began = monotonic()
 
     def rest_when_due(self) -> None:
-        if self._monotonic() - self._began >= self._slice_s:
-            self._rest()
+        worked = self._monotonic() - self._began
+        if worked >= SLICE_S:
+            gevent.sleep(RESTS * worked)
             self._began = self._monotonic()

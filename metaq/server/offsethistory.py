@@ -12,7 +12,7 @@ from typing import Final
 
 from metaq.errors import MetaqError
 from metaq.protocol.codes import COMPRESSED
-from metaq.protocol.offsetrows import HISTORY_TOPIC, encode_line
+from metaq.protocol.offsetrows import HISTORY_TOPIC
 from metaq.server.context import Context
 from metaq.server.offsetexport import OffsetExport
 from metaq.server.turn import Turns
@@ -46,13 +46,12 @@ class OffsetHistory:
         problem, size = None, 0
         for part in self._export.look(self._store.clock.now_ms()):
             problem = part.problem or problem
-            for row in part.rows:
-                line = encode_line(row)
-                if size + len(line) > self._most_bytes:
+            for line in part.rows:
+                size += len(line) + 1
+                if size > self._most_bytes and lines:
                     self._put(lines)
-                    lines, size = [], 0
+                    lines, size = [], len(line) + 1
                 lines.append(line)
-                size += len(line)
             if self._stopped:
                 return
         self._put(lines)
@@ -67,7 +66,7 @@ class OffsetHistory:
     def _put(self, lines: list[bytes]) -> None:
         if not lines or self._stopped:
             return
-        body = self._run(partial(zlib.compress, b"".join(lines), FAST))
+        body = self._run(partial(zlib.compress, b"\n".join(lines), FAST))
         if not self._stopped:  # others went on meanwhile
             now_ms = self._store.clock.now_ms()
             stage(self._context, Draft(HISTORY_TOPIC, 0, body, {}, 0, COMPRESSED, now_ms, self._context.store_host))

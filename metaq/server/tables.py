@@ -38,6 +38,8 @@ TRANSACTIONS_TOPIC: Final = "METAQ_SYS_TRANSACTIONS"
 """Marks of transactions, and the messages that they park (``metaq.tx``)."""
 EPOCHS_TOPIC: Final = "METAQ_SYS_EPOCHS"
 """Which replica was master when (``metaq.store.epochs``)."""
+LOCKS_TOPIC: Final = "METAQ_SYS_LOCKS"
+"""Locks of ordered consumers (``metaq.server.locklog``)."""
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
@@ -50,7 +52,7 @@ DEAD_PREFIX: Final = "%DLQ%"
 FORBIDDEN: Final = frozenset(
     (
         *(SCHEDULE_TOPIC, HALF_TOPIC, HALF_OP_TOPIC, GIVEN_UP_TOPIC, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, EPOCHS_TOPIC),
-        *(HISTORY_TOPIC, "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
+        *(LOCKS_TOPIC, HISTORY_TOPIC, "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
     )
 )
 """Topics nobody may send to (specs: remoting protocol, section 3.1)."""
@@ -201,7 +203,7 @@ class TopicTable:
         ]
         if auto_create:
             topics.append(Topic(DEFAULT_TOPIC, 16, 16, everything))
-        kept = {OFFSETS_TOPIC: 1, TRANSACTIONS_TOPIC: 2, EPOCHS_TOPIC: 1, HISTORY_TOPIC: 1}
+        kept = {OFFSETS_TOPIC: 1, TRANSACTIONS_TOPIC: 2, EPOCHS_TOPIC: 1, LOCKS_TOPIC: 1, HISTORY_TOPIC: 1}
         kept |= {HALF_TOPIC: 1, HALF_OP_TOPIC: 1, GIVEN_UP_TOPIC: 1}
         own = [Topic(name, partitions, partitions, READ) for name, partitions in kept.items()]
         self._system = frozenset(topic.name for topic in (*topics, *own))

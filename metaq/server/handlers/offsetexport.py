@@ -1,13 +1,14 @@
 """How far all groups are, for whoever keeps or reports it: 30040."""
 
 from functools import partial
+from typing import Final
 
 import orjson
 
 from metaq.errors import BadRequest
 from metaq.protocol.codes import Request
 from metaq.protocol.headers import decode_header
-from metaq.protocol.offsetrows import MOST_ROWS, ExportOffsets, OffsetPage, OffsetRow, encode_page
+from metaq.protocol.offsetrows import MOST_ROWS, ExportOffsets, encode_page
 from metaq.protocol.remoting import RemotingCommand
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
@@ -15,6 +16,9 @@ from metaq.server.later import Later
 from metaq.server.offsetexport import FIRST, OffsetExport, Subject
 from metaq.server.permissions import Action, demand
 from metaq.server.remoting import Answer, RemotingSession
+
+PAGE_S: Final = 2.0
+"""After which a page ends, however few rows it has: what comes from a slow disk must come within the time that clients wait."""
 
 
 class OffsetExportHandler:
@@ -39,15 +43,17 @@ class OffsetExportHandler:
         self._later.run(session, request, partial(self._page, header.limit, ts_ms, after))
 
     def _page(self, limit: int, ts_ms: int, after: Subject) -> Answer:
-        rows: list[OffsetRow] = []
+        rows: list[bytes] = []
         problem = following = None
+        monotonic = self._context.store.clock.monotonic
+        end_s = monotonic() + PAGE_S
         for part in self._export.look(ts_ms, after):
             rows += part.rows
             problem = part.problem or problem
-            if len(rows) >= limit:
+            if part.problem is None and (len(rows) >= limit or monotonic() > end_s):
                 following = orjson.dumps([ts_ms, *part.subject]).decode()
                 break
-        return Answer(body=(encode_page(OffsetPage(rows, following, problem)),))
+        return Answer(body=(encode_page(rows, following, problem),))
 
 
 def _place(text: str) -> tuple[int, Subject]:
