@@ -41,7 +41,7 @@ from metaq.store.recovery import FORMAT_VERSION, IDENTITY
 logger = logging.getLogger(__name__)
 
 TOPICS: Final = Path("config", "topics.json")
-SPAN: Final = 128 * 1024 * 1024
+SPAN: Final = 64 * 1024 * 1024
 """Bytes of a segment that one piece may span: the pages between its records may count as this process's memory."""
 _CRC_MASK: Final = 0x7FFFFFFF
 _CHECKSUM_BEGIN: Final = np.frombuffer(b"__CRC32#\x01", np.uint8)
@@ -290,7 +290,7 @@ def _runs(units: Units, segments: list[_File]) -> Iterator[tuple[_File, slice]]:
     numbers = np.searchsorted(bases, offsets, "right") - 1
     row = 0
     while row < len(units):
-        near = (numbers[row:] == numbers[row]) & (np.abs(offsets[row:] - offsets[row]) <= SPAN // 2)
+        near = (numbers[row:] == numbers[row]) & (np.abs(offsets[row:] - offsets[row]) < SPAN // 2)
         count = len(near) if near.all() else int(np.argmin(near))
         count = min(count, fitting(sizes[row : row + count]))
         yield segments[numbers[row]], slice(row, row + count)
@@ -301,7 +301,7 @@ def _piece(key: TopicPartition, first: int, units: Units, segment: _File, *, ver
     """The messages of some units, the records of which are in one segment; what is not as it should be has none."""
     offsets, sizes = units["log_offset"].astype(np.int64), units["size"].astype(np.int64)
     places = offsets - segment.base
-    rows = np.flatnonzero(_may_lead(units) & (places >= 0) & (places + sizes <= segment.size))
+    rows = np.flatnonzero(_may_lead(units) & (places >= 0) & (places <= segment.size - sizes))
     found, starts, data = np.zeros(len(units), np.int64), np.zeros(len(units), np.int64), memoryview(b"")
     if len(rows):
         low = int(places[rows].min()) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
@@ -311,9 +311,6 @@ def _piece(key: TopicPartition, first: int, units: Units, segment: _File, *, ver
         if verify:
             sound[sound] = _are_intact(data, records.starts[sound], records.properties_ends[sound])
         starts[rows[sound]], found[rows[sound]] = records.starts[sound], sizes[rows[sound]]
-    for row in np.flatnonzero((found == 0) & (units["size"] != FILLER_SIZE)).tolist():
-        text = "message damaged topic=%s partition=%d ordinal=%d log_offset=%d size=%d: run metaq verify"
-        logger.error(text, *key, first + row, offsets[row], sizes[row])
     return Piece(first, starts, found, data)
 
 
@@ -328,10 +325,10 @@ def _are_of(key: TopicPartition, records: Records, ordinals: Numbers, log_offset
     fields = records.fields
     sound = records.are_sound(ordinals)
     sound &= (fields["log_offset"] == log_offsets) & (fields["partition"] == key.partition)
-    name = key.topic.encode()
-    wanted = np.frombuffer(bytes((len(name),)) + name, np.uint8)
-    names = gathered(records.data, records.body_ends[sound], np.dtype((np.uint8, len(wanted))))
-    sound[sound] = (names == wanted).all(axis=1)
+    name = np.frombuffer(key.topic.encode(), np.uint8)
+    sound[sound] = np.frombuffer(records.data, np.uint8)[records.body_ends[sound]] == len(name)
+    names = gathered(records.data, records.body_ends[sound] + 1, np.dtype((np.uint8, len(name))))
+    sound[sound] = (names == name).all(axis=1)
     rows = np.flatnonzero(sound)
     ends = (records.starts + records.sizes)[rows]
     sound[rows[1:][records.starts[rows[1:]] < np.maximum.accumulate(ends)[:-1]]] = False
