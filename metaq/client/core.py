@@ -15,7 +15,7 @@ from metaq.client.link import Links
 from metaq.client.routing import Routes
 from metaq.client.scheduler import Scheduler
 from metaq.client.transport import Answer, Asked, Greet, Outcome, Question, Transport, ask, call
-from metaq.errors import ClientClosed, ClientError, ConnectionFailed, MetaqError, ProtocolError
+from metaq.errors import ClientClosed, ClientError, ConnectionFailed, MetaqError, ProtocolError, Refused
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import UnregisterClient
 from metaq.protocol.remoting import RemotingCommand
@@ -110,7 +110,12 @@ class Core:
 
     def ask_broker(self, broker_name: str, question: Question, deadline: float) -> RemotingCommand:
         """Ask a master, and wait for success. ``ConnectionFailed`` also when no route names it."""
-        return ask(self.transport, self.master(broker_name), question, deadline)
+        try:
+            return ask(self.transport, self.master(broker_name), question, deadline)
+        except (ConnectionFailed, Refused) as error:
+            if not isinstance(error, Refused) or error.code == Response.SERVICE_NOT_AVAILABLE:  # it is master no more
+                self.look_for_masters()
+            raise
 
     def master(self, broker_name: str) -> str:
         """The address of a master. ``ConnectionFailed`` when no route names it."""

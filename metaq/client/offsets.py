@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from metaq.client.core import CONTROL_TIMEOUT_S, Core
-from metaq.client.transport import Outcome, Question, ask, refusal, successful
+from metaq.client.transport import Outcome, Question, refusal, successful
 from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.adminbodies import decode_offsets, encode_offsets
@@ -89,9 +89,8 @@ class BrokerOffsets:
     def _tell(self, queue: MessageQueue, offset: QueueOffset, deadline: float | None) -> None:
         header = UpdateConsumerOffset(self._group, queue.topic, Int32(queue.partition), offset)
         question = Question.of(Request.UPDATE_CONSUMER_OFFSET, header)
-        address = self._core.master(queue.broker_name)
         if deadline is not None:
-            ask(self._core.transport, address, question, deadline)
+            self._core.ask_broker(queue.broker_name, question, deadline)
             return
 
         def told(outcome: Outcome) -> None:
@@ -100,7 +99,12 @@ class BrokerOffsets:
                 with self._guard:
                     self._changed.add(queue)
 
-        self._core.transport.submit(address, question, time.monotonic() + CONTROL_TIMEOUT_S, told)
+        try:
+            address = self._core.master(queue.broker_name)
+            self._core.transport.submit(address, question, time.monotonic() + CONTROL_TIMEOUT_S, told)
+        except ClientError:
+            self._core.look_for_masters()
+            raise
 
 
 class LocalOffsets:

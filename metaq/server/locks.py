@@ -38,8 +38,12 @@ class QueueLocks:
             room = MOST_LOCKS - len(self._locks)
             kept = [queue for queue in taken if (group, queue) in self._locks]
             taken = kept + [queue for queue in taken if (group, queue) not in self._locks][:room]
-        self._locks.update(((group, queue), _Lock(client_id, now_s + LOCK_S)) for queue in taken)
+        self.give(group, client_id, taken, now_s)
         return taken
+
+    def give(self, group: str, client_id: str, queues: Iterable[MessageQueue], now_s: float) -> None:
+        """Have a client hold queues, whoever held them before."""
+        self._locks.update(((group, queue), _Lock(client_id, now_s + LOCK_S)) for queue in queues)
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Give back those of ``queues`` that the client has."""

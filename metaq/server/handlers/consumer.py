@@ -8,14 +8,14 @@ from metaq.message import TopicPartition
 from metaq.protocol import fastjson
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import QueryConsumerOffset, QueueOnly, SearchOffset, UpdateConsumerOffset, decode_header
-from metaq.protocol.heartbeats import decode_queue_set, encode_locked
+from metaq.protocol.heartbeats import decode_queue_set
 from metaq.protocol.record import decode_record
 from metaq.protocol.remoting import RemotingCommand
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
 from metaq.server.handlers.heartbeat import EMPTY
 from metaq.server.later import Later
-from metaq.server.locks import QueueLocks
+from metaq.server.locklog import LockLog
 from metaq.server.permissions import Action, demand
 from metaq.server.remoting import DONE, Answer, RemotingSession
 from metaq.store.consumequeue import ConsumeQueue
@@ -29,7 +29,7 @@ UPPER: Final = "UPPER"
 class ConsumerHandler:
     """Answers where a consumer goes on, and who has which queue."""
 
-    def __init__(self, context: Context, later: Later, locks: QueueLocks) -> None:
+    def __init__(self, context: Context, later: Later, locks: LockLog) -> None:
         self._context = context
         self._store = context.store
         self._later = later
@@ -145,16 +145,13 @@ class ConsumerHandler:
 
     # -- locks --------------------------------------------------------------------------------------------------------
 
-    def lock(self, session: RemotingSession, request: RemotingCommand) -> Answer:
+    def lock(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """41."""
-        wanted = decode_queue_set(request.body)
-        now_s = self._store.clock.monotonic()
-        return Answer(body=(encode_locked(self._locks.lock(wanted.group, wanted.client_id, wanted.queues, now_s)),))
+        return self._locks.lock(session, request, decode_queue_set(request.body))
 
     def unlock(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """42."""
-        given = decode_queue_set(request.body)
-        self._locks.unlock(given.group, given.client_id, given.queues)
+        self._locks.unlock(decode_queue_set(request.body))
         return DONE
 
 
