@@ -25,6 +25,9 @@ ZOOKEEPER = ["kazoo>=2.10"]
 # Spark, and what it needs to read from Python; its jars also hold the ZooKeeper that `metaq zookeeper` starts.
 SPARK = ["numpy>=1.24", "pyarrow>=18", "pyspark>=4.2"]
 
+# Pictures beside the page of `metaq offsets report`.
+REPORT = ["matplotlib>=3.9"]
+
 # The way of a put and of a get. mypyc makes extension modules of the same sources; without them all works the same, slower.
 COMPILED = [
     "metaq/protocol/batch.py",
@@ -84,11 +87,13 @@ setup(
         "rich>=13.0",
     ],
     extras_require={
+        "report": [*SPARK, *REPORT],
         "spark": SPARK,
         "transaction": TRANSACTION,
         "zookeeper": ZOOKEEPER,
         "dev": [
             *LINTERS,
+            *REPORT,
             *SPARK,
             *TRANSACTION,
             *ZOOKEEPER,

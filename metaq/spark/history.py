@@ -7,7 +7,6 @@ and in any order: what is made of them takes the newest of a time.
 from pathlib import Path
 from typing import Final
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
@@ -36,25 +35,29 @@ SCHEMA: Final = StructType(
 oldest offset, and one after the newest. The ``_ts`` columns: when the messages there were stored; ``consumed_ts`` is null when
 there is none yet. ``owner``: a client's id, null when nobody consumes the partition."""
 
+_JSON_LINES: Final = frozenset({".json", ".jsonl"})
+_PARQUET: Final = b"PAR1"
+
 SERIES: Final = ["broker", "group", "kind", "topic", "partition"]
 """What one row of each sample is about."""
 
 
 def read_files(spark: SparkSession, path: str) -> DataFrame:
-    """A file or folder of Parquet, or of JSON lines when its name, or that of a file in it, ends in .json or .jsonl.
+    """A file or folder of Parquet, or of JSON lines: files whose names end in .json or .jsonl.
 
-    ``ConfigError`` when there is nothing, or rows of another kind.
+    ``ConfigError`` when there is nothing, or something else.
     """
     place = Path(path)
-    if not place.exists():
+    files = [place] if place.is_file() else sorted(file for file in place.rglob("[!._]*") if file.is_file())
+    if not files:
         raise ConfigError(f"there is no history at {path}; metaq offsets export writes one")
-    names = [file.name for file in place.rglob("*")] if place.is_dir() else [place.name]
-    if any(name.endswith((".json", ".jsonl")) for name in names):
+    if all(file.suffix in _JSON_LINES for file in files):
         return spark.read.schema(SCHEMA).option("recursiveFileLookup", True).json(path)
-    try:
-        history = spark.read.option("recursiveFileLookup", True).parquet(path)
-    except AnalysisException as error:
-        raise ConfigError(f"{path} is neither Parquet nor JSON lines (.jsonl)") from error
+    for file in files:
+        with file.open("rb") as opened:
+            if opened.read(len(_PARQUET)) != _PARQUET:
+                raise ConfigError(f"{file} is neither Parquet nor JSON lines (.jsonl)")
+    history = spark.read.option("recursiveFileLookup", True).parquet(path)
     missing = [name for name in SCHEMA.fieldNames() if name not in history.columns]
     if missing:
         raise ConfigError(f"{path} is no history of offsets: it has no column {', '.join(missing)}")

@@ -58,6 +58,8 @@ svg.spark { width: 110px; min-width: 110px; height: 26px }
 svg text { fill: var(--ink); font-size: 13px } svg .tick { fill: var(--soft); font-size: 12px } svg .value { font-size: 12.5px }
 .small svg text { font-size: 14px }
 .grid { stroke: var(--grid); fill: none } .leader { stroke: var(--quiet); fill: none }
+.quiet[stroke-dasharray] { stroke: var(--soft) }
+.card .note { margin-bottom: 8px }
 .line { fill: none; stroke-width: 2.2; stroke-linejoin: round } .quiet { fill: none; stroke: var(--quiet); stroke-width: 1.4 }
 .line.s0 { stroke: var(--s0) } .line.s1 { stroke: var(--s1) } .line.s2 { stroke: var(--s2) } .line.s3 { stroke: var(--s3) }
 .line.s4 { stroke: var(--s4) } .line.s5 { stroke: var(--s5) } .line.s6 { stroke: var(--s6) } .line.s7 { stroke: var(--s7) }

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from metaq.client import Client, connect
 from metaq.errors import ConfigError, MetaqError
 from metaq.spark.session import session
 
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
     from metaq.spark.tables import Sampling
 
 PAGE: Final = "report.html"
-_SETTINGS: Final = {"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
+SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.log.level": "ERROR",
+    # what is shuffled is small: 200, the default, take longer to start than to run
+    "spark.sql.shuffle.partitions": "16",
+}
 
 
 class Job(NamedTuple):
@@ -95,7 +101,15 @@ def history_of(spark: "SparkSession", job: Job) -> "DataFrame":
         return read_files(spark, job.history)
     assert job.topic is not None
     assert job.servers is not None
+    with connect(job.servers) as client:
+        check_topics(client, job.topic)
     return read_topic(spark, job.servers, job.topic)
+
+
+def check_topics(client: Client, *topics: str) -> None:
+    """Raise what is wrong with a registry or topic before Spark does: here it is one line."""
+    for topic in topics:
+        client.admin().queues(topic)
 
 
 def line_of(finding: "Finding") -> str:
@@ -111,7 +125,7 @@ def main(document: str) -> int:
     """Run one job."""
     job = Job(**json.loads(document))
     try:
-        spark = session("metaq offset report", settings=_SETTINGS)
+        spark = session("metaq offset report", settings=SETTINGS)
         for finding in report(history_of(spark, job), job):
             print(line_of(finding))
     except MetaqError as error:
