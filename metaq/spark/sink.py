@@ -6,11 +6,13 @@ again, with the same property METAQ_WRITE (``metaq.spark.packing``); ``metaq.spa
 """
 
 import logging
+import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +24,11 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Stri
 from metaq.client.client import connect
 from metaq.client.message import SendStatus
 from metaq.client.producer import Producer
-from metaq.errors import BadRequest, ConfigError
+from metaq.errors import BadRequest, ClientError, ConfigError
 from metaq.message import MessageQueue
 from metaq.spark.options import SERVERS, Given
 from metaq.spark.packing import java_hashes, keys_of, pack
-from metaq.spark.tasks import plain_errors
+from metaq.spark.tasks import PATIENCE_S, PAUSE_S, plain_errors
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ _MOST_BYTES: Final = 256 * 1024
 _ANY: Final = -1
 """In place of a partition's number: whichever the producer chooses."""
 
+T = TypeVar("T")
+
 
 class Target(NamedTuple):
     """Where a write goes."""
@@ -62,12 +66,7 @@ class Target(NamedTuple):
 
 
 def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Target:
-    """What the options of a write say, compared with its columns, and the brokers asked for the topic.
-
-    Raises:
-        ConfigError: an option or a column is wrong, or is missing.
-        RouteNotFound: no registry answers, or there is nowhere to write the topic.
-    """
+    """What the options of a write say, compared with its columns. ``ConfigError``."""
     given = Given(options, WRITING)
     found = Target(given.text(SERVERS), given.text(TOPIC))
     if not found.servers:
@@ -75,12 +74,16 @@ def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -
     if overwrite:
         raise ConfigError('a topic can only be appended to; write .mode("append"), and outputMode("append") or "update"')
     _check_columns(schema, found.topic)
-    with connect(found.servers) as client:
-        if found.topic:
-            client.producer().queues(found.topic)
+    return found
+
+
+def look(to: Target) -> None:
+    """Ask where the topic is. ``RouteNotFound``: no registry answers, or there is nowhere to write it."""
+    with connect(to.servers) as client:
+        if to.topic:
+            client.producer().queues(to.topic)
         else:
             client.admin().brokers()
-    return found
 
 
 def _check_columns(schema: StructType, topic: str) -> None:
@@ -124,8 +127,9 @@ class BatchWriter(DataSourceArrowWriter):
     """Writes one DataFrame. Its tasks share the id that is made here, on the driver."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
-        """Errors as of ``target``."""
+        """Errors as of ``target`` and ``look``."""
         self._target = target(options, schema, overwrite=overwrite)
+        look(self._target)
         self._write = f"{uuid.uuid4()}/0"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -140,8 +144,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """Writes the micro-batches of a streaming query."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
-        """Errors as of ``target``."""
+        """Errors as of ``target`` and ``look``; but Spark makes one for every batch, so brokers may be away for a while."""
         self._target = target(options, schema, overwrite=overwrite)
+        try:
+            look(self._target)
+        except ClientError as error:
+            if not error.retriable:
+                raise
+            logger.warning("brokers do not answer, tasks wait for them reason=%s", error)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         task = _task()
@@ -171,7 +181,7 @@ def _report(messages: Iterable[WriterCommitMessage | None]) -> None:
 def send(batches: Iterable[pa.RecordBatch], to: Target, write: str) -> Written:
     """Send the rows of one task, and wait until the broker has them; ``write`` is QUERY/BATCH/PARTITION of METAQ_WRITE.
 
-    Rows for one partition keep their order. Errors as of ``Producer.send``, and of ``pack``.
+    Rows for one partition keep their order. Brokers that are away are waited for. Errors as of ``Producer.send`` and ``pack``.
     """
     rows = unsure = 0
     with connect(to.servers) as client, client.producer() as producer:
@@ -201,7 +211,7 @@ def _by_topic(batch: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.Array
 
 def _send_topic(producer: Producer, topic: str, messages: pa.LargeBinaryArray, rows: pa.RecordBatch) -> int:
     """Send the messages of a topic, partition by partition; how many are stored less safely than they should be."""
-    queues = producer.queues(topic)
+    queues = _patiently(partial(producer.queues, topic))
     numbers = _partitions(rows, queues, topic)
     order = np.argsort(numbers, kind="stable")
     if numbers.min() != numbers.max():
@@ -213,10 +223,24 @@ def _send_topic(producer: Producer, topic: str, messages: pa.LargeBinaryArray, r
     for first, end in _requests(ends, borders):
         number = int(numbers[first])
         queue = None if number == _ANY else queues[number]
-        results = producer.send_packed(topic, bytes(data[ends[first] : ends[end]]), end - first, queue=queue)
+        packed = bytes(data[ends[first] : ends[end]])
+        results = _patiently(partial(producer.send_packed, topic, packed, end - first, queue=queue))
         if results[0].status is not SendStatus.SEND_OK:
             unsure += len(results)
     return unsure
+
+
+def _patiently(send: Callable[[], T]) -> T:
+    """What a call returns, made again while what it asks is away. So a request can be stored twice."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return send()
+        except ClientError as error:
+            if not error.retriable or time.monotonic() >= deadline:
+                raise
+            logger.warning("not sent, tried again reason=%s", error)
+        time.sleep(PAUSE_S)
 
 
 def _requests(ends: np.ndarray[Any, np.dtype[np.int64]], borders: list[int]) -> Iterator[tuple[int, int]]:
