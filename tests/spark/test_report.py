@@ -58,7 +58,7 @@ def made(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Mad
 
 
 def test_the_four_planted_troubles_are_named_and_no_other(made: Made) -> None:
-    """SG-055: a stuck partition, one without owner, a skewed topic, a group that loses data in two hours."""
+    """P18: a stuck partition, one without owner, a skewed topic, a group that loses data in two hours."""
     assert made.named == PLANTED
     assert made.findings["retention"].left_s == pytest.approx(RISK_S, rel=0.02)
     assert made.findings["stuck"].since == END - timedelta(seconds=STUCK_S)
@@ -71,7 +71,7 @@ def test_the_four_planted_troubles_are_named_and_no_other(made: Made) -> None:
 
 
 def test_the_tables_are_there_for_others(made: Made) -> None:
-    """SG-055: as Parquet with times in UTC; lags and rates are those of the history."""
+    """P18: as Parquet with times in UTC; lags and rates are those of the history."""
     assert {path.stem for path in made.folder.glob("*.parquet")} == TABLES
     partitions = {
         (row["group"], row["partition"]): row for row in pq.read_table(made.folder / "partitions.parquet").to_pylist()
@@ -94,7 +94,7 @@ def test_the_tables_are_there_for_others(made: Made) -> None:
 
 
 def test_the_pictures_show_something(made: Made) -> None:
-    """SG-055: one for each chart."""
+    """P18: one for each chart."""
     names = {path.stem for path in made.folder.glob("*.png")}
     assert names >= {"lag", "behind", "retention", "skew-clicks", "rates-archive-audit", "waiting-billing-orders"}
     for path in made.folder.glob("*.png"):
@@ -117,7 +117,7 @@ def browse(folder: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.partner("chromium", "fonts")
 def test_a_browser_shows_the_page(made: Made) -> None:
-    """SG-055: its sentences, its charts and what its script adds; nothing from elsewhere, and no error."""
+    """P18: its sentences, its charts and what its script adds; nothing from elsewhere, and no error."""
     seen = browse(made.folder, "--dump-dom")
     assert "Uncaught" not in seen.stderr
     text = html.unescape(re.sub(r"<[^>]+>", " ", seen.stdout.partition("<body>")[2]))
@@ -134,7 +134,7 @@ def test_a_browser_shows_the_page(made: Made) -> None:
 
 @pytest.mark.partner("chromium", "fonts")
 def test_a_browser_draws_the_page(made: Made, tmp_path: Path) -> None:
-    """SG-055: light and dark, from top to bottom."""
+    """P18: light and dark, from top to bottom."""
     brightness = []
     for mode in ("light", "dark"):
         picture = tmp_path / f"{mode}.png"
@@ -156,7 +156,7 @@ def is_healthy() -> str:
 
 
 def test_healthy_groups_have_no_findings(spark: "SparkSession", tmp_path: Path) -> None:
-    """SG-055: noise is none; and names are text on the page, whatever a group calls itself."""
+    """P18: noise is none; and names are text on the page, whatever a group calls itself."""
     name = "<img src=x onerror=alert(1)>'"
     history = read_files(spark, str(plant(tmp_path, minutes=200, seed=2))).where(is_healthy())
     named = history.withColumn("group", f.when(f.col("group") == "ledger", f.lit(name)).otherwise(f.col("group")))
@@ -169,7 +169,7 @@ def test_healthy_groups_have_no_findings(spark: "SparkSession", tmp_path: Path) 
 
 
 def test_rows_may_come_twice_and_brokers_fall_silent(spark: "SparkSession", tmp_path: Path) -> None:
-    """SG-055: repeated rows change nothing; what a broker did not export is a gap, and no finding of its groups."""
+    """P18: repeated rows change nothing; what a broker did not export is a gap, and no finding of its groups."""
     rows = read_files(spark, str(plant(tmp_path, minutes=60)))
     silent = rows.where(f.col("ts") <= f.lit(END - timedelta(minutes=30))).withColumn("broker", f.lit("west"))
     made = Made(tmp_path / "out", report(rows.union(rows).union(silent), Job(out=str(tmp_path / "out"), risk_hours=3.0)))
@@ -188,7 +188,7 @@ def json_lines(folder: Path) -> Path:
 
 
 def test_json_lines_are_the_same_history(spark: "SparkSession", tmp_path: Path) -> None:
-    """SG-055."""
+    """P18."""
 
     def rows(frame: "DataFrame") -> set[tuple[object, ...]]:
         return {tuple(row) for row in frame.collect()}
@@ -205,7 +205,7 @@ def test_json_lines_are_the_same_history(spark: "SparkSession", tmp_path: Path) 
     ],
 )
 def test_what_is_no_history(spark: "SparkSession", tmp_path: Path, content: str | None, problem: str) -> None:
-    """SG-055: told at once, with the name of the file."""
+    """P18: told at once, with the name of the file."""
     path = tmp_path / "none"
     if content == "parquet":
         spark.range(3).write.parquet(str(path))
@@ -216,7 +216,7 @@ def test_what_is_no_history(spark: "SparkSession", tmp_path: Path, content: str 
 
 
 def test_an_empty_history(spark: "SparkSession", tmp_path: Path) -> None:
-    """SG-055."""
+    """P18."""
     with pytest.raises(ConfigError, match="the history has no sample"):
         report(spark.createDataFrame([], SCHEMA), Job(out=str(tmp_path)))
 
@@ -233,7 +233,7 @@ def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str
 
 
 def test_the_command_writes_a_report(tmp_path: Path) -> None:
-    """SG-055: in a Spark of its own, and prints the findings."""
+    """P18: in a Spark of its own, and prints the findings."""
     history, out = json_lines(tmp_path), tmp_path / "out"
     done = run("--history", str(history), "--out", str(out), "--json")
     assert (done.returncode, done.stderr) == (0, f"wrote {out / PAGE}\n")
@@ -242,7 +242,7 @@ def test_the_command_writes_a_report(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
-    """SG-055, P48: no Java, no pictures' library, options that contradict each other: a line each, not a trace."""
+    """P18: no Java, no pictures' library, options that contradict each other: a line each, not a trace."""
     history = plant(tmp_path, minutes=5)
     here = ("--history", str(history), "--out", str(tmp_path / "out"))
     without = run(*here, PATH=str(tmp_path), JAVA_HOME=str(tmp_path))

@@ -56,12 +56,12 @@ def only(*partitions: dict[str, Any], owned: int = 1) -> Finding:
     ],
 )
 def test_nothing_is_wrong(changes: dict[str, Any]) -> None:
-    """SG-055: groups at the end, that move, rebalance, have no members, are not at risk, catch up, or are not known."""
+    """P18: groups at the end, that move, rebalance, have no members, are not at risk, catch up, or are not known."""
     assert found(changes) == []
 
 
 def test_a_stuck_partition_is_named_with_its_owner() -> None:
-    """SG-055."""
+    """P18."""
     one = only({"partition": 3, "lag": 107_696, "waiting_s": 5400.0})
     assert (one.severity, one.kind, one.partitions, one.lag) == ("problem", "stuck", ["east/3"], 107_696)
     assert one.since == LAST - timedelta(minutes=90)
@@ -72,7 +72,7 @@ def test_a_stuck_partition_is_named_with_its_owner() -> None:
 
 
 def test_partitions_with_the_same_trouble_are_one_finding() -> None:
-    """SG-055: and each partition is in one finding only, of its first trouble."""
+    """P18: and each partition is in one finding only, of its first trouble."""
     stuck = [
         {"partition": partition, "broker": broker, "waiting_s": 900.0} for broker, partition in (("e", 1), ("e", 2), ("w", 1))
     ]
@@ -83,7 +83,7 @@ def test_partitions_with_the_same_trouble_are_one_finding() -> None:
 
 
 def test_a_group_without_any_consumer_is_a_warning() -> None:
-    """SG-055: a partition that only this one owner misses is a problem."""
+    """P18: a partition that only this one owner misses is a problem."""
     absent = {"owner": None, "unowned_s": 7200.0, "waiting_s": 7200.0}
     one = only(absent, {**absent, "partition": 1}, owned=0)
     assert (one.severity, one.sentence) == (
@@ -94,7 +94,7 @@ def test_a_group_without_any_consumer_is_a_warning() -> None:
 
 
 def test_retention() -> None:
-    """SG-055: what will be lost, and what has been."""
+    """P18: what will be lost, and what has been."""
     soon = only({"runway_s": 7200.0, "lag": 90_000, "consumed_per_s": 5.0})
     assert (soon.severity, soon.left_s) == ("problem", 7200.0)
     assert soon.sentence == (
@@ -108,7 +108,7 @@ def test_retention() -> None:
 
 
 def test_a_group_that_falls_behind() -> None:
-    """SG-055."""
+    """P18."""
     one = only({"lag_s": 1500.0, "consumed_per_s": 8.0})
     assert (one.severity, one.kind) == ("warning", "behind")
     assert "25 min behind" in one.sentence
@@ -116,7 +116,7 @@ def test_a_group_that_falls_behind() -> None:
 
 
 def test_gaps_in_the_history() -> None:
-    """SG-055: one finding a broker, with the longest."""
+    """P18: one finding a broker, with the longest."""
     gaps = [("east", LAST - timedelta(hours=5), LAST - timedelta(hours=3)), ("east", LAST - timedelta(minutes=9), LAST)]
     (one,) = find([], [], [], gaps, LIMITS, LAST)
     assert one.sentence == "east exported no offsets 2 times, the longest from 13:00 to 15:00 (2 h)."
@@ -124,7 +124,7 @@ def test_gaps_in_the_history() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    """SG-055."""
+    """P18."""
     kinds = [
         one.kind
         for one in found(
@@ -138,7 +138,7 @@ def test_the_worst_comes_first() -> None:
 
 
 def test_words() -> None:
-    """SG-055."""
+    """P18."""
     assert [duration(seconds) for seconds in (0, 0.4, 59, 60, 5400, 86_399, 100_000, 1e6)] == [
         "0 s", "less than 1 s", "59 s", "1 min", "1 h 30 min", "24 h", "1 d 4 h", "11 d",
     ]  # fmt: skip
@@ -153,7 +153,7 @@ def test_words() -> None:
 @pytest.mark.parametrize("largest", [0.0, 0.4, 1.0, 7.0, 999.0, 12_345.0, 5e7, 8e11])
 @pytest.mark.parametrize("logarithmic", [False, True])
 def test_an_axis_holds_all_values_and_few_ticks(largest: float, *, logarithmic: bool) -> None:
-    """SG-055."""
+    """P18."""
     axis = value_axis([0.0, largest], logarithmic=logarithmic)
     shares = [axis.share(tick) for tick in axis.ticks]
     assert 0 <= axis.share(largest) <= 1
@@ -164,7 +164,7 @@ def test_an_axis_holds_all_values_and_few_ticks(largest: float, *, logarithmic: 
 
 
 def test_times_on_an_axis_are_round() -> None:
-    """SG-055: any span has a few, and midnight is a day."""
+    """P18: any span has a few, and midnight is a day."""
     start = datetime(2026, 3, 13, 12, 0, tzinfo=UTC).timestamp()
     assert [label for _, label in time_ticks(start, start + 86_400)] == ["12:00", "15:00", "18:00", "21:00", "Mar 14", "03:00", "06:00", "09:00", "12:00"]  # noqa: E501  # fmt: skip
     for span_s in (60, 600, 3600, 86_400, 7 * 86_400, 60 * 86_400):
@@ -172,14 +172,14 @@ def test_times_on_an_axis_are_round() -> None:
 
 
 def test_levels_of_a_heat_map_end_where_the_legend_says() -> None:
-    """SG-055."""
+    """P18."""
     ends = level_ends(90_000.0)
     assert [level(end * 0.999, 90_000.0) for end in ends] == [1, 2, 3, 4, 5, 6]
     assert (level(0, 90_000.0), level(None, 90_000.0), level(90_000.0, 90_000.0)) == (0, 0, 6)
 
 
 def test_names_in_charts_are_text() -> None:
-    """SG-055: whatever a group calls itself."""
+    """P18: whatever a group calls itself."""
     name = "<img src=x onerror=alert(1)>'\"&"
     lines = draw_lines(Lines(name, "", [0.0, 60.0], [Line(name, [1.0, None], 0), Line(name, [2.0, 3.0], None)], str))
     heat = draw_heat(Heat(name, "", [0.0, 60.0], [name], [[1.0, None]], str))

@@ -1,0 +1,143 @@
+"""The report kept current by a stream of a real broker's history: a trouble that comes is an alarm, and so is its end."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from metaq.client import Client, connect
+from metaq.protocol.offsetrows import HISTORY_TOPIC
+from metaq.spark import alarms
+from metaq.spark.alarms import ENDED, RAISED, Watch, follow, raise_alarms
+from metaq.spark.findings import Finding
+from metaq.spark.history import read_topic
+from metaq.spark.report import PAGE, Job, report
+from tests.support.admin import connect as admin_connect
+from tests.support.admin import create_topic, send
+from tests.support.broker import BrokerProcess, wait_until
+from tests.support.consumer import Consumer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+pytestmark = [pytest.mark.partner("java"), pytest.mark.timeout(900)]
+
+DEADLINE_S: Final = 400.0
+ALARMS: Final = "alarms"
+KEY: Final = "unowned/billing/orders/"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """It records the history ten times a second; a group has consumed two of three messages, and nobody of it is there."""
+    with BrokerProcess(tmp_path_factory.mktemp("alarms") / "data", "--offset-export-interval-ms", "100") as process:
+        with admin_connect(process) as admin, Consumer(process, "billing") as consumer:
+            for topic in ("orders", ALARMS):
+                create_topic(admin, topic)
+            send(admin, "orders", b"a", b"b", b"c")
+            consumer.commit("orders", 2)
+        yield process
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[Client]:
+    with connect(broker.registry, timeout_s=60) as client:
+        yield client
+
+
+def sent(client: Client) -> list[tuple[str | None, str, dict[str, object]]]:
+    """Tag, key and body of all alarms."""
+    admin = client.admin()
+    messages = [message for queue in admin.queues(ALARMS) for message in admin.read(queue.queue, queue.begin, queue.end)]
+    return [(message.tag, message.keys[0], json.loads(message.body)) for message in messages]
+
+
+def recorded(client: Client) -> int:
+    """Samples of the history."""
+    return sum(queue.end - queue.begin for queue in client.admin().queues(HISTORY_TOPIC))
+
+
+def watch_of(broker: BrokerProcess, out: Path) -> Watch:
+    return Watch(out=str(out), servers=broker.registry, topic=HISTORY_TOPIC, alarms=ALARMS, every_s=1.0, stuck_samples=5)
+
+
+@contextmanager
+def following(spark: "SparkSession", watch: Watch, client: Client) -> Iterator["StreamingQuery"]:
+    query = follow(spark, watch, client.producer())
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def arrived(query: "StreamingQuery", client: Client, tag: str) -> None:
+    """Wait for an alarm; a query that failed says why."""
+
+    def is_there() -> bool:
+        if (error := query.exception()) is not None:
+            raise error
+        return any(found == tag for found, _, _ in sent(client))
+
+    wait_until(is_there, DEADLINE_S, f"an alarm that is {tag}", pause_s=0.5)
+
+
+def test_a_report_of_what_a_broker_recorded(
+    spark: "SparkSession", broker: BrokerProcess, client: Client, tmp_path: Path
+) -> None:
+    """MQ-116: the system topic is read through the data source."""
+    wait_until(lambda: recorded(client) > 20, DEADLINE_S, "20 samples")
+    findings = report(read_topic(spark, broker.registry, HISTORY_TOPIC), Job(out=str(tmp_path), stuck_samples=5))
+    assert [(one.key, one.lag) for one in findings] == [(KEY, 1)]
+    assert findings[0].sentence.startswith("billing has had no consumer of orders since ")
+
+
+def test_alarms_come_and_end(spark: "SparkSession", broker: BrokerProcess, client: Client, tmp_path: Path) -> None:
+    """MQ-116: once each, also over a restart; the page is there meanwhile."""
+    watch = watch_of(broker, tmp_path)
+    with following(spark, watch, client) as query:
+        arrived(query, client, RAISED)
+    assert KEY in json.loads((tmp_path / "alarms.json").read_bytes())
+    with Consumer(broker, "billing") as consumer:
+        consumer.commit("orders", 3)
+    with following(spark, watch, client) as query:
+        arrived(query, client, ENDED)
+    assert [(tag, key) for tag, key, _ in sent(client)] == [(RAISED, KEY), (ENDED, KEY)]
+    for tag, _, body in sent(client):
+        assert (body["state"], body["kind"], body["group"], body["lag"]) == (tag, "unowned", "billing", 1)
+    assert json.loads((tmp_path / "alarms.json").read_bytes()) == {}
+    assert "<h1>Offset report</h1>" in (tmp_path / PAGE).read_text("utf-8")
+
+
+def test_an_alarm_that_was_not_noted_is_sent_again(broker: BrokerProcess, tmp_path: Path) -> None:
+    """MQ-116: with the same key, so that a reader can tell."""
+    topic = "again"
+    finding = Finding("problem", "stuck", "g", "t", ["b/0"], "It is stuck.", "Look.", None, 3, None, None)
+    with admin_connect(broker) as admin:
+        create_topic(admin, topic)
+    watch = watch_of(broker, tmp_path)._replace(alarms=topic)
+    with connect(broker.registry, timeout_s=60) as client:
+        producer = client.producer()
+        for findings in ([finding], [finding]):
+            raise_alarms(watch, findings, producer)
+        (tmp_path / "alarms.json").unlink()
+        raise_alarms(watch, [finding], producer)
+        reader = client.admin()
+        found = [
+            (message.tag, message.keys) for queue in reader.queues(topic) for message in reader.read(queue.queue, 0, queue.end)
+        ]
+    assert found == [(RAISED, ("stuck/g/t/",))] * 2
+
+
+def test_it_is_a_program_of_its_own(tmp_path: Path) -> None:
+    """MQ-116: started with the job as one argument; brokers that are not there are one line."""
+    watch = json.dumps(Watch(out=str(tmp_path), servers="127.0.0.1:1", topic=HISTORY_TOPIC)._asdict())
+    command = [sys.executable, "-m", alarms.__name__, watch]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "no registry answers" in done.stderr
