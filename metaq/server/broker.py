@@ -455,6 +455,7 @@ class Broker:
             self.store.close()
         except MetaqError as error:
             logger.error("stopped without closing the store reason=%s", error)
+            self.store.release()
 
     def _save_last(self) -> None:
         self._duties.save_topics()

@@ -12,7 +12,6 @@ clients connect again.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import gevent
@@ -105,11 +104,11 @@ class Replica:
         self._greenlets = [gevent.spawn(self._accept_forever), gevent.spawn(self._change_forever)]
         if self._election is not None:
             self._election.start()
+            if self.settings.durability.on_replicas:
+                self._greenlets.append(gevent.spawn(self._step_down_when_alone, self._election))
 
     def _start_broker(self) -> None:
         self.broker.every(KEEP_S, self._keep)
-        if self._election is not None and self.broker.role.is_master and self.settings.durability.on_replicas:
-            self.broker.every(ALONE_LOOK_S, partial(self._step_down_when_alone, self._election))
         self.side.start()
         self.broker.start()
         logger.info("serving role=%s epoch=%d", self.role_name, self.broker.epochs.current.number)
@@ -238,8 +237,10 @@ class Replica:
 
     @contextmanager
     def _refusing(self, reason: str) -> Iterator[MessageStore]:
-        """Take no puts from now on, unless this fails."""
+        """Take no puts from now on, unless this fails; ``NotMaster`` when its role changes already."""
         store, refusal = self.broker.store, NotMaster(reason)
+        if store.refusal is not None:
+            raise store.refusal
         store.refusal = refusal
         try:
             yield store
@@ -249,24 +250,26 @@ class Replica:
             raise
 
     def _step_down_when_alone(self, election: Election) -> None:
-        """Let another replica be master when too few have reported to this one for a session time, and others could.
+        """Let another replica be master whenever too few have reported to this one for a session time, and others could.
 
         Nothing can be acknowledged meanwhile, so the eligible ones lack nothing.
         """
-        side = self.side
-        if not isinstance(side, MasterSide) or side.in_sync.unheard_s < self.settings.zookeeper_session_ms / 1000:
-            return
-        try:
-            successor = election.successor(self.settings.min_in_sync)
-            if successor is None:
-                return
+        while True:
+            gevent.sleep(ALONE_LOOK_S)
+            side = self.side
+            if isinstance(side, MasterSide) and side.in_sync.unheard_s > self.settings.zookeeper_session_ms / 1000:
+                try:
+                    self._step_down(election)
+                except MetaqError as error:
+                    logger.info("master does not step down reason=%s", error)
+
+    def _step_down(self, election: Election) -> None:
+        successor = election.successor(self.settings.min_in_sync)
+        if successor is not None:
             with self._refusing("too few replicas follow this master, another one takes over; try again"):
                 election.hand_over(successor)
-        except MetaqError as error:
-            logger.warning("master does not step down reason=%s", error)
-            return
-        logger.warning("master steps down unheard_s=%.1f successor=%d", side.in_sync.unheard_s, successor)
-        self._change(Role(is_master=False))
+            logger.warning("master steps down reason=too few slaves report successor=%d", successor)
+            self._change(Role(is_master=False))
 
     # -- remembering --------------------------------------------------------------------------------------------------
 

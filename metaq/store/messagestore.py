@@ -430,9 +430,14 @@ class MessageStore:
                 self.checkpoint()
                 self.disk.unlink(self.directory / ABORT)
         finally:
-            self.files.clear()
-            if self.lock is not None:
-                self.lock.close()
+            self.release()
+
+    def release(self) -> None:
+        """Free the folder without more ado: the next opening recovers. Once more, or after ``close``, changes nothing."""
+        self.files.clear()
+        if self.lock is not None:
+            self.lock.close()
+            self.lock = None
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

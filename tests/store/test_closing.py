@@ -24,4 +24,9 @@ def test_a_store_that_cannot_append_leaves_its_folder_free(tmp_path: Path) -> No
     again, recovery = open_store(tmp_path, SETTINGS)
     assert recovery.unclean
     assert bodies(again, FIRST) == [b"appended"]
-    again.close()
+    again.release()
+    last, recovery = open_store(tmp_path, SETTINGS)
+    assert recovery.unclean
+    last.close()
+    last.release()
+    assert not open_store(tmp_path, SETTINGS)[1].unclean
