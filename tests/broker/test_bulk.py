@@ -261,6 +261,40 @@ def test_offsets_out_of_range(tmp_path: Path) -> None:
             assert (refused.value.code, refused.value.most) == (Response.PULL_OFFSET_MOVED, count)
 
 
+def test_what_ages_out_while_it_is_read(tmp_path: Path) -> None:
+    """P48: an answer has all messages from its first one on, or says that this one has aged out; nothing is left out."""
+    soon = ("--retention-interval-ms", "10", "--checkpoint-interval-ms", "10", "--ample-free-bytes", str(1 << 62))
+    marks = ("--clean-ratio", "0.000001", "--force-ratio", "1", "--refuse-ratio", "1", "--keep-hours", "0.00001")
+    small = ("--segment-bytes", "65536", "--max-body-bytes", "4096", "--queue-file-bytes", "256", "--hot-bytes", "0")
+    with (
+        BrokerProcess(tmp_path / "data", *small, *soon, *marks) as broker,
+        BulkConnection(broker.address, TIMEOUT_S) as connection,
+        connect(broker) as client,
+    ):
+        create_topic(client, TOPIC)
+        body = encode_batch([BatchItem(0, b"x" * 1000, "")] * 10)
+        least = offset = moved = found = 0
+
+        def goes_on() -> bool:
+            nonlocal least, offset, moved, found
+            place = fields_of(a="pg", b=TOPIC, c="TBW102", d=4, e=0, f=0, g=1700000000000, h=0, j=0, k=False, m=True)
+            sends = [client.send(Request.SEND_BATCH_MESSAGE, place, body) for _ in range(20)]
+            try:
+                bulk = fetch(connection, 0, offset)
+                assert MISSING not in [unit for unit, _ in messages(bulk)]
+                assert [decode_record(record).queue_offset for _, record in messages(bulk)] == [*range(offset, bulk.next)]
+                found += bulk.next - offset
+                least = bulk.least
+            except OffsetOutOfRange as gone:
+                moved += 1
+                least = gone.least
+            offset = least
+            assert {client.response(opaque).code for opaque in sends} == {Response.SUCCESS}
+            return moved >= 10 and found >= 2000
+
+        wait_until(goes_on, TIMEOUT_S, "ten fetches begin with what has aged out, others bring messages")
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     """MQ-016, SG-058: as of pulls: topics and partitions that are not there, and what may not be read. The connection stays."""
     with (

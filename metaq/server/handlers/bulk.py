@@ -108,8 +108,8 @@ class _Fetch(Question):
         left = min(self._header.max_bytes, MOST_BYTES)
         pieces: list[Piece] = []
         deadline = now() + (MOST_READING_S if self._owed else MOST_S)
-        # a slave's log may become shorter while the disk is waited for
-        while offset < min(end, queue.readable) and not (pieces and (left <= 0 or now() > deadline)):
+        # while the disk is waited for, files may go at either end, at the later one those of a slave
+        while queue.base <= offset < min(end, queue.readable) and not (pieces and (left <= 0 or now() > deadline)):
             piece = reader.hot(queue, offset, end - offset, left, read)
             if piece is None:
                 if not self._owed:
