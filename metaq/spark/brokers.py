@@ -112,6 +112,7 @@ class Brokers:
         """Have brokers keep next offsets of a group. ``ClientError``."""
         for topic in sorted({queue.topic for queue in offsets}):
             with self._client.pull_consumer(topic, group) as consumer:
+                consumer.partitions()  # who does not know the way to a broker cannot tell it anything
                 consumer.commit({queue: offset for queue, offset in offsets.items() if queue.topic == topic})
 
     def close(self) -> None:

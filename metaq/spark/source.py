@@ -80,15 +80,14 @@ class MetaqDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """For a batch."""
         with plain_errors():
-            options = self._options(schema).for_batch()
+            options = self.read_options(schema).for_batch()
         return FilteringReader(options) if options.pushdown else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """For a streaming query."""
+        """For a streaming query, which looks at its options when it begins: Spark would hide an error that is raised here."""
         from metaq.spark.stream import StreamReader  # noqa: PLC0415 - streams know this module
 
-        with plain_errors():
-            return StreamReader(self._options(schema).for_stream())
+        return StreamReader(self, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """For a batch."""
@@ -104,7 +103,8 @@ class MetaqDataSource(DataSource):
         with plain_errors():
             return StreamWriter(self.options, schema, overwrite)
 
-    def _options(self, schema: StructType) -> ReadOptions:
+    def read_options(self, schema: StructType) -> ReadOptions:
+        """What a read with these columns is to do. ``ConfigError``, also for columns of the user's own."""
         options = read_options(self.options)
         wanted = [column.split(" ")[0] for column in COLUMNS.split(", ")] + ["headers"] * options.headers
         if schema.fieldNames() != wanted:

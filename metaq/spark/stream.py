@@ -7,10 +7,12 @@ an offset is in ``metaq.spark.ranges``.
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
 
 from metaq.errors import ClientError, RouteNotFound
 from metaq.message import MessageQueue, TopicPartition
@@ -31,7 +33,7 @@ from metaq.spark.ranges import (
     refuse_late,
     resolve,
 )
-from metaq.spark.source import chosen_topics, is_chosen, tasks_of
+from metaq.spark.source import MetaqDataSource, chosen_topics, is_chosen, tasks_of
 from metaq.spark.tasks import plain_errors, read_task, report
 
 if TYPE_CHECKING:
@@ -52,8 +54,9 @@ LOST: Final = "#lost"
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows topics. It is pickled before anything is asked of it, so it connects later."""
 
-    def __init__(self, options: ReadOptions) -> None:
-        self.options = options
+    def __init__(self, source: MetaqDataSource, schema: StructType) -> None:
+        self._source = source
+        self._schema = schema
         self._connected: Brokers | None = None
         self._topics: dict[str, Topic] = {}
         self._looked = 0.0
@@ -61,6 +64,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._unpinned: dict[str, Any] | None = None
         self._latest: dict[str, Any] | None = None
         self._lost: dict[TopicPartition, int] = {}
+
+    @cached_property
+    def options(self) -> ReadOptions:
+        """``ConfigError`` for options that a streaming query cannot have."""
+        with plain_errors():
+            return self._source.read_options(self._schema).for_stream()
 
     # -- what Spark asks, in this order -----------------------------------------------------------------------------
 
@@ -121,6 +130,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ranges, losses = kept(moved, self._brokers.spans({topic: after.layout[topic] for topic, _ in queues}))
             report(losses, fail=self.options.fail_on_data_loss)
             self._remember(losses)
+            self._latest = self._latest or end  # planned after a restart, before anything else was asked
             self._look(ranges)
             addresses = {name: topic.addresses for name, topic in self._topics.items()}
             return tasks_of(ranges, after.layout, addresses, self.options)

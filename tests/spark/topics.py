@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
 DEADLINE_S: Final = 120.0
+TOO_BUSY: Final = "Python worker failed to connect back"
+"""What Spark says when a new process of its own needs more than the ten seconds that Spark gives it, on a busy machine."""
+STARTS: Final = 5
+"""How often a query is started then."""
 AGING: Final = ("--segment-bytes", "65536", "--max-body-bytes", "8192", "--keep-hours", "0.00001")
 """Of a broker: everything ages out as soon as it is asked for (``age``), but for the segment that is written to."""
 
