@@ -1,0 +1,101 @@
+"""What a task reads in a worker, from real brokers, without a Spark."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metaq.errors import DataLost
+from metaq.message import MessageQueue, TopicPartition
+from metaq.spark.options import ReadOptions, read_options
+from metaq.spark.ranges import Range
+from metaq.spark.tasks import Part, Task, read_task
+from tests.spark.topics import AGING, age, clients
+from tests.support.broker import BrokerProcess
+
+TOPIC = "t"
+DEAD = "127.0.0.1:1"
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data") as broker:
+        yield broker
+
+
+def options(broker: BrokerProcess, **more: str) -> ReadOptions:
+    return read_options({"metaq.bootstrap.servers": broker.registry, "subscribe": TOPIC, **more})
+
+
+def part(begin: int, end: int, *addresses: str, number: int = 7, queue: int = 0) -> Part:
+    """Of a queue that Spark knows by another number."""
+    return Part(Range(TopicPartition(TOPIC, number), begin, end), MessageQueue(TOPIC, "metaq", queue), addresses)
+
+
+def offsets(broker: BrokerProcess, *parts: Part, **more: str) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for batch in read_task(Task(parts), options(broker, **more)):
+        found += zip(batch["partition"].to_pylist(), batch["offset"].to_pylist(), strict=True)
+    return found
+
+
+def put(broker: BrokerProcess, *bodies: bytes, partition: int = 0) -> None:
+    with clients(broker) as (client, text):
+        client.admin().create_topic(TOPIC, 2)
+        text.put_many(TOPIC, bodies, partition=partition)
+
+
+def test_parts_are_read_one_behind_the_other(broker: BrokerProcess) -> None:
+    """P47: exactly their ranges, under the numbers that Spark knows."""
+    put(broker, *[b"x"] * 30)
+    put(broker, *[b"y"] * 30, partition=1)
+    found = offsets(broker, part(5, 8, broker.address), part(28, 30, broker.address, number=3, queue=1), part(0, 0))
+    assert found == [(7, 5), (7, 6), (7, 7), (3, 28), (3, 29)]
+
+
+def test_a_broker_that_restarts_or_dies_is_left_for_its_slave(broker: BrokerProcess) -> None:
+    """P47: a connection that a worker has kept may be dead; an address that does not answer is not the end."""
+    put(broker, *[b"x"] * 10)
+    assert len(offsets(broker, part(0, 10, broker.address))) == 10
+    broker.restart(same_port=True)
+    assert len(offsets(broker, part(0, 10, broker.address))) == 10
+    assert len(offsets(broker, part(0, 10, DEAD, broker.address))) == 10
+
+
+def test_what_is_gone_is_told_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """P48: what ages out after the plan was made: the range, and not one message more."""
+    with BrokerProcess(tmp_path / "data", *AGING) as broker:
+        put(broker, *[b"%04d" % number * 200 for number in range(300)])
+        least = age(broker, TOPIC, 100)
+        words = rf"messages are lost: t-7 offsets 50 to {least - 1} \({least - 50}\): they have aged out"
+        with pytest.raises(DataLost, match=words):
+            offsets(broker, part(50, 300, broker.address))
+        found = offsets(broker, part(50, 300, broker.address), failOnDataLoss="false")
+        assert found == [(7, offset) for offset in range(least, 300)]
+        assert offsets(broker, part(10, 20, broker.address), failOnDataLoss="false") == []
+        told = [record.getMessage() for record in caplog.records if "messages are lost" in record.getMessage()]
+        assert [line.partition("t-7 offsets ")[2].partition(" (")[0] for line in told] == [f"50 to {least - 1}", "10 to 19"]
+        with pytest.raises(DataLost, match=r"t-7 offsets 305 to 309 \(5\): the partition ends at 300"):
+            offsets(broker, part(305, 310, broker.address))
+
+
+def test_memory_is_bounded_whatever_the_range(broker: BrokerProcess) -> None:
+    """P47: 96 MiB are read in a part of that."""
+    body = bytes(range(256)) * 32
+    count = 12 * 1024
+    put(broker, *[body] * count)
+    batches = read_task(Task([part(0, count, broker.address)]), options(broker))
+    rows = next(batches).num_rows
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now
+    before = peak_kib()
+    rows += sum(batch.num_rows for batch in batches)
+    assert rows == count
+    assert peak_kib() - before < 64 * 1024
+
+
+def peak_kib() -> int:
+    """The most memory that this process has had."""
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
