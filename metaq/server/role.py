@@ -30,11 +30,13 @@ class Replicas(Protocol):
         """Whether this one takes messages, offsets and orders; a slave only gives what its master has."""
         ...
 
-    def reader_goes_to(self, preferred: int, behind_bytes: int) -> int:
+    def reader_goes_to(self, standby: int, preferred: int, behind_bytes: int) -> int:
         """RocketMQ's brokerId of the replica that a reader should ask next.
 
-        ``preferred`` is its group's ``whichBrokerWhenConsumeSlowly``; ``behind_bytes`` how much of the log lies behind what it
-        reads.
+        Args:
+            standby: its group's ``brokerId``: the replica that it always reads from; 0 for none.
+            preferred: its group's ``whichBrokerWhenConsumeSlowly``.
+            behind_bytes: how much of the log lies behind what it reads.
         """
         ...
 
@@ -48,7 +50,7 @@ class NoReplicas:
 
     is_master: Final = True
 
-    def reader_goes_to(self, preferred: int, behind_bytes: int) -> int:
+    def reader_goes_to(self, standby: int, preferred: int, behind_bytes: int) -> int:
         return MASTER
 
     def numbers(self) -> Mapping[str, object]:

@@ -69,10 +69,11 @@ class MasterSide:
         end = self._store.log.end
         return any(slave.in_sync and slave.held_end >= end for slave in self.in_sync.standings() if slave.replica == replica)
 
-    def reader_goes_to(self, preferred: int, behind_bytes: int) -> int:
-        """A slave in sync, for a reader of what is not in memory: the preferred one, or else the first."""
-        if behind_bytes <= self._hot_bytes:
+    def reader_goes_to(self, standby: int, preferred: int, behind_bytes: int) -> int:
+        """A slave in sync, for a group with a standby or a reader of what is not in memory: that one, or else the first."""
+        if standby == self.in_sync.own or (not standby and behind_bytes <= self._hot_bytes):
             return MASTER
+        preferred = standby or preferred
         able = [slave.replica for slave in self.in_sync.standings() if slave.in_sync]
         return preferred if preferred in able else min(able, default=MASTER)
 
@@ -157,9 +158,11 @@ class SlaveSide:
     def seen(self) -> Seen:
         return self.follower.seen
 
-    def reader_goes_to(self, preferred: int, behind_bytes: int) -> int:
-        """To the master, unless that cannot be reached, or the reader reads what is not in memory."""
-        stays = not self.seen.address or behind_bytes > self._hot_bytes
+    def reader_goes_to(self, standby: int, preferred: int, behind_bytes: int) -> int:
+        """To the master, unless that cannot be reached, or would send the reader here, too."""
+        in_sync = self.seen.in_sync
+        stands_by = bool(standby) and self._number in in_sync and (standby == self._number or standby not in in_sync)
+        stays = not self.seen.address or behind_bytes > self._hot_bytes or stands_by
         return self._number if stays else MASTER
 
     def numbers(self) -> Mapping[str, object]:

@@ -14,7 +14,8 @@ def test_sessions_of_brokers_expire() -> None:
 
 
 def test_zookeeper_is_away() -> None:
-    """F-ZK, MQ-022: known brokers take messages all the time, an elected master none without a lease; all register again."""
+    """F-ZK, MQ-022, MY-006, MY-007: known brokers take messages all the time, an elected master none without a lease; all
+    register again, and one is elected."""
     details = zookeeper.run(seed=3, count=1, away_s=3 * SESSION_MS / 1000).details
     assert details["acknowledged"] > 0
     assert details["sends acknowledged"] > 0

@@ -126,7 +126,7 @@ def test_configured_is_what_it_was_told() -> None:
 @pytest.mark.parametrize("name", SHARING)
 @given(queues=queue_lists, clients=client_lists)
 def test_every_queue_has_one_owner(name: str, queues: list[MessageQueue], clients: list[str]) -> None:
-    """SG-129: none is forgotten, none is consumed twice."""
+    """SG-129, MY-010: none is forgotten, none is consumed twice."""
     owners = Counter(queue for client in set(clients) for queue in SHARING[name](client, queues, clients))
     assert owners == Counter(set(queues))
 

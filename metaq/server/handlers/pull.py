@@ -230,8 +230,8 @@ class _Pull(Question):
     def _suggested(self, answer: Found) -> int:
         context = self._handler.context
         group = context.groups.get(self._header.consumer_group)
-        preferred = 0 if group is None else group.which_broker_when_consume_slowly
-        return context.replicas.reader_goes_to(preferred, answer.behind_bytes)
+        standby, preferred = (0, 0) if group is None else (group.broker_id, group.which_broker_when_consume_slowly)
+        return context.replicas.reader_goes_to(standby, preferred, answer.behind_bytes)
 
     def _count(self, answer: Found) -> None:
         context, header = self._handler.context, self._header

@@ -1,0 +1,92 @@
+"""Groups that read from a slave because an operator says so: their setting ``brokerId``."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from metaq.client import ConsumeFrom, connect
+from metaq.protocol import fastjson
+from metaq.protocol.codes import Request
+from tests.cluster.traffic import TOPIC, try_put
+from tests.support.admin import ask
+from tests.support.admin import connect as connect_remoting
+from tests.support.broker import RegistryProcess, wait_until
+from tests.support.cluster import DEADLINE_S, Cluster, ReplicaProcess, wait_caught_up
+from tests.support.consumer import Consumer
+
+GROUP: Final = "reports"
+STANDBY: Final = 3
+
+
+def read_from(master: ReplicaProcess, replica: int) -> None:
+    """What RocketMQ's ``updateSubGroup -i`` does."""
+    with connect_remoting(master) as client:
+        ask(client, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, fastjson.encode({"groupName": GROUP, "brokerId": replica}))
+
+
+def suggested(replica: ReplicaProcess, group: str = GROUP) -> int:
+    """The replica that a reader of the group is sent to."""
+    with Consumer(replica, group) as consumer:
+        return int(consumer.pull_as(TOPIC, "*").fields["suggestWhichBrokerId"])
+
+
+def wait_suggested(number: int, *replicas: ReplicaProcess) -> None:
+    wait_until(lambda: all(suggested(each) == number for each in replicas), DEADLINE_S, f"readers are sent to {number}")
+
+
+def test_a_group_reads_from_its_standby(tmp_path: Path) -> None:
+    """MQ-051, MQ-080, SG-070: the replica that is named, else one in sync; the master when it is that, or none is."""
+    with Cluster(tmp_path, "--min-in-sync", "1") as cluster:
+        master, second = cluster.pair()
+        third = cluster.add(STANDBY, master.replication)
+        master.wait_for(in_sync=[1, 2, 3])
+        assert try_put(master, b"x") == (200, "")
+        read_from(master, STANDBY)
+        wait_suggested(STANDBY, master, third)
+        wait_suggested(0, second)  # to the master, which sends it on
+        assert [suggested(replica, "others") for replica in (master, second, third)] == [0, 0, 0]
+        third.kill()
+        master.wait_for(in_sync=[1, 2])
+        wait_suggested(2, master, second)
+        second.kill()
+        master.wait_for(in_sync=[1])
+        wait_suggested(0, master)
+        for slave in (second, third):
+            slave.start()
+            wait_caught_up(master, slave)
+        wait_suggested(STANDBY, master, third)
+        read_from(master, 1)
+        wait_suggested(0, master, second, third)
+
+
+def test_a_consumer_leaves_the_master_alone(tmp_path: Path) -> None:
+    """MQ-051, MQ-067: its messages come from the standby, its offsets go to the master; without the setting it returns."""
+    with RegistryProcess(tmp_path / "registry") as registry:
+        flags = ("--registries", registry.address, "--min-in-sync", "1")
+        with Cluster(tmp_path, *flags) as cluster:
+            master, slave = cluster.pair()
+            assert try_put(master, b"first") == (200, "")
+            wait_caught_up(master, slave)
+            read_from(master, slave.number)
+            with connect(registry.address) as client, client.consumer(TOPIC, GROUP, consume_from=ConsumeFrom.FIRST) as consumer:
+                numbers = iter(range(1000))
+
+                def comes_from(replica: ReplicaProcess) -> Callable[[], bool]:
+                    def came() -> bool:
+                        before = given(replica)
+                        assert try_put(master, b"%d" % next(numbers)) == (200, "")
+                        message = consumer.receive(timeout_s=DEADLINE_S)
+                        return message is not None and given(replica) > before
+
+                    return came
+
+                wait_until(comes_from(slave), DEADLINE_S, "messages come from the slave")
+                read_from(master, 0)
+                wait_until(comes_from(master), DEADLINE_S, "messages come from the master again")
+
+
+def given(replica: ReplicaProcess) -> int:
+    """Messages that a replica has given to readers."""
+    with connect_remoting(replica) as client:
+        table = fastjson.decode(ask(client, Request.GET_BROKER_RUNTIME_INFO).body)["table"]
+    return int(table["msgGetTotalTodayNow"])
