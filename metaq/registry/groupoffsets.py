@@ -8,6 +8,7 @@ from metaq.errors import BadRequest
 from metaq.message import TextPosition
 from metaq.registry.paths import Layout, decode_offset, parse_partition
 from metaq.registry.session import Session
+from metaq.registry.zookeeper import AT_ONCE
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ class Progress(NamedTuple):
 
 
 class GroupOffsets:
-    """Reads them, one request after the other: some 2,000 a second, and it waits for each."""
+    """Reads them, and waits for each answer."""
 
     def __init__(self, session: Session, layout: Layout, broker: int) -> None:
         """``broker`` is the number of the one whose partitions are meant."""
@@ -40,27 +41,30 @@ class GroupOffsets:
     def of(self, group: str, topic: str) -> dict[int, Progress]:
         """By partition of this broker. ``RegistryUnavailable``."""
         layout = self._layout
-        positions = {number: self._position(path) for number, path in self._partitions(layout.progress(group, topic))}
-        owners = {number: self._owner(path) for number, path in self._partitions(layout.owners(group, topic))}
+        positions = {number: _position(data) for number, data in self._partitions(layout.progress(group, topic))}
+        owners = {
+            number: data.decode(errors="replace") or None for number, data in self._partitions(layout.owners(group, topic))
+        }
         return {number: Progress(positions.get(number), owners.get(number)) for number in positions.keys() | owners.keys()}
 
-    def _partitions(self, folder: str) -> Iterator[tuple[int, str]]:
+    def _partitions(self, folder: str) -> Iterator[tuple[int, bytes]]:
+        """The numbers of those that are this broker's, with what stands there."""
+        numbers = {}
         for name in self._session.children(folder):
             try:
                 broker, number = parse_partition(name)
             except BadRequest:
                 continue  # somebody else's node: nothing that a MetaQ consumer would read
             if broker == self._broker:
-                yield number, f"{folder}/{name}"
+                numbers[number] = f"{folder}/{name}"
+        paths = list(numbers.values())
+        found = [node for at in range(0, len(paths), AT_ONCE) for node in self._session.get_all(paths[at : at + AT_ONCE])]
+        yield from ((number, node.data) for number, node in zip(numbers, found, strict=True) if node is not None)
 
-    def _position(self, path: str) -> TextPosition | None:
-        node = self._session.get(path)
-        try:
-            return None if node is None else TextPosition(decode_offset(node.data)[1])
-        except BadRequest as error:
-            logger.warning("offset in zookeeper not understood path=%s reason=%s", path, error)
-            return None
 
-    def _owner(self, path: str) -> str | None:
-        node = self._session.get(path)
-        return None if node is None else node.data.decode(errors="replace") or None
+def _position(data: bytes) -> TextPosition | None:
+    try:
+        return TextPosition(decode_offset(data)[1])
+    except BadRequest as error:
+        logger.warning("offset in zookeeper not understood reason=%s", error)
+        return None

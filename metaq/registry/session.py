@@ -273,8 +273,16 @@ class Session:
 
     def get(self, path: str) -> Node | None:
         """What stands there. ``RegistryUnavailable``."""
+        return self.get_all([path])[0]
+
+    def get_all(self, paths: Sequence[str]) -> list[Node | None]:
+        """The same at several places, which are asked for at once: some hundreds at most. ``RegistryUnavailable``."""
+        client = self._connected()
+        return [self._found(answer) for answer in [client.get_async(path) for path in paths]]
+
+    def _found(self, answer: Any) -> Node | None:
         try:
-            data, stat = self._ask(self._connected().get_async(path))
+            data, stat = self._ask(answer)
         except self._kazoo.exceptions.NoNodeError:
             return None
         return Node(data, stat.version)

@@ -41,7 +41,8 @@ class Observed:
         """Take note of a get from a partition that exists."""
         if len(get.group) > LONGEST_GROUP:
             return
-        self._asked[get.group, get.topic, get.partition] = Asked(TextPosition(get.position), self._monotonic(), address)
+        asked = tuple.__new__(Asked, (get.position, self._monotonic(), address))  # a third of the cost of Asked(...)
+        self._asked[get.group, get.topic, get.partition] = asked
         if len(self._asked) > MOST_PLACES:
             del self._asked[next(iter(self._asked))]
 

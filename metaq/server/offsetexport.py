@@ -34,9 +34,9 @@ class Subject(NamedTuple):
 FIRST: Final = Subject("", "", "")
 """Before all others."""
 SLICE_S: Final = 0.002
-"""How long others wait, at most, while rows are made, and"""
-RESTS: Final = 4
-"""how much longer than that they have for themselves then."""
+"""How long others wait while rows are made, and"""
+REST_S: Final = 0.008
+"""what they have for themselves then."""
 MOST_TIMES: Final = 100_000
 """Store times that are kept from one look to the next, some 25 MB. Without them a row costs four times as much: the files of
 thousands of queues are opened again and again."""
@@ -78,9 +78,12 @@ class OffsetExport:
         """Groups with their topics, when it last answered: while it does not, they are not taken for observed ones."""
 
     def look(self, ts_ms: int, after: Subject = FIRST) -> Iterator[Part]:
-        """All subjects behind one, in their order; may wait between any two rows. ``ts_ms`` is the time of the look."""
+        """All subjects behind one, in their order; may wait between any two rows. ``ts_ms`` is the time of the look.
+
+        A look that goes on where another has stopped takes ZooKeeper's groups from the list of that.
+        """
         subjects = [Subject(Kind.REMOTING, *names) for names in self._remoting()]
-        silent = self._list_zookeeper()
+        silent = self._list_zookeeper() if after == FIRST else None
         if silent is not None:
             yield Part(after, [], silent)
         else:
@@ -221,7 +224,6 @@ class _Slices:
         self._began = monotonic()
 
     def rest_when_due(self) -> None:
-        worked = self._monotonic() - self._began
-        if worked >= SLICE_S:
-            gevent.sleep(RESTS * worked)
+        if self._monotonic() - self._began >= SLICE_S:
+            gevent.sleep(REST_S)
             self._began = self._monotonic()

@@ -37,7 +37,7 @@ class OffsetHistory:
         self._turns = turns
         self._run = run
         self._most_bytes = min(LINES_BYTES, context.settings.segment_bytes // 4)
-        self._problem: str | None = None
+        self._incomplete = False
         self.stopping = False
 
     def record(self) -> None:
@@ -55,9 +55,11 @@ class OffsetHistory:
             if self._stopped:
                 return
         self._put(lines)
-        if problem is not None and problem != self._problem:
-            logger.warning("offset history incomplete reason=%s", problem)
-        self._problem = problem
+        if problem is not None and not self._incomplete:
+            logger.warning("offset history incomplete until further notice reason=%s", problem)
+        elif problem is None and self._incomplete:
+            logger.info("offset history complete again")
+        self._incomplete = problem is not None
 
     @property
     def _stopped(self) -> bool:
