@@ -20,7 +20,8 @@ TABLE: Final = Path(__file__).parents[2] / "benchmarks" / "results" / "crash-pro
 HEADER: Final = """# The crash proof
 
 `make test-long` wrote this table. A run that finds a violation writes no row and prints the command that replays it; each row
-found none. What each one does stands at the top of its module in `tests/crash`, `tests/xa` or `tests/cluster`.
+found none. What each one does stands at the top of its module in `tests/crash`, `tests/xa`, `tests/cluster` or
+`tests/spark`.
 
 | run | cases | seeds | minutes | commit | details |
 |---|---:|---|---:|---|---|
@@ -58,6 +59,7 @@ RUNS: Final = [
     Run("replication_garbage", 100_000, spread=False, package="tests.cluster"),
     Run("fullcopy", 5_000, spread=False, package="tests.cluster"),
     Run("zookeeper", 30, spread=False, package="tests.cluster"),
+    Run("restarts", 100, spread=False, package="tests.spark"),
     Run("expiries", 2_000, spread=False, package="tests.cluster"),
 ]
 
