@@ -254,10 +254,13 @@ class Replica:
 
         Nothing can be acknowledged meanwhile, so the eligible ones lack nothing.
         """
+        most_s = self.settings.zookeeper_session_ms / 1000
+        alone = False
         while True:
             gevent.sleep(ALONE_LOOK_S)
-            side = self.side
-            if isinstance(side, MasterSide) and side.in_sync.unheard_s > self.settings.zookeeper_session_ms / 1000:
+            was_alone, side = alone, self.side
+            alone = isinstance(side, MasterSide) and side.in_sync.unheard_s > most_s
+            if alone and was_alone:  # this process may have stood still, and what was reported meanwhile comes first
                 try:
                     self._step_down(election)
                 except MetaqError as error:

@@ -8,7 +8,7 @@ import pytest
 
 from metaq.client import TextClient
 from metaq.message import TopicPartition
-from tests.cluster.history import OFFSET_BITS, TOPICS, History, Progress
+from tests.cluster.history import OFFSET_BITS, TOPICS, Commit, History, Progress
 from tests.crash.model import Violation
 from tests.support.broker import BrokerProcess
 
@@ -113,10 +113,10 @@ def test_an_offset_may_go_back_by_a_second_of_commits() -> None:
     """F-FAIL, MQ-035: not by more."""
     now = time.monotonic()
     progress = Progress()
-    progress._commits = [(now - 3, 5), (now - 0.8, 9)]
+    progress._commits = [Commit(now - 3, 5), Commit(now - 0.8, 9)]
     progress.fault_at = now
     progress.found(5)
     assert 0.7 < progress.most_back_s < 0.9
-    progress._commits = [(now - 3, 5)]
+    progress._commits = [Commit(now - 3, 5)]
     with pytest.raises(Violation, match=r"went back by 3\.0"):
         progress.found(4)
