@@ -89,8 +89,8 @@ class BrokerProcess:
             raise
 
     def own_flags(self) -> list[str]:
-        """Beside where its data is and where it listens."""
-        flags = ["--remoting-listen", "none", "--registry-listen", self._registry_listen]
+        """Beside where its data is and where it listens. It puts nothing into the log that a test has not asked for."""
+        flags = ["--remoting-listen", "none", "--registry-listen", self._registry_listen, "--offset-export-interval-ms", "0"]
         return [*flags, "--segment-bytes", str(SEGMENT_BYTES), "--durability", self.durability]
 
     def launch(self) -> None:
