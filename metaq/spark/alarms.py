@@ -13,7 +13,6 @@ It is sent before it is noted here, so a restart in between sends it again, with
 
 import json
 import logging
-import os
 import shutil
 import sys
 from datetime import timedelta
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metaq.client import Producer, connect
 from metaq.errors import MetaqError
-from metaq.spark.report import SETTINGS, Job, check_topics, line_of, report
+from metaq.spark.report import SETTINGS, Job, check_topics, line_of, replace_text, report
 from metaq.spark.session import session
 
 if TYPE_CHECKING:
@@ -119,9 +118,7 @@ def raise_alarms(watch: Watch, findings: "list[Finding]", producer: Producer) ->
         if watch.alarms is not None:
             body = json.dumps({"state": tag, **finding}, ensure_ascii=False).encode()
             producer.send(watch.alarms, body, tag=tag, keys=key)
-    new = place.with_suffix(".new")
-    new.write_text(json.dumps(after, ensure_ascii=False, indent=1), "utf-8")
-    os.replace(new, place)
+    replace_text(place, json.dumps(after, ensure_ascii=False, indent=1))
 
 
 def main(document: str) -> int:

@@ -86,10 +86,16 @@ class Shelf:
         self._folder = folder
 
     def rows(
-        self, name: str, where: pc.Expression | None = None, *, order: Sequence[str] = (), most: int | None = None
+        self,
+        name: str,
+        where: pc.Expression | None = None,
+        *,
+        columns: list[str] | None = None,
+        order: Sequence[str] = (),
+        most: int | None = None,
     ) -> list[dict[str, Any]]:
         """Of a table, ``most`` rows at most; a name in ``order`` with - before it: the largest first."""
-        table = pq.read_table(self._folder / f"{name}.parquet", filters=where)
+        table = pq.read_table(self._folder / f"{name}.parquet", filters=where, columns=columns)
         if order:
             table = table.sort_by([(key.removeprefix("-"), "descending" if key[0] == "-" else "ascending") for key in order])
         rows: list[dict[str, Any]] = table.slice(0, most).to_pylist()
@@ -130,7 +136,8 @@ def gather(shelf: Shelf, sampling: Sampling, limits: Limits) -> Contents:
     shown = list(dict.fromkeys([*troubled, *by_pair]))[:MOST_GROUPS]
     colours = {pair: number for number, pair in enumerate(troubled[:COLOURED] if troubled else shown[:WELL])}
     grid = _Grid(shelf.rows("over_time", _is_one_of(shown), order=["at"]), colours)
-    partitions = {_place(row): row["produced_per_s"] or 0.0 for row in shelf.rows("partitions")}
+    sent = shelf.rows("partitions", columns=["topic", "broker", "partition", "produced_per_s"])
+    partitions = {_place(row): row["produced_per_s"] or 0.0 for row in sent}
     return Contents(
         sampling=sampling,
         findings=findings,

@@ -1,6 +1,7 @@
 """The report's charts as PNG, for mails and chats: by matplotlib, of the extra ``report``."""
 
 import re
+import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 from metaq.spark.charts import LEVELS, Bars, Chart, Heat, Lines, level, level_ends, time_ticks, value_axis
 from metaq.spark.contents import Contents
 
+FOLDER: Final = "pictures"
 _INK: Final = "#1b2430"
 _QUIET: Final = "#b6c0cb"
 _BAR, _MARKED = "#7d9cc4", "#c4352b"
@@ -23,8 +25,11 @@ _DPI: Final = 110
 
 
 def draw_pictures(contents: Contents, out: Path) -> list[Path]:
-    """One file a chart, in place of those of an earlier report: ``lag.png``, ``behind.png``, ``rates-…``, ``waiting-…``,
-    ``skew-…`` and ``retention.png``."""
+    """One file a chart in the folder ``pictures``, in place of those of an earlier report: ``lag.png``, ``behind.png``,
+    ``rates-…``, ``waiting-…``, ``skew-…`` and ``retention.png``."""
+    folder = out / FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     charts: list[tuple[str, Chart]] = [
         ("lag", contents.lag),
         ("behind", contents.age),
@@ -35,7 +40,7 @@ def draw_pictures(contents: Contents, out: Path) -> list[Path]:
     ]
     written = []
     for name, chart in charts:
-        path = out / f"{name}.png"
+        path = folder / f"{name}.png"
         _draw(chart).savefig(path, dpi=_DPI)
         written.append(path)
     return written

@@ -5,6 +5,7 @@ one JSON document. It prints the findings as lines of JSON, and ends with exit c
 """
 
 import json
+import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -62,8 +63,15 @@ def report(history: "DataFrame", job: Job) -> "list[Finding]":
     write_findings(contents.findings, out)
     if draw is not None:
         draw(contents, out)
-    (out / PAGE).write_text(write_page(contents), "utf-8")
+    replace_text(out / PAGE, write_page(contents))
     return contents.findings
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file that others read meanwhile."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text, "utf-8")
+    os.replace(new, path)
 
 
 def limits_of(job: Job, sampling: "Sampling") -> "Limits":
