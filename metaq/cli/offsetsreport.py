@@ -14,8 +14,10 @@ from metaq.cli.findings import report as print_findings
 from metaq.protocol.offsetrows import HISTORY_TOPIC
 
 PAGE: Final = "report.html"
+_TOLD: Final = 2
+"""Exit code of a job whose last line says what is wrong."""
 _SHOWN_LINES: Final = 20
-"""Of what a job that failed has said: an error of ours is one line, a trace of Spark's has thousands."""
+"""Of the trace of another one, which may have thousands."""
 
 
 @click.command(
@@ -92,7 +94,7 @@ def report(
         return _follow({**job, **source, "alarms": alarms, "every_s": every})
     done = subprocess.run(_command("report", {**job, **source}), capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode != 0:
-        said = done.stderr.splitlines()[-1 if done.returncode == FAILED else -_SHOWN_LINES :]
+        said = done.stderr.splitlines()[-1 if done.returncode == _TOLD else -_SHOWN_LINES :]
         click.echo("\n".join(["metaq: " + line for line in said]), err=True)
         return FAILED
     rows = [json.loads(line) for line in done.stdout.splitlines()]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metaq.client import Producer, connect
 from metaq.errors import MetaqError
-from metaq.spark.report import SETTINGS, Job, check_topics, line_of, replace_text, report
+from metaq.spark.report import SETTINGS, TOLD, Job, check_topics, line_of, replace_text, report
 from metaq.spark.session import session
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def main(document: str) -> int:
             follow(spark, watch, client.producer(_GROUP)).awaitTermination()
     except MetaqError as error:
         print(error, file=sys.stderr)
-        return 1
+        return TOLD
     return 0
 
 

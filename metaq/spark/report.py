@@ -1,7 +1,8 @@
 """The Spark job that makes the offset report: from a history of offsets to a page, tables and pictures.
 
 ``metaq offsets report`` starts it as a process of its own, ``python -m metaq.spark.report JOB``, with the fields of ``Job`` as
-one JSON document. It prints the findings as lines of JSON, and ends with exit code 0, or 1 and one line on standard error.
+one JSON document. It prints the findings as lines of JSON, and ends with exit code 0, or ``TOLD`` behind one line on
+standard error that says what is wrong.
 """
 
 import json
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from metaq.spark.tables import Sampling
 
 PAGE: Final = "report.html"
+TOLD: Final = 2
+"""Exit code; a trace ends with 1."""
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.log.level": "ERROR",
@@ -138,7 +141,7 @@ def main(document: str) -> int:
             print(line_of(finding))
     except MetaqError as error:
         print(error, file=sys.stderr)
-        return 1
+        return TOLD
     spark.stop()
     return 0
 

@@ -16,7 +16,7 @@ from metaq.spark import alarms
 from metaq.spark.alarms import ENDED, RAISED, Watch, follow, raise_alarms
 from metaq.spark.findings import Finding
 from metaq.spark.history import read_topic
-from metaq.spark.report import PAGE, Job, report
+from metaq.spark.report import PAGE, TOLD, Job, report
 from tests.support.admin import connect as admin_connect
 from tests.support.admin import create_topic, send
 from tests.support.broker import BrokerProcess, wait_until
@@ -140,5 +140,5 @@ def test_it_is_a_program_of_its_own(tmp_path: Path) -> None:
     watch = json.dumps(Watch(out=str(tmp_path), servers="127.0.0.1:1", topic=HISTORY_TOPIC)._asdict())
     command = [sys.executable, "-m", alarms.__name__, watch]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert (done.returncode, done.stderr.count("\n")) == (TOLD, 1)
     assert "no registry answers" in done.stderr
