@@ -7,6 +7,8 @@ import pytest
 
 from metaq.client.textclient import TextClient
 from metaq.protocol.codes import Request, Response
+from metaq.store.disk import RealDisk
+from metaq.store.documents import read_document, write_document
 from tests.broker import nospace
 from tests.cluster.traffic import LATER, NEVER_ASKED, TOPIC, put_all_kinds, read_all, try_put
 from tests.support.admin import ask, connect
@@ -346,3 +348,18 @@ def test_a_log_is_not_given_up_as_a_whole(tmp_path: Path) -> None:
         assert second.status()["end"] == end
         second.promote()
         assert len(bodies(second)) == 5
+
+
+def test_a_replica_that_cannot_open_its_store_again_ends(tmp_path: Path) -> None:
+    """F-FAIL: whoever watches its process sees it; one that lives on and does nothing would keep its place in ZooKeeper."""
+    with Cluster(tmp_path) as cluster:
+        _, slave = cluster.pair()
+        path, disk = slave.data / "store.json", RealDisk()
+        identity, _ = read_document(disk, path)
+        assert identity is not None
+        write_document(disk, path, {**identity, "format": 99})
+        with connect(slave) as client:
+            ask(client, Request.CHANGE_ROLE, role="master")
+        wait_until(lambda: not slave.running, DEADLINE_S, f"it ends; see {slave.log}")
+        assert "role not changed, this process ends" in slave.stderr()
+        assert slave.terminate() == 1
