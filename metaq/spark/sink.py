@@ -33,8 +33,9 @@ from metaq.spark.tasks import PATIENCE_S, PAUSE_S, plain_errors
 logger = logging.getLogger(__name__)
 
 TOPIC: Final = "topic"
-WRITING: Final = (SERVERS, TOPIC, "checkpointLocation")
-"""The last one is Spark's own, which it hands on."""
+OF_SPARK: Final = ("checkpointLocation", "queryName")
+"""What Spark hands on of its own."""
+WRITING: Final = (SERVERS, TOPIC, *OF_SPARK)
 
 _TEXT: Final = (StringType, BinaryType)
 _COLUMNS: Final[Mapping[str, tuple[type[DataType], ...]]] = {

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from metaq.spark.options import READING
-from metaq.spark.sink import WRITING
+from metaq.spark.sink import OF_SPARK, WRITING
 from tests.docs.examples import ROOT, fences
 from tests.support.broker import BrokerProcess
 
@@ -44,4 +44,4 @@ def test_every_option_is_in_the_table() -> None:
     options = (ROOT / DOCUMENT).read_text("utf-8").partition("## Options")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]+) \|", options, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
-    assert named == {*READING, *WRITING} - {"checkpointLocation"}
+    assert named == {*READING, *WRITING} - {*OF_SPARK}
