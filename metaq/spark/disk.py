@@ -44,10 +44,18 @@ TOPICS: Final = Path("config", "topics.json")
 SPAN: Final = 64 * 1024 * 1024
 """Bytes of a segment that one piece may span: the pages between its records may count as this process's memory."""
 _CRC_MASK: Final = 0x7FFFFFFF
-_CHECKSUM_BEGIN: Final = np.frombuffer(b"__CRC32#\x01", np.uint8)
-_CHECKSUM: Final = np.dtype((np.uint8, CHECKSUM_SIZE))
-_POWERS: Final = 10 ** np.arange(10)
-"""Of the digits of the checksum property, the least significant of which comes first."""
+_CHECKSUM: Final = np.dtype(
+    {
+        "names": ["name", "mark", "first_digits", "next_digits", "last_digits", "end"],
+        "formats": ["<u8", "u1", "<u4", "<u4", "<u2", "u1"],
+        "offsets": [0, 8, 9, 13, 17, 19],
+        "itemsize": CHECKSUM_SIZE,
+    }
+)
+"""The property that closes a record: its name, 01, ten digits with the least significant one first, 02."""
+_NAME: Final = int.from_bytes(b"__CRC32#", "little")
+_DIGITS: Final = np.frombuffer(b"".join((b"%04d" % number)[::-1] for number in range(10_000)), "<u4")
+"""Each number below 10,000 as it stands there."""
 
 Units = npt.NDArray[np.void]
 
@@ -339,10 +347,12 @@ def _are_intact(data: memoryview, begins: Numbers, ends: Numbers) -> Truths:
     """Which records have the checksum of the bytes before it; ``ends`` is where their checksum properties begin."""
     crc32 = zlib.crc32
     found = np.array([crc32(data[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)], np.int64)
+    rest, first = np.divmod(found & _CRC_MASK, 10_000)
+    last, following = np.divmod(rest, 10_000)
     stored = gathered(data, ends, _CHECKSUM)
-    digits = stored[:, 9:19].astype(np.int64) - ord("0")
-    intact: Truths = (stored[:, :9] == _CHECKSUM_BEGIN).all(axis=1) & (stored[:, 19] == 2)
-    intact &= ((digits >= 0) & (digits <= 9)).all(axis=1) & (digits @ _POWERS == found & _CRC_MASK)
+    intact: Truths = (stored["name"] == _NAME) & (stored["mark"] == 1) & (stored["end"] == 2)
+    intact &= (stored["first_digits"] == _DIGITS[first]) & (stored["next_digits"] == _DIGITS[following])
+    intact &= stored["last_digits"] == _DIGITS[last] & 0xFFFF
     return intact
 
 
