@@ -24,6 +24,7 @@ from metaq.spark.ranges import (
     Position,
     Range,
     Span,
+    Spans,
     beyond,
     decode_position,
     encode_position,
@@ -63,7 +64,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Position | None = None
         self._unpinned: dict[str, Any] | None = None
         self._latest: dict[str, Any] | None = None
-        self._lost: dict[TopicPartition, int] = {}
+        self._lost: dict[tuple[TopicPartition, int], int] = {}
 
     @cached_property
     def options(self) -> ReadOptions:
@@ -110,27 +111,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             position = decode_position(start)
             deadline = time.monotonic() + HOLD_S
             while True:
-                ends = self._ends(position)
-                found = encode_position(ends)
-                if found != start or self._target is not None or time.monotonic() >= deadline:
+                spans = self._spans(self._layout(position.layout))
+                ends = self._ends(position, spans)
+                if encode_position(ends) != start or self._target is not None or time.monotonic() >= deadline:
                     break
                 time.sleep(LOOK_S)
             if isinstance(limit, ReadMaxRows):
                 ends = Position(limited(position.offsets, ends.offsets, limit.max_rows), ends.layout)
+            self._remember(kept(_between(position, ends), spans)[1])  # the progress of the batch is asked for before its plan
             return encode_position(ends)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a micro-batch, the same ones when it is planned again after a crash."""
         with plain_errors():
             before, after = decode_position(start), decode_position(end)
-            wanted = [Range(key, before.offsets.get(key, 0), offset) for key, offset in sorted(after.offsets.items())]
-            moved = [one for one in wanted if one.begin != one.end]
+            moved = _between(before, after)
             queues = {one.partition: _queue(after.layout, one.partition) for one in moved}
             self._brokers.await_brokers({queue.broker_name for queue in queues.values()})
             ranges, losses = kept(moved, self._brokers.spans({topic: after.layout[topic] for topic, _ in queues}))
             report(losses, fail=self.options.fail_on_data_loss)
             self._remember(losses)
-            self._latest = self._latest or end  # planned after a restart, before anything else was asked
             self._look(ranges)
             addresses = {name: topic.addresses for name, topic in self._topics.items()}
             return tasks_of(ranges, after.layout, addresses, self.options)
@@ -154,8 +154,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._latest is None or not self._lost:
             return self._latest
         lost: dict[str, dict[str, int]] = {}
-        for (topic, partition), count in sorted(self._lost.items()):
-            lost.setdefault(topic, {})[str(partition)] = count
+        for ((topic, partition), _), count in sorted(self._lost.items()):
+            row = lost.setdefault(topic, {})
+            row[str(partition)] = row.get(str(partition), 0) + count
         return {**self._latest, LOST: lost}
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -190,10 +191,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = self._brokers.spans(layout)
         return {key: span for key, span in found.items() if is_chosen(self.options.topics, key)}
 
-    def _ends(self, start: Position) -> Position:
+    def _ends(self, start: Position, spans: Spans) -> Position:
         """Everything that is there, or before the target. A partition that does not answer stays where it is."""
         layout = self._layout(start.layout)
-        ends = {**start.offsets, **{key: span.most for key, span in self._spans(layout).items()}}
+        ends = {**start.offsets, **{key: span.most for key, span in spans.items()}}
         if self._target is not None:
             targets = {_queue(self._target.layout, key): offset for key, offset in self._target.offsets.items()}
             begins = start.offsets
@@ -202,8 +203,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Position(ends, layout)
 
     def _remember(self, losses: list[Loss]) -> None:
-        for loss in losses:
-            self._lost[loss.partition] = self._lost.get(loss.partition, 0) + loss.end - loss.begin
+        """Once, however often a batch is planned."""
+        self._lost.update({(loss.partition, loss.begin): loss.end - loss.begin for loss in losses})
+
+
+def _between(start: Position, end: Position) -> list[Range]:
+    """What is read from one position to another; a partition that is new is read from its beginning."""
+    wanted = [Range(key, start.offsets.get(key, 0), offset) for key, offset in sorted(end.offsets.items())]
+    return [one for one in wanted if one.begin != one.end]
 
 
 def _queue(layout: Mapping[str, tuple[MessageQueue, ...]], partition: TopicPartition) -> MessageQueue:

@@ -42,6 +42,7 @@ PAUSE_S: Final = 0.02
 """Between two messages."""
 START_S: Final = 300.0
 """A driver starts in ten seconds, on a machine that does nothing else."""
+NO_LIMIT: Final = 1_000_000
 ROOT: Final = Path(__file__).parents[2]
 
 Place = tuple[int, int, bytes]
@@ -114,14 +115,14 @@ class _Life:
                 text.put_many(TOPIC, bodies, partition=rng.randrange(PARTITIONS))
                 number += len(bodies)
 
-    def _launch(self, *more: str) -> subprocess.Popen[bytes]:
+    def _launch(self, most: int, *more: str) -> subprocess.Popen[bytes]:
         """A driver in a session of its own, so that it is killed with its JVM."""
         command = [sys.executable, "-m", "tests.spark.restart_driver", self._broker.registry, TOPIC, str(self._folder)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
         self._log_before = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [*command, str(self._most), *more],
+                [*command, str(most), *more],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -132,7 +133,7 @@ class _Life:
 
     def _start_and_kill(self) -> None:
         for _ in range(STARTS):
-            driver = self._launch()
+            driver = self._launch(self._most)
             try:
                 lives = self._wait_for_the_moment(driver)
             finally:
@@ -164,7 +165,7 @@ class _Life:
 
     def _finish(self) -> None:
         for _ in range(STARTS):
-            driver = self._launch("now")
+            driver = self._launch(NO_LIMIT, "now")
             try:
                 if driver.wait(START_S) == 0:
                     return

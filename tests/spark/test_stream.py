@@ -1,6 +1,7 @@
 """Streaming reads by a real Spark from real brokers."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -174,16 +175,19 @@ def test_what_ages_out_under_a_stopped_query(spark: "SparkSession", tmp_path: Pa
         assert [row.offset for row in first.rows] == list(range(30))
         text.put_many("aging", bodies[30:], partition=0)
         least = age(broker, "aging", 100)
+        other = shutil.copytree(checkpoint, tmp_path / "other")
         told = f"aging-0 offsets 30 to {least - 1} \\({least - 30}\\): they have aged out"
         for _ in range(2):
             with pytest.raises(StreamingQueryException, match=f"DataLost: messages are lost: {told}") as caught:
                 read_now(stream(spark, broker, "aging").load(), checkpoint)
             assert "Traceback" not in str(caught.value)
-        seen = read_now(stream(spark, broker, "aging", failOnDataLoss=False).load(), checkpoint)
+        skipping = stream(spark, broker, "aging", failOnDataLoss=False).load()
+        assert [row.offset for row in read_now(skipping, checkpoint).rows] == list(range(least, 300))
+        assert read_now(stream(spark, broker, "aging").load(), checkpoint).rows == []
+        seen = read_now(skipping, str(other))
         assert [row.offset for row in seen.rows] == list(range(least, 300))
         latest = json.loads(seen.progress[-1]["sources"][0]["latestOffset"])
         assert latest[LOST] == {"aging": {"0": least - 30}}
-        assert read_now(stream(spark, broker, "aging").load(), checkpoint).rows == []
 
 
 # -- offsets --------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,198 @@
+"""The reader of a stream, asked as Spark asks it, over real brokers."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from metaq.client import connect
+from metaq.errors import ConfigError, DataLost
+from metaq.spark import stream as stream_module
+from metaq.spark.ranges import QUEUES
+from metaq.spark.source import COLUMNS, MetaqDataSource
+from metaq.spark.stream import LOST, StreamReader
+from metaq.spark.tasks import Task
+from tests.spark.topics import AGING, DEADLINE_S, age, clients
+from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
+
+ALL = ReadAllAvailable()
+TOPIC = "t"
+
+MakeReader = Callable[..., StreamReader]
+
+
+@pytest.fixture
+def new_reader() -> Iterator[MakeReader]:
+    """As Spark makes it after a start or a restart."""
+    schema = StructType()
+    for column in COLUMNS.split(", "):
+        schema.add(column.split(" ")[0], "string")
+    readers: list[StreamReader] = []
+
+    def make(servers: str, **options: str) -> StreamReader:
+        reader = MetaqDataSource({"metaq.bootstrap.servers": servers, "subscribe": TOPIC, **options}).streamReader(schema)
+        assert isinstance(reader, StreamReader)
+        readers.append(reader)
+        return reader
+
+    yield make
+    for reader in readers:
+        if reader._connected is not None:
+            reader._connected.close()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data") as broker:
+        put(broker, 0, 0)
+        yield broker
+
+
+def put(broker: BrokerProcess, partition: int, count: int, body: bytes = b"x") -> None:
+    with clients(broker) as (client, text):
+        client.admin().create_topic(TOPIC, 2)
+        text.put_many(TOPIC, [body] * count, partition=partition)
+
+
+def offsets(position: dict[str, Any]) -> list[int]:
+    """Of each partition, in order."""
+    return list(position[TOPIC].values())
+
+
+def ranges(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int, int]]:
+    found = []
+    for task in reader.partitions(start, end):
+        assert isinstance(task, Task)
+        found += [(part.range.partition.partition, part.range.begin, part.range.end) for part in task.parts]
+    return found
+
+
+def test_where_a_query_begins_is_kept_before_it_moves(broker: BrokerProcess, new_reader: MakeReader) -> None:
+    """P47: with latest, the first batch is empty; with earliest there is no need."""
+    put(broker, 0, 5)
+    latest = new_reader(broker.registry)
+    start = latest.initialOffset()
+    assert offsets(start) == [5, 0]
+    put(broker, 1, 3)
+    assert latest.latestOffset(start, ALL) == start, "what Spark keeps as the end of batch 0"
+    assert offsets(latest.latestOffset(start, ALL)) == [5, 3]
+    earliest = new_reader(broker.registry, startingOffsets="earliest")
+    start = earliest.initialOffset()
+    assert offsets(start) == [0, 0]
+    assert offsets(earliest.latestOffset(start, ALL)) == [5, 3]
+
+
+def test_a_limit_is_for_those_who_ask_for_it(broker: BrokerProcess, new_reader: MakeReader) -> None:
+    """P47: Spark may want all at once, whatever the option says."""
+    put(broker, 0, 30)
+    put(broker, 1, 10)
+    reader = new_reader(broker.registry, startingOffsets="earliest", maxOffsetsPerTrigger="20")
+    start = reader.initialOffset()
+    assert reader.getDefaultReadLimit() == ReadMaxRows(20)
+    assert offsets(reader.latestOffset(start, ReadMaxRows(20))) == [14, 6], "one for each, and the rest in proportion"
+    assert offsets(reader.latestOffset(start, ALL)) == [30, 10]
+    assert new_reader(broker.registry).getDefaultReadLimit() == ALL
+
+
+def test_news_are_waited_for_and_their_absence_is_told(broker: BrokerProcess, new_reader: MakeReader) -> None:
+    """P47: the same offsets again, so that Spark makes no batch."""
+    put(broker, 0, 5)
+    reader = new_reader(broker.registry, startingOffsets="earliest")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert reader.latestOffset(end, ALL) == end
+    assert ranges(reader, end, end) == []
+    assert len(reader.partitions(end, end)) == 1, "Spark would make a task of its own from none"
+
+
+def test_available_now_ends_where_it_began(broker: BrokerProcess, new_reader: MakeReader) -> None:
+    """P47: what comes later is for the next run, though the limit makes several batches of it."""
+    put(broker, 0, 5)
+    reader = new_reader(broker.registry, startingOffsets="earliest")
+    reader.prepareForTriggerAvailableNow()
+    start = reader.initialOffset()
+    put(broker, 0, 5)
+    put(broker, 1, 5)
+    first = reader.latestOffset(start, ReadMaxRows(3))
+    second = reader.latestOffset(first, ReadMaxRows(3))
+    assert [offsets(first), offsets(second)] == [[3, 0], [5, 0]]
+    assert reader.latestOffset(second, ReadMaxRows(3)) == second
+
+
+def test_a_batch_is_planned_again_after_a_restart(broker: BrokerProcess, new_reader: MakeReader) -> None:
+    """P47: by a reader that was asked nothing before: the same messages, and not those that came since."""
+    put(broker, 0, 5)
+    reader = new_reader(broker.registry, startingOffsets="earliest")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    put(broker, 0, 5)
+    assert ranges(new_reader(broker.registry), start, end) == ranges(reader, start, end) == [(0, 0, 5)]
+
+
+def test_what_has_aged_out_is_an_error_or_counted(tmp_path: Path, new_reader: MakeReader) -> None:
+    """P48: once, however often a batch is planned."""
+    with BrokerProcess(tmp_path / "data", *AGING) as broker:
+        put(broker, 0, 300, b"x" * 800)
+        start = new_reader(broker.registry, startingOffsets="earliest").initialOffset()
+        least = age(broker, TOPIC, 100)
+        strict = new_reader(broker.registry)
+        end = strict.latestOffset(start, ALL)
+        with pytest.raises(DataLost, match=rf"t-0 offsets 0 to {least - 1} \({least}\): they have aged out"):
+            strict.partitions(start, end)
+        reader = new_reader(broker.registry, failOnDataLoss="false")
+        assert reader.latestOffset(start, ALL) == end
+        assert ranges(reader, start, end) == ranges(reader, start, end) == [(0, least, 300)]
+        reported = reader.reportLatestOffset()
+        assert reported is not None
+        assert reported[LOST] == {TOPIC: {"0": least}}
+        with pytest.raises(DataLost, match=r"t-0 offsets 300 to 309 \(10\): the partition ends at 300"):
+            strict.partitions(end, {**end, TOPIC: {"0": 310, "1": 0}})
+
+
+def test_a_broker_that_comes_moves_no_partition(
+    tmp_path: Path, new_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P47, MQ-019: its partitions get new numbers, although it sorts before the others, and are read from the beginning."""
+    monkeypatch.setattr(stream_module, "ROUTES_S", 0.0)
+    with ExitStack() as stack:
+        registry = stack.enter_context(RegistryProcess(tmp_path / "registry"))
+        client = stack.enter_context(connect(registry.address, timeout_s=60))
+        reader = new_reader(registry.address, startingOffsets="earliest")
+
+        def start(name: str) -> None:
+            flags = ("--registries", registry.address, "--broker-name", name)
+            stack.enter_context(BrokerProcess(tmp_path / name, *flags))
+            wait_until(lambda: name in {one.name for one in client.admin().masters()}, DEADLINE_S, f"{name} is registered")
+            client.admin().create_topic(TOPIC, 1, broker_names=(name,))
+            with client.producer() as producer:
+                for _ in range(8):
+                    producer.send(TOPIC, b"x")
+
+        start("m")
+        before = reader.latestOffset(reader.initialOffset(), ALL)
+        assert (offsets(before), before[QUEUES]) == ([8], {TOPIC: [["m", 0, 1]]})
+        start("a")
+        after = reader.latestOffset(before, ALL)
+        assert after[QUEUES] == {TOPIC: [["m", 0, 1], ["a", 0, 1]]}
+        assert sum(offsets(after)) == 16
+        assert ranges(reader, before, after) == [(0, 8, offsets(after)[0]), (1, 0, offsets(after)[1])]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"endingOffsets": "latest"}, "endingOffsets: a streaming query has no end"),
+        ({"filterPushdown": "true"}, "filterPushdown: Spark hands filters to batch reads only"),
+        ({"startingOffsets": '{"t": {"0": 5}}'}, "startingOffsets: t-1 is left out"),
+    ],
+)
+def test_options_are_looked_at_when_a_query_begins(
+    broker: BrokerProcess, new_reader: MakeReader, options: dict[str, str], words: str
+) -> None:
+    """P47: not when the reader is made: Spark would hide it."""
+    reader = new_reader(broker.registry, **options)
+    with pytest.raises(ConfigError, match=words):
+        reader.initialOffset()
