@@ -253,17 +253,22 @@ class ConsumeQueue:
         disk = self._files.disk
         while len(self._bases) > 1 and self._bases[1] <= ordinal:
             base = self._bases.pop(0)
+            self.base = self._bases[0]  # before anybody else has a turn
             self.unsynced.discard(base)
             path = self._path(base)
             self._files.forget(path)
             run(lambda path=path: disk.unlink(path))  # type: ignore[misc]
             run(lambda: disk.sync_directory(self.directory))  # one by one: a power cut leaves no hole
-        self.base = self._bases[0] if self._bases else self.base
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def units(self, ordinal: int, count: int, read: Read) -> bytes:
-        """The units from ``ordinal`` on: at most ``count``, at least one; ``base`` ≤ ``ordinal`` < ``next``."""
+        """The units from ``ordinal`` on: at most ``count``, at least one; ``ordinal`` < ``next``.
+
+        Fillers before ``base``: a reader that waited for the disk may ask for what has been dropped meanwhile.
+        """
+        if ordinal < self.base:
+            return FILLER * min(count, self.base - ordinal)
         if ordinal == self.written - 1 and self._last:
             return self._last
         if ordinal >= self.written:

@@ -241,6 +241,8 @@ class Reader:
         """
         aged = 0
         for place in range(ordinal, low - 1, -1):
+            if place < queue.base:  # dropped while this waited for the disk
+                break
             offset, size, _ = queue.unit(place, read)
             if SMALLEST_RECORD <= size < FILLER_SIZE:
                 if offset >= self._log.begin:

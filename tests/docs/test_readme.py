@@ -145,4 +145,4 @@ def test_the_two_commands_are_there() -> None:
     assert commands == ["run", "test"]
     recipes = dict(re.findall(r"^(\w+):.*\n\t(.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     assert recipes["run"].endswith(f"metaq serve --data data --listen {ADDRESS.replace(' ', ':')}")
-    assert recipes["test"].endswith("-m pytest")
+    assert "-m pytest " in recipes["test"]

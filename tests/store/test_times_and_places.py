@@ -11,7 +11,8 @@ from metaq.clock import ManualClock
 from metaq.message import Durability
 from metaq.protocol.record import HEADER_SIZE, constant_middle, host_bytes
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
-from metaq.store.files import read_here
+from metaq.store.disk import File
+from metaq.store.files import read_here, run_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery import open_store
 from metaq.store.settings import StoreSettings
@@ -98,4 +99,27 @@ def test_a_record_by_any_log_offset(tmp_path: Path) -> None:
     store.close()
     store, _ = open_store(tmp_path, SETTINGS, clock)
     assert [store.record_at_offset(offset, read_here) is None for offset in places] == [False] * 3 + [True] + [False] * 3
+    store.close()
+
+
+def test_files_that_are_dropped_while_a_reader_waits(tmp_path: Path) -> None:
+    """SG-047: what a search stands on may have aged out when the disk has answered; it ends at what is there."""
+    store, _ = open_store(tmp_path, SETTINGS, ManualClock())
+    for _ in range(200):
+        put(store, "t", b"x" * 400)
+    store.sweep()
+    queue = store.queue("t", 0)
+    dropped: list[int] = []
+
+    def read_late(file: File, size: int, at: int) -> bytes:
+        if not dropped:
+            while len(store.log.segments) > 1:
+                store.log.remove(store.log.segments[0])
+            dropped.append(store.reader.oldest(queue, 0, read_here))
+            queue.drop_before(dropped[0], run_here)
+        return read_here(file, size, at)
+
+    assert store.reader.oldest(queue, 0, read_late) == dropped[0] >= queue.base > 0
+    assert [stored is None for stored in store.records(queue, queue.base - 20, 1, read_here)][:20] == [True] * 20
+    assert store.first(queue, read_late)[0] == dropped[0]
     store.close()
