@@ -73,7 +73,7 @@ def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -
     if not found.servers:
         raise ConfigError(f"{SERVERS} (host:port of registries, or zk://host:port) is needed")
     if overwrite:
-        raise ConfigError('a topic can only be appended to; write .mode("append"), and outputMode("append") or "update"')
+        raise ConfigError('a topic can only be appended to; write .mode("append"), or outputMode("append") of a stream')
     _check_columns(schema, found.topic)
     return found
 

@@ -147,7 +147,7 @@ def test_the_layers_are_those_that_lint_checks() -> None:
 def test_files_that_a_document_names_exist(document: str) -> None:
     """Modules by name, links by path."""
     text = text_of(document)
-    modules = {path.name for folder in ("metaq", "tests") for path in (ROOT / folder).rglob("*.py")}
+    modules = {path.name for folder in ("metaq", "tests", "examples") for path in (ROOT / folder).rglob("*.py")}
     assert set(re.findall(r"\b\w+\.py\b", text)) - modules - {"setup.py"} == set()
     for link in re.findall(r"\]\(([^)]+)\)", text):
         path, _, anchor = link.partition("#")
