@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 QUIET = {
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
