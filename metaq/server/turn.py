@@ -211,6 +211,10 @@ class Turns:
         """Log offset before which everything is as safe as promised."""
         return self._store.durable_end if self.copies is None else self.copies.held_end
 
+    def is_copied(self, end: int) -> bool:
+        """Whether enough replicas hold the log before a log offset; always where nothing waits for them."""
+        return self.copies is None or self.copies.held_end >= end
+
     def release(self) -> None:
         """Answer what is as safe as promised; at REPLICA let readers see it, and answer what cannot become so."""
         safe_end = self._safe_end()

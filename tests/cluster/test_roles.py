@@ -363,3 +363,24 @@ def test_a_replica_that_cannot_open_its_store_again_ends(tmp_path: Path) -> None
         wait_until(lambda: not slave.running, DEADLINE_S, f"it ends; see {slave.log}")
         assert "role not changed, this process ends" in slave.stderr()
         assert slave.terminate() == 1
+
+
+def test_a_decision_that_may_be_taken_back_is_not_told_as_known(tmp_path: Path) -> None:
+    """MQ-076, F-PART: a manager that asks again must not take a branch for decided that the next master has as prepared."""
+    key = "XID:3:0001:01:m"
+    with Cluster(tmp_path, *NEVER_ASKED) as cluster:
+        master, _, proxy = cluster.proxied_pair()
+        with Talk(master) as talk:
+            talk.done(key, "BEGIN")
+            talk.placed(TOPIC, b"x", key)
+            assert talk.transaction(key, "PREPARE")[0] == 200
+            proxy.partition()
+            master.wait_for(in_sync=[1])
+            answers = [talk.transaction(key, "COMMIT_TWO_PHASE")[1] for _ in range(2)]
+            assert all("code=-7" in answer for answer in answers), answers
+            assert "ask again" in talk.transaction("null", "RECOVER")[1]
+            proxy.heal()
+            master.wait_for(in_sync=[1, 2])
+            wait_until(lambda: "code=-4" in talk.transaction(key, "COMMIT_TWO_PHASE")[1], DEADLINE_S, "it is known")
+            assert talk.recover() == []
+        assert bodies(master) == [b"x"]

@@ -54,6 +54,8 @@ class TransactionHandler:
         self._local = local
         self._run = run
         self._clock = context.store.clock
+        self._doubtful_end = context.store.log.end
+        """Log offset before which branches are decided that other replicas may still have as prepared."""
         self._xa_steps: dict[str, Callable[[TextSession, Transaction, str], None]] = {
             "BEGIN": self._begin,
             "PREPARE": self._prepare,
@@ -81,6 +83,7 @@ class TransactionHandler:
             demand(session.principal, Action.PUBLISH)
             self._check_master()
             if command.type == "RECOVER":
+                self._check_copied()
                 keys = self.transactions.branches.recover(command.qualifier or None)
                 session.reply(write_result(OK, "\r\n".join(keys), command.opaque))
                 return
@@ -89,7 +92,12 @@ class TransactionHandler:
             key, is_local = read_key(command.key)
             self._context.counters.count_step(command.type, local=is_local)
             steps = self._local_steps if is_local else self._xa_steps
-            steps[command.type](session, command, key)
+            try:
+                steps[command.type](session, command, key)
+            except XaError as error:
+                if error.code is XaCode.NOTA and not is_local:
+                    self._check_copied()
+                raise
         except MetaqError as error:
             session.reply(refusal(error, command.opaque))
 
@@ -99,6 +107,11 @@ class TransactionHandler:
             self._context.store.check_master()
         except MetaqError as error:
             raise XaError(XaCode.RMFAIL, str(error)) from error
+
+    def _check_copied(self) -> None:
+        """That a branch is not known is told when no failover can bring it back: its manager may forget it then."""
+        if not self.turns.is_copied(self._doubtful_end):
+            raise XaError(XaCode.RMFAIL, "what was decided lately is not on enough replicas yet; ask again")
 
     def puts(self, session: TextSession, commands: Sequence[Command], at: int) -> int:
         """Keep the run of puts at ``at`` with their branches; return where it ends.
@@ -229,8 +242,12 @@ class TransactionHandler:
         """Answer when a step is as durable as promised."""
         session.owed += 1
         session.due = not self.turns.waits
-        self.turns.staged(_StepOutcome(session, opaque, step, text))
+        self.turns.staged(_StepOutcome(self, session, opaque, step, text))
         self.turns.waiting_bytes += step.size
+
+    def doubt(self) -> None:
+        """A step is in the log, but not on enough replicas."""
+        self._doubtful_end = self._context.store.log.end
 
     # -- duties -------------------------------------------------------------------------------------------------------
 
@@ -261,9 +278,10 @@ def _settle(step: Step, error: MetaqError | None) -> None:
 class _StepOutcome:
     """The outcome of one step that stored something."""
 
-    __slots__ = ("_opaque", "_session", "_step", "_text", "size")
+    __slots__ = ("_handler", "_opaque", "_session", "_step", "_text", "size")
 
-    def __init__(self, session: TextSession, opaque: str, step: Step, text: str) -> None:
+    def __init__(self, handler: TransactionHandler, session: TextSession, opaque: str, step: Step, text: str) -> None:
+        self._handler = handler
         self._session = session
         self._opaque = opaque
         self._step = step
@@ -282,6 +300,7 @@ class _StepOutcome:
     def late(self, short: Short) -> None:
         """It is in the log and cannot be taken back, but a power cut or another master may."""
         self._step.succeeded()
+        self._handler.doubt()
         self._fail(f"stored, but not {short.lacks}; ask again, or let recover tell", XaCode.RMFAIL)
 
     def _fail(self, reason: str, code: XaCode | None) -> None:
