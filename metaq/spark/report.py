@@ -114,7 +114,8 @@ def history_of(spark: "SparkSession", job: Job) -> "DataFrame":
     assert job.servers is not None
     with connect(job.servers) as client:
         check_topics(client, job.topic)
-    return read_topic(spark, job.servers, job.topic)
+    # it is read five times: fetched and parsed once
+    return read_topic(spark, job.servers, job.topic).persist()
 
 
 def check_topics(client: Client, *topics: str) -> None:

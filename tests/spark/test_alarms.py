@@ -15,8 +15,7 @@ from metaq.protocol.offsetrows import HISTORY_TOPIC
 from metaq.spark import alarms
 from metaq.spark.alarms import ENDED, RAISED, Watch, follow, raise_alarms
 from metaq.spark.findings import Finding
-from metaq.spark.history import read_topic
-from metaq.spark.report import PAGE, TOLD, Job, report
+from metaq.spark.report import PAGE, TOLD, Job, history_of, report
 from tests.support.admin import connect as admin_connect
 from tests.support.admin import create_topic, send
 from tests.support.broker import BrokerProcess, wait_until
@@ -93,7 +92,8 @@ def test_a_report_of_what_a_broker_recorded(
 ) -> None:
     """MQ-116: the system topic is read through the data source."""
     wait_until(lambda: recorded(client) > 20, DEADLINE_S, "20 samples")
-    findings = report(read_topic(spark, broker.registry, HISTORY_TOPIC), Job(out=str(tmp_path / "out"), stuck_samples=5))
+    job = Job(out=str(tmp_path / "out"), servers=broker.registry, topic=HISTORY_TOPIC, stuck_samples=5)
+    findings = report(history_of(spark, job), job)
     (found,) = (one for one in findings if one.kind != "gap")
     assert (found.key, found.lag) == (KEY, 1)
     assert found.sentence.startswith("billing has had no consumer of orders since ")
