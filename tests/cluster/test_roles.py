@@ -1,5 +1,6 @@
 """Masters that are lost, slaves that are promoted, and replicas that come back with another log or none."""
 
+import time
 from pathlib import Path
 from typing import Final
 
@@ -384,3 +385,24 @@ def test_a_decision_that_may_be_taken_back_is_not_told_as_known(tmp_path: Path) 
             wait_until(lambda: "code=-4" in talk.transaction(key, "COMMIT_TWO_PHASE")[1], DEADLINE_S, "it is known")
             assert talk.recover() == []
         assert bodies(master) == [b"x"]
+
+
+def test_a_half_message_that_waits_for_replicas_is_not_lost(tmp_path: Path) -> None:
+    """MQ-076, F-TX, F-FAIL: a new master has it, and may not show it yet; its producer is asked when it may."""
+    with Cluster(tmp_path, "--check-after-ms", "100", "--check-interval-ms", "300") as cluster:
+        master, slave, proxy = cluster.proxied_pair()
+        with Producer(master, beats=False) as producer:
+            end = slave.status()["end"]
+            proxy.drop("up")  # the slave has it, and the master does not know
+            producer.start_half(b"half")
+            wait_until(lambda: slave.status()["end"] > end, DEADLINE_S, "the slave has the half message")
+            master.kill()
+        slave.promote()
+        alone_until = time.monotonic() + 1.0  # some rounds of questions, by which it was lost
+        wait_until(lambda: time.monotonic() > alone_until, DEADLINE_S, "time passes")
+        restart_as_slave(master, slave)
+        slave.wait_for(in_sync=[1, 2])
+        with Producer(slave) as producer:
+            assert producer.end(producer.checked().end(COMMIT)) == Response.SUCCESS
+        wait_until(lambda: bodies(slave) == [b"half"], DEADLINE_S, "it is committed")
+        assert "is damaged" not in slave.stderr()
