@@ -15,7 +15,7 @@ run: .venv/.stamp-run
 	$(BIN)/metaq serve --data data --listen 127.0.0.1:8123
 
 test: .venv/.stamp-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-long: .venv/.stamp-dev
 	$(BIN)/python -m tests.crash.long
@@ -39,7 +39,7 @@ interpret:
 	rm -rf build
 
 test-compiled: compile
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/unit tests/wire tests/property tests/broker/test_[bfor]*.py; status=$$?; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/unit tests/wire tests/property tests/broker/test_[bfor]*.py; status=$$?; \
 	    $(MAKE) interpret; exit $$status
 
 bench: .venv/.stamp-dev

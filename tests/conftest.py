@@ -45,17 +45,10 @@ PARTNERS: Final = read_partners()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_runs_with(item)))
         for mark in item.iter_markers("partner"):
             if not mark.args or not PARTNERS.keys() >= set(mark.args):
                 known = ", ".join(PARTNERS)
                 raise pytest.UsageError(f"{item.nodeid}: partner{mark.args} is not in {PACKAGES}; known: {known}")
-
-
-def _runs_with(item: pytest.Item) -> str:
-    """What one process runs alone when several share the tests: a file, or all folders with builds and documented ports."""
-    folder = item.path.parent.name
-    return "documented" if folder in {"docs", "interop"} else item.nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(tryfirst=True)

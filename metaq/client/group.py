@@ -107,6 +107,8 @@ class GroupConsumer:
         self._closed = False
         self._subscriptions: dict[str, Subscription] = {}
         self._fetchers: dict[MessageQueue, Fetcher] = {}
+        self._leaving: dict[MessageQueue, Fetcher] = {}
+        """Given up, but a message of theirs is still being consumed: nobody else may begin with them yet."""
 
     def __enter__(self) -> Self:
         return self
@@ -127,6 +129,10 @@ class GroupConsumer:
     def _position(self, fetcher: Fetcher) -> QueueOffset | None:
         """Where the queue would go on after all that is consumed; ``None`` when nothing is known."""
         raise NotImplementedError
+
+    def _is_busy(self, queue: MessageQueue) -> bool:
+        """Whether a message of an ordered queue is being consumed now; called under the guard. ``_left`` follows then."""
+        return False
 
     # -- subscriptions ------------------------------------------------------------------------------------------------
 
@@ -255,8 +261,10 @@ class GroupConsumer:
 
     def _take(self, queues: Sequence[MessageQueue]) -> bool:
         """Begin with queues that are new here; whether all have begun."""
-        permitted = set(queues if self._locks is None else self._locks.take(queues))
-        for queue in queues:
+        with self._guard:
+            free = [queue for queue in queues if queue not in self._leaving]
+        permitted = set(free if self._locks is None else self._locks.take(free))
+        for queue in free:
             if queue not in permitted:
                 continue
             try:
@@ -287,18 +295,37 @@ class GroupConsumer:
         return self._ends.end(queue, deadline)
 
     def _drop(self, queues: Sequence[MessageQueue]) -> None:
-        """Let go of queues, having told how far this member came."""
+        """Let go of queues, having told how far this member came; of a busy one when its message is consumed."""
+        free = []
         for queue in queues:
             with self._guard:
                 fetcher = self._fetchers.pop(queue, None)
+                if fetcher is not None:
+                    fetcher.stop()
+                    if self._is_busy(queue):
+                        self._leaving[queue] = fetcher
+                        continue
             if fetcher is not None:
                 self._remember(fetcher)
-                fetcher.stop()
                 logger.info("group=%s gives up %s", self.group, queue)
-        if queues:
-            self._save_in_background()
-            if self._locks is not None:
-                self._locks.release(queues)
+            free.append(queue)
+        if free:
+            self._let_go(free)
+
+    def _let_go(self, queues: Sequence[MessageQueue]) -> None:
+        self._save_in_background()
+        if self._locks is not None:
+            self._locks.release(queues)
+
+    def _left(self, queue: MessageQueue) -> None:
+        """A queue that was given up is busy no more."""
+        with self._guard:
+            fetcher = self._leaving[queue]
+        self._remember(fetcher)
+        logger.info("group=%s gives up %s", self.group, queue)
+        self._let_go([queue])
+        with self._guard:
+            del self._leaving[queue]
 
     # -- offsets ------------------------------------------------------------------------------------------------------
 

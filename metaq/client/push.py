@@ -39,6 +39,7 @@ _DRAIN_S: Final = 10.0
 _LEAST_PAUSE_S: Final = 1.0
 _MOST_PAUSE_S: Final = 30.0
 """Between local retries: of ordered messages, and of messages that no broker takes back."""
+_BUSY_PAUSE_S: Final = 0.05
 _TURN: Final = 64
 """Messages of an ordered queue that a thread consumes before it looks at another queue."""
 
@@ -113,6 +114,8 @@ class PushConsumer(GroupConsumer):
         self._most = max_reconsume_times
         self._turns: queue.SimpleQueue[_Turn | None] = queue.SimpleQueue()
         self._works: dict[Fetcher, _Work] = {}
+        self._busy: set[MessageQueue] = set()
+        """Ordered queues whose listener is being called; under the guard."""
         self._threads = [
             threading.Thread(target=self._consume, name=f"metaq-{group}-{number}", daemon=True) for number in range(threads)
         ]
@@ -130,7 +133,11 @@ class PushConsumer(GroupConsumer):
     def _gained(self, fetcher: Fetcher, offset: QueueOffset) -> None:
         work = _Work(fetcher, offset)
         with self._guard:
-            self._works = {known: old for known, old in self._works.items() if not known.stopped} | {fetcher: work}
+            kept = {known: old for known, old in self._works.items() if not known.stopped or known.queue in self._leaving}
+            self._works = kept | {fetcher: work}
+
+    def _is_busy(self, queue: MessageQueue) -> bool:
+        return queue in self._busy
 
     def _position(self, fetcher: Fetcher) -> QueueOffset | None:
         work = self._works.get(fetcher)
@@ -204,7 +211,16 @@ class PushConsumer(GroupConsumer):
                 # Another member may have gone on with the queue: begin with it anew, if it is still this one's.
                 self._core.scheduler.run(lambda: self._begin_anew(work.fetcher.queue))
                 return
-            if not self._call(message) and not self._is_given_up(message):
+            if not self._begin_call(turn):
+                return
+            consumed = self._call(message) or self._is_given_up(message)
+            if consumed:
+                with work.lock:
+                    work.failures = 0
+                    work.waiting.popleft()
+                self._finish(work, message, turn.generation)
+            self._end_call(work.fetcher.queue)
+            if not consumed:
                 with work.lock:
                     work.failures += 1
                 pause = _pause_s(work.failures)
@@ -212,11 +228,26 @@ class PushConsumer(GroupConsumer):
                 return
             if self._closed or turn.generation != work.fetcher.generation:
                 return
-            with work.lock:
-                work.failures = 0
-                work.waiting.popleft()
-            self._finish(work, message, turn.generation)
         self._turns.put(turn)
+
+    def _begin_call(self, turn: _Turn) -> bool:
+        """Whether the listener may be called: the queue is still this member's, and no call for it from before a jump runs."""
+        queue = turn.work.fetcher.queue
+        with self._guard:
+            if turn.generation != turn.work.fetcher.generation:
+                return False
+            if queue not in self._busy:
+                self._busy.add(queue)
+                return True
+        self._core.scheduler.after(_BUSY_PAUSE_S, lambda: self._turns.put(turn))
+        return False
+
+    def _end_call(self, queue: MessageQueue) -> None:
+        with self._guard:
+            self._busy.discard(queue)
+            leaves = queue in self._leaving
+        if leaves:
+            self._core.scheduler.run(lambda: self._left(queue))
 
     def _begin_anew(self, lost: MessageQueue) -> None:
         self._drop([lost])

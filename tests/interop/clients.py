@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import functools
 import json
 import os
@@ -25,10 +26,16 @@ JVM_FLAGS: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "
 
 
 def run_build(command: Sequence[str], folder: Path) -> None:
+    """Build in a folder, one build at a time: other test processes may want the same one, and the same downloads."""
     environment = os.environ | {"CGO_ENABLED": "0"}  # a Go program that needs no C compiler
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
-    )
+    everybody = os.open(Path(__file__).parent, os.O_RDONLY)
+    try:
+        fcntl.flock(everybody, fcntl.LOCK_EX)
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
+        )
+    finally:
+        os.close(everybody)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed in {folder}:\n{done.stdout}{done.stderr}")
 

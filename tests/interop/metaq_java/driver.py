@@ -12,19 +12,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.interop.clients import run_build
+
 PROJECT = Path(__file__).parent
 BUILD = PROJECT / ".build"
-BUILD_SECONDS = 600
 LIFETIME_SECONDS = 180
 GROUP = "readers"
 
 
 def build() -> str:
     """Compile the driver, fetch the client's jars unless Maven has them, and return the class path."""
-    maven = ["mvn", "-q", "-B", "compile", "dependency:copy-dependencies"]
-    done = subprocess.run(maven, cwd=PROJECT, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(maven)} failed in {PROJECT}:\n{done.stdout}{done.stderr}")
+    run_build(["mvn", "-q", "-B", "compile", "dependency:copy-dependencies"], PROJECT)
     return f"{BUILD / 'classes'}:{BUILD / 'dependency'}/*"
 
 
