@@ -262,6 +262,31 @@ def test_ordered_consumption(client: Client) -> None:
     assert len(heard.messages) == 60
 
 
+def test_an_ordered_partition_is_given_up_between_two_messages(new_client: Connect) -> None:
+    """SG-124, SG-123: who gets it begins behind the message that was being consumed, and when that is done."""
+    producer = new_client().producer()
+    queues = {producer.send("orders", str(number).encode(), ordering_key=str(number)).queue for number in range(60)}
+    heard, begun, go = Heard(), Heard(), threading.Event()
+
+    def listener(message: ReceivedMessage) -> None:
+        begun(message)
+        assert go.wait(DEADLINE_S)
+        heard(message)
+
+    consumers = [new_client().listen("orders", "billing", listener, ordered=True, threads=len(queues), consume_from=FIRST)]
+    begun.wait(len(queues))
+    consumers.append(new_client().listen("orders", "billing", listener, ordered=True, consume_from=FIRST))
+    wait_until(lambda: len(consumers[0].assignment()) < len(queues), DEADLINE_S, "the other one is to have some")
+    assert len(begun.messages) == len(queues), "nobody else has begun with them"
+    go.set()
+    heard.wait(60)
+    wait_until(lambda: all(consumer.assignment() for consumer in consumers), DEADLINE_S, "both have some")
+    for consumer in consumers:
+        consumer.close()
+    assert sorted(int(body) for body in heard.bodies) == list(range(60))
+    assert len(begun.messages) == 60
+
+
 def test_a_listener_runs_in_several_threads(client: Client) -> None:
     """SG-119: as many at a time as there are threads."""
     together = threading.Barrier(4, timeout=DEADLINE_S)
