@@ -39,11 +39,15 @@ class Documents:
         return found
 
 
-def keep(folder: Path, disk: Disk, documents: dict[str, str]) -> None:
-    """Write what a master has sent, other names than it may send left out; ``CorruptRecord`` for what is no such file."""
+def check(folder: Path, documents: dict[str, str]) -> None:
+    """``CorruptRecord`` when a master has sent what is no such file."""
     for name in NAMES:
         if name in documents:
             decode_document(documents[name].encode(), folder / name)
+
+
+def keep(folder: Path, disk: Disk, documents: dict[str, str]) -> None:
+    """Write what a master has sent, other names than it may send left out."""
     disk.make_directories(folder)
     for name in NAMES:
         if name in documents:

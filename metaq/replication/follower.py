@@ -1,4 +1,4 @@
-"""The slave's side of replication: one greenlet that follows a master, and one that syncs (``metaq.replication.frames``)."""
+"""The slave's side of replication (``metaq.replication.frames``): one greenlet follows a master, others wait for the disk."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn
 import gevent
 from gevent import socket
 from gevent.event import Event
+from gevent.lock import BoundedSemaphore
 
 from metaq.errors import DiskFull, MetaqError, ProtocolError, StoreError
 from metaq.replication import documents
@@ -100,6 +101,11 @@ class Follower:
         self._on_disk = store.settings.durability.on_disk
         self._connection: socket.socket | None = None
         self._sync_due = Event()
+        self._tables: dict[str, str] = {}
+        """Sent by the master, and not kept yet."""
+        self._tables_due = Event()
+        self._keeping = BoundedSemaphore(1)
+        self._keeper: Any = None
         self._go_now = Event()
         self._followed: Address | None = None
         self._tried = "none"
@@ -112,13 +118,16 @@ class Follower:
 
     def start(self) -> None:
         self._greenlets = [gevent.spawn(self._follow_forever)]
+        self._keeper = gevent.spawn(self._keep_forever)
         if self._on_disk:
             self._greenlets.append(gevent.spawn(self._sync_forever))
 
     def stop(self) -> None:
-        """Follow no more. What came whole is in the log."""
+        """Follow no more. What came whole is in the log, and tables are kept."""
         gevent.killall(self._greenlets)
         self._close()
+        self._keep_tables()  # when those that are being written are
+        gevent.kill(self._keeper)
 
     def go_to(self, master: Address) -> None:
         """There is a new master: wait no longer, neither for another try nor for an old one that is silent."""
@@ -242,7 +251,9 @@ class Follower:
             self._give_up_derived()
 
     def _give_up_derived(self) -> NoReturn:
-        documents.forget_derived(self._folder, self._store.disk)
+        with self._keeping:
+            self._tables = {}
+            documents.forget_derived(self._folder, self._store.disk)
         raise Replaced
 
     def _take(self, copier: Copier, item: Data) -> None:
@@ -260,8 +271,9 @@ class Follower:
         if seen.epoch != self._epochs.current.number:
             self._epochs.refresh()
         if "documents" in content:
-            self._run(lambda: documents.keep(self._folder, self._store.disk, content["documents"]))
-            self._took(content["documents"])
+            documents.check(self._folder, content["documents"])
+            self._tables |= content["documents"]
+            self._tables_due.set()
         if self._monotonic() >= self._report_due:
             self._reported = -1
 
@@ -296,6 +308,26 @@ class Follower:
         if behind > RECEIVE_BYTES and self._monotonic() >= self._progress_due:
             self._progress_due = self._monotonic() + PROGRESS_S
             logger.info("copying end=%d master_end=%d behind_bytes=%d", self._store.log.end, self.seen.log_end, behind)
+
+    def _keep_forever(self) -> None:
+        """Write the tables that come. The log does not wait for it: while the disk is busy one takes a tenth of a second."""
+        while True:
+            self._tables_due.wait()
+            self._tables_due.clear()
+            self._keep_tables()
+
+    def _keep_tables(self) -> None:
+        with self._keeping:
+            tables, self._tables = self._tables, {}
+            if not tables:
+                return
+            try:
+                self._run(lambda: documents.keep(self._folder, self._store.disk, tables))
+            except StoreError as error:
+                logger.error("tables of the master not kept reason=%s", error)
+                self._close()  # a master sends all of them to a slave that comes anew
+            else:
+                self._took(tables)
 
     def _sync_forever(self) -> None:
         """Sync as slaves at DISK do before they report; one sync covers all that came meanwhile."""

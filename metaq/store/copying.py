@@ -72,7 +72,8 @@ class Copier:
         self._begun, self._begun_at = bytes(view[at:]), log_offset + at
 
     def _take_plain(self, data: bytes, start: int, log_offset: int) -> int:
-        """Stage the records from ``start`` on that go on in known queues and have no properties; return where these end.
+        """Stage the records from ``start`` on that go on in known queues and have no properties, so no keys; return where
+        these end.
 
         Most are like that, and this way one costs a third of ``stage_copy``. Whatever is wrong with another is not judged here.
         """
@@ -95,7 +96,6 @@ class Copier:
             at += size
         if at > start:
             self._store.log.stage_copy(data[start:at])
-            self._store.copied = True
         return at
 
     def _take_record(self, stored: Stored) -> None:
@@ -120,8 +120,7 @@ class Copier:
 def stage_copy(store: MessageStore, stored: Stored) -> ConsumeQueue:
     """Stage an intact record that has its place in the log already, and return its queue.
 
-    Its keys are entered later (``MessageStore.index_keys``). ``CorruptRecord`` when its place is not where the log ends,
-    ``DiskFull`` when the log cannot grow.
+    ``CorruptRecord`` when its place is not where the log ends, ``DiskFull`` when the log cannot grow.
     """
     log, offset, size = store.log, stored.log_offset, stored.size
     if offset == log.room_end + BLANK_SIZE != log.staged_end:
@@ -134,7 +133,7 @@ def stage_copy(store: MessageStore, stored: Stored) -> ConsumeQueue:
     store.touch(queue)
     log.stage_copy(bytes(view))
     enter(queue, stored, whose)
-    store.copied = True
+    store.copied(view, offset)
     return queue
 
 

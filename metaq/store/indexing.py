@@ -97,12 +97,6 @@ class Indexing:
             self._walk_until = self._log.end
             self._pending.clear()
 
-    def grown(self, start: int, end: int) -> None:
-        """The log has grown by records whose keys are to be read from it."""
-        if not self.behind:
-            self._walk_at = start
-        self._walk_until = end
-
     # -- where it stands ----------------------------------------------------------------------------------------------
 
     @property
@@ -252,6 +246,13 @@ class Indexing:
         yield from self.index.find(topic, key, begin_ms, end_ms, read)
 
 
+def entry_of(data: memoryview, log_offset: int) -> Entry | None:
+    """What is entered for an intact record; ``None`` when it has no keys."""
+    record = decode_record(data)
+    keys = keys_of(record.topic, record.sys_flag, record.properties)
+    return (log_offset, record.topic, keys, record.store_ms) if keys else None
+
+
 class _Window:
     """Some bytes of the log from ``at`` on, none of them behind ``end``, where a record ends."""
 
@@ -277,10 +278,9 @@ class _Window:
                     self.wanted = size
                     return
                 if is_intact(rest[:size], self.at):
-                    record = decode_record(rest[:size])
-                    keys = keys_of(record.topic, record.sys_flag, record.properties)
-                    if keys:
-                        yield self.at, record.topic, keys, record.store_ms
+                    entry = entry_of(rest[:size], self.at)
+                    if entry is not None:
+                        yield entry
                     self.at += size
                     continue
             if magic == BLANK_MAGIC and size == self._segment_end - self.at:

@@ -32,7 +32,7 @@ from metaq.store.consumequeue import WRITE_AT, ConsumeQueue, sync_together
 from metaq.store.disk import Disk, File, RealDisk
 from metaq.store.files import FileCache, Read, Rest, Run, go_on, run_here
 from metaq.store.indexfile import Entry
-from metaq.store.indexing import Indexing
+from metaq.store.indexing import Indexing, entry_of
 from metaq.store.keyindex import NO_INDEX, IndexMark, KeyIndex
 from metaq.store.query import query
 from metaq.store.reading import Reader
@@ -90,8 +90,6 @@ class MessageStore:
         self._turn = 0
         self._touched: list[tuple[ConsumeQueue, int, int, int]] = []  # per queue how to take back what was staged
         self._keyed: list[Entry] = []  # what is staged and has keys
-        self.copied = False
-        """Whether what is staged are copies, whose keys nobody has read."""
         self._unpublished: deque[tuple[int, list[tuple[ConsumeQueue, int, int]]]] = deque()
         # ordered, so that the same work makes the same calls
         self._unwritten: dict[ConsumeQueue, None] = {}  # have pending units
@@ -216,6 +214,12 @@ class MessageStore:
             offsets.append(offset)
         return offsets
 
+    def copied(self, record: memoryview, log_offset: int) -> None:
+        """Have the keys of a staged copy entered, if it has any."""
+        entry = entry_of(record, log_offset)
+        if entry is not None:
+            self._keyed.append(entry)
+
     def touch(self, queue: ConsumeQueue) -> None:
         """Remember how a queue was before this turn, whose append may fail."""
         if queue.turn != self._turn:
@@ -246,9 +250,6 @@ class MessageStore:
         if self._keyed:
             self.indexing.appended(self._keyed)
             self._keyed.clear()
-        if self.copied:
-            self.indexing.grown(before, self.log.end)
-            self.copied = False
         changes = []
         for queue, ordinal, _, _ in touched:
             self.messages_put += queue.next - ordinal
