@@ -9,15 +9,15 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from metaq.client.bulk import BulkConnection
+from metaq.protocol import record as layout
 from metaq.protocol.bulk import UNIT_SIZE
 from metaq.protocol.properties import KEYS, parse
-from metaq.protocol.record import HEADER, HEADER_SIZE, TAGS
 from metaq.spark.source import COLUMNS
 
 Row = tuple[bytes | None, bytes, str, int, int, datetime, int, str | None]
 FETCH_BYTES = 8 * 1024 * 1024
 
-# workers cannot import the benchmarks
+# workers cannot import the benchmarks; a module is pickled by its name, a struct of it not at all
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
 
@@ -61,10 +61,10 @@ class Reader(DataSourceReader):
 
 def row_of(record: memoryview, topic: str, partition: int) -> Row:
     """The columns of one message, as the source ``metaq`` has them."""
-    head = HEADER.unpack_from(record)
-    body_end = HEADER_SIZE + head[-1]
+    head = layout.HEADER.unpack_from(record)
+    body_end = layout.HEADER_SIZE + head[-1]
     properties = parse(bytes(record[body_end + 1 + len(topic) + 2 :]).decode())
     key = properties.get(KEYS, "").partition(" ")[0].encode() or None
-    body = bytes(record[HEADER_SIZE:body_end])
+    body = bytes(record[layout.HEADER_SIZE:body_end])
     stored = datetime.fromtimestamp(head[10] / 1000, UTC)
-    return key, body, topic, partition, head[5], stored, 1, properties.get(TAGS)
+    return key, body, topic, partition, head[5], stored, 1, properties.get(layout.TAGS)

@@ -10,7 +10,7 @@ from benchmarks.figures import Check, Load, MeasurementError, percentile, spread
 from benchmarks.lag import EVERY_SECONDS, Lag, Prober
 from benchmarks.peers import Level, metaq
 from benchmarks.programs import LoadPlan, run_load
-from benchmarks.replicas import Cost, measure_cost, replicas
+from benchmarks.replicas import Cost, measure_cost, on_one_processor, replicas
 from benchmarks.report import Report, Table, of_rounds
 
 ROUNDS = 5
@@ -97,7 +97,8 @@ def run(bench: Bench) -> Report:
         "replicas": "one master and one slave, processes of this machine over loopback, fresh and in sync for each figure; "
         "every setting at its default but the level, which both have",
         "seconds a cell": f"{seconds} after {warmup} of warm-up",
-        "processor time": f"utime + stime of the process over {puts:,} puts in a closed loop, until the slave has them all",
+        "processor time": f"utime + stime of the process over {puts:,} puts in a closed loop, until the slave has them all; "
+        "all processes on one processor, so that none slows another down as its core's second thread",
         "lag": f"{probes:,} messages, one each {1000 * EVERY_SECONDS:g} ms, of a topic of their own, "
         f"while puts run paced at {HALF:g} of the rate measured before",
     }
@@ -185,7 +186,7 @@ def _cost_round(bench: Bench, taken: Taken, turn: int, shape: tuple[int, int], p
     for way, (level, with_slave) in WAYS.items():
 
         def measure(level: Level = level, with_slave: bool = with_slave) -> Cost:
-            with bench.fresh_folder() as folder, replicas(level, folder, with_slave=with_slave) as pair:
+            with on_one_processor(), bench.fresh_folder() as folder, replicas(level, folder, with_slave=with_slave) as pair:
                 return measure_cost(pair, plan, puts // 10)
 
         name = f"processor time, {way}, {shape[0]} × {shape[1]}"

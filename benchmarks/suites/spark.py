@@ -111,9 +111,9 @@ def fill(spark: "SparkSession", server: Server, folder: Path, messages: int) -> 
         for topic in (TOPIC, WRITTEN):
             client.admin().create_topic(topic, PARTITIONS)
         (broker,) = client.admin().masters()
-        columns = f"concat('key', id % 1000) key, lpad(string(id), {BODY_BYTES}, 'x') value"
+        columns = ("concat('key', id % 1000) key", f"lpad(string(id), {BODY_BYTES}, 'x') value")
         made = str(folder / "made")
-        spark.range(messages).selectExpr(columns).write.parquet(made)
+        spark.range(messages).selectExpr(*columns).write.parquet(made)
         write(spark.read.parquet(made), registry, TOPIC)
         ends = ",".join(str(queue.end) for queue in client.admin().queues(TOPIC))
     same = str(folder / "same")
