@@ -26,7 +26,7 @@ import gevent
 import orjson
 from gevent.event import Event
 
-from metaq.errors import BadRequest, Fenced, MetaqError, RegistryUnavailable
+from metaq.errors import BadRequest, Fenced, MetaqError, OutcomeUnknown, RegistryUnavailable
 from metaq.registry.session import Create, Delete, Set
 from metaq.registry.zookeeper import ZooKeeper
 from metaq.store.messagestore import FIRST_EPOCH
@@ -211,8 +211,15 @@ class Election:
             raise RegistryUnavailable("this replica may not be the master any more")
         state = leading._replace(preferred=replica)
         self._leading = self._tried = None
-        if not self._zookeeper.commit([Set(self._state_path, state.encode(), self._version), Delete(self._master_path)]):
-            raise RegistryUnavailable("the state of the replicas has changed meanwhile; look at it and try again")
+        try:
+            if not self._zookeeper.commit([Set(self._state_path, state.encode(), self._version), Delete(self._master_path)]):
+                raise RegistryUnavailable("the state of the replicas has changed meanwhile; look at it and try again")
+        except OutcomeUnknown:  # another replica may be master by now
+            self._deposed()
+            raise
+        except RegistryUnavailable:  # nothing was changed; the next look tells who is master
+            self._leading = self._leading or leading
+            raise
 
     def successor(self, minimum: int) -> int | None:
         """Another replica that could be master instead: one of ``in_sync`` that ZooKeeper has heard of lately, if those without

@@ -440,7 +440,7 @@ class Broker:
         self._schedule.stop()
         self.holds.wake_all()
         for session in list(sessions):
-            session.finish()
+            session.wind_up()
         self._wait_until(self.turns.nothing_parked, deadline)
         self._wait_until(lambda: not sessions, deadline)
         for session in list(sessions):

@@ -137,16 +137,18 @@ class Front:
             self._watchers.append(watcher)
 
     def release(self) -> Mapping[str, "Listener"]:
-        """Take no more connections, drop those that have not said anything, and leave the listeners to another front."""
+        """Take no more connections, drop those that say nothing, and leave the listeners to another front."""
         for watcher in self._watchers:
             watcher.close()
         self._watchers = []
+        for opening in list(self._openings):
+            opening.on_readable()
         for opening in list(self._openings):
             opening.close()
         return self.listeners
 
     def close_listeners(self) -> None:
-        """Take no more connections, and drop those that have not said anything."""
+        """Take no more connections, and drop those that say nothing."""
         for listener in self.release().values():
             listener.socket.close()
 

@@ -55,11 +55,12 @@ class Opening:
         self.address = address
         self._door = door
         self._watcher = door.io(connection.fileno(), READABLE)
-        self._watcher.start(self._on_readable)
+        self._watcher.start(self.on_readable)
         self._timer = door.timer(door.handshake_timeout_s)
         self._timer.start(self._expire)
 
-    def _on_readable(self) -> None:
+    def on_readable(self) -> None:
+        """Choose, if something has come."""
         try:
             if isinstance(self._connection, socket.socket):
                 first = self._connection.recv(1, socket.MSG_PEEK)
@@ -84,7 +85,7 @@ class Opening:
             self.close()
         else:
             self._connection = TlsStream(connection, self._door.tls)
-            self._on_readable()
+            self.on_readable()
 
     def _choose(self, data: bytes) -> None:
         first = data[0]

@@ -83,7 +83,7 @@ class RegistryServer:
         self._front.close_listeners()
         sessions = self._front.sessions
         for session in list(sessions):
-            session.finish()
+            session.wind_up()
         deadline = self._clock.monotonic() + self._settings.drain_timeout_ms / 1000
         while any(session.owed for session in sessions) and self._clock.monotonic() < deadline:
             gevent.sleep(0.005)

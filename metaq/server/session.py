@@ -173,6 +173,12 @@ class Session:
         logger.exception("command failed, connection closed session=%s", self)
         self.close()
 
+    def wind_up(self) -> None:
+        """Take what the client has sent so far, then ``finish``: what is found unread at the close is answered by nobody."""
+        if self._reading:
+            self._on_readable()
+        self.finish()
+
     def finish(self) -> None:
         """Take no more commands; close when everything due is sent."""
         self._eof = True

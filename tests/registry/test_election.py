@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from metaq.clock import SystemClock
+from metaq.errors import RegistryUnavailable
 from metaq.registry.zookeeper import ZooKeeper
 from metaq.replication.election import Election, Log, Master, State
 from tests.support.zookeeper import ZooKeeperProcess
@@ -21,13 +22,13 @@ STATE: Final = f"/metaq/groups/{GROUP}/state"
 MASTER: Final = f"/metaq/groups/{GROUP}/master"
 
 
-def election(server: ZooKeeperProcess, replica: int, log: Log) -> Election:
+def election(server: ZooKeeperProcess, replica: int, log: Log, deposed: Callable[[], None] = lambda: None) -> Election:
     clock = SystemClock()
     return Election(
         *(ZooKeeper(server.address, 2000, clock), GROUP, replica, f"127.0.0.1:{replica}"),
         log=lambda: log,
         elected=lambda epoch, eligible: None,
-        deposed=lambda: None,
+        deposed=deposed,
         moved=lambda address: None,
         monotonic=clock.monotonic,
     )
@@ -52,6 +53,27 @@ def test_a_replaced_master_changes_nothing(tmp_path: Path) -> None:
             other.set(STATE, later)
             assert [replica.agree(frozenset((1,))) for _ in range(3)] == [False] * 3
             assert other.get(STATE)[0] == later
+        finally:
+            replica.stop()
+
+
+def test_a_master_that_cannot_hand_over_hears_of_the_next_one(tmp_path: Path) -> None:
+    """F-PART: another replica was elected meanwhile; the order fails, and this one is master no more."""
+    heard: list[str] = []
+    with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
+        replica = election(server, 1, Log(1, 0, complete=True), lambda: heard.append("deposed"))
+        replica.start()
+        try:
+            wait(lambda: replica.leading, "the only replica is elected")
+            assert replica.agree(frozenset((1, 2)))
+            other.set(STATE, State(epoch=7, master=2, in_sync=(2, 3)).encode())
+            with pytest.raises(RegistryUnavailable, match="has changed meanwhile"):
+                replica.hand_over(2)
+            other.delete(MASTER)
+            other.create(MASTER, Master(2, 7, "127.0.0.1:2", "another run").encode(), ephemeral=True)
+            wait(lambda: heard == ["deposed"], "it hears of the next master")
+            assert not replica.leading
+            assert replica.master_address == ("127.0.0.1", 2)
         finally:
             replica.stop()
 

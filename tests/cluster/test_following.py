@@ -1,0 +1,167 @@
+"""A slave's follower and a master of the test's own, in one process: what the slave waits for, exactly."""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import gevent
+from gevent import socket
+from gevent.event import Event
+
+from metaq.message import Durability
+from metaq.replication.documents import NAMES
+from metaq.replication.feeder import Identity
+from metaq.replication.follower import Follower
+from metaq.replication.frames import HELLO_HEAD, REPORT, Hello, encode_control, encode_data, hello_length
+from metaq.store.copying import piece
+from metaq.store.disk import RealDisk
+from metaq.store.documents import read_document, write_document
+from metaq.store.epochs import Epochs
+from metaq.store.files import read_here
+from metaq.store.messagestore import MessageStore
+from metaq.store.recovery import open_store
+from metaq.store.settings import StoreSettings
+from tests.store.test_together import FIRST as T0
+from tests.store.test_together import put
+
+SETTINGS: Final = StoreSettings(
+    segment_bytes=4096, queue_file_bytes=256, index_slots=5, index_entries=40, durability=Durability.MEMORY
+)
+DEADLINE_S: Final = 60.0
+TABLE: Final = NAMES[0]
+
+T = TypeVar("T")
+
+
+class Disk:
+    """The pool: what is run there waits while the disk is busy."""
+
+    def __init__(self) -> None:
+        self.answers = Event()
+        self.answers.set()
+        self.asked = Event()
+
+    def run(self, call: Callable[[], T]) -> T:
+        self.asked.set()
+        self.answers.wait()
+        return call()
+
+
+class Master:
+    """The other side of one connection."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._listener = socket.socket()
+        self._listener.bind(("127.0.0.1", 0))
+        self._listener.listen()
+        self.address: tuple[str, int] = self._listener.getsockname()
+        self._sent = 0
+        self._connection: Any = None
+
+    def accept(self) -> None:
+        self._connection, _ = self._listener.accept()
+        self._connection.settimeout(DEADLINE_S)
+        hello = Hello.decode(self._read(hello_length(self._read(HELLO_HEAD))))
+        self._sent = hello.end
+        self._connection.sendall(encode_control(self._store.log.end, {"epoch": 0, "follow": hello.end}))
+
+    def send_log(self) -> None:
+        """What the log has more by now."""
+        start, data = piece(self._store.log, self._sent, 1 << 20, read_here)
+        self._sent = start + len(data)
+        self._connection.sendall(encode_data(start, len(data)) + bytes(data))
+
+    def send_table(self, text: str) -> None:
+        end = self._store.log.end
+        said = {"epoch": 0, "readable_end": end, "begin": 0, "in_sync": [1], "documents": {TABLE: text}}
+        self._connection.sendall(encode_control(end, said))
+
+    def wait_for_report(self) -> None:
+        """Of all that was sent."""
+        while REPORT.unpack(self._read(REPORT.size))[0] < self._sent:
+            pass
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._listener.close()
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = self._connection.recv(size - len(data))
+            assert more, "the slave hung up"
+            data += more
+        return data
+
+
+@contextmanager
+def following(folder: Path, master: Master, disk: Disk, took: Callable[[Collection[str]], None]) -> Iterator[MessageStore]:
+    """A slave that has connected to the master; its store."""
+    store, _ = open_store(folder, SETTINGS)
+    follower = Follower(
+        *(store, Epochs(store), Identity("c", "b", 0, 2), "127.0.0.1:1"),
+        find_master=lambda: master.address,
+        folder=folder / "config",
+        run=disk.run,
+        took=took,
+        published=lambda queues: None,
+        replaced=lambda: None,
+    )
+    follower.start()
+    try:
+        master.accept()
+        yield store
+    finally:
+        disk.answers.set()
+        follower.stop()
+        master.close()
+        store.close()
+
+
+def table(folder: Path, number: int) -> str:
+    """The text of a table with a number in it."""
+    write_document(RealDisk(), folder / "made.json", {"number": number})
+    return (folder / "made.json").read_text()
+
+
+def test_the_log_does_not_wait_for_tables(tmp_path: Path) -> None:
+    """P08: while the disk is busy with a table, what the log grows by is taken and reported; then the latest table is kept."""
+    source, _ = open_store(tmp_path / "master", SETTINGS)
+    master, disk, took = Master(source), Disk(), Event()
+    with gevent.Timeout(DEADLINE_S), following(tmp_path / "slave", master, disk, lambda names: took.set()) as slave:
+        put(source, T0, b"one")
+        master.send_log()
+        master.wait_for_report()
+        disk.answers.clear()
+        master.send_table(table(tmp_path, 1))
+        disk.asked.wait()
+        put(source, T0, b"two")
+        master.send_table(table(tmp_path, 2))
+        master.send_log()
+        master.wait_for_report()
+        assert slave.log.end == source.log.end
+        assert not took.is_set()
+        disk.answers.set()
+        took.wait()
+        while read_document(RealDisk(), tmp_path / "slave" / "config" / TABLE)[0] != {"number": 2}:
+            gevent.sleep(0.01)
+    source.close()
+
+
+def test_tables_that_have_come_are_kept_when_it_stops(tmp_path: Path) -> None:
+    """MQ-079: a slave that is stopped while the disk is busy keeps what its master has sent."""
+    source, _ = open_store(tmp_path / "master", SETTINGS)
+    master, disk = Master(source), Disk()
+    with gevent.Timeout(DEADLINE_S), following(tmp_path / "slave", master, disk, lambda names: None):
+        disk.answers.clear()
+        master.send_table(table(tmp_path, 1))
+        disk.asked.wait()
+        master.send_table(table(tmp_path, 2))
+        put(source, T0, b"one")
+        master.send_log()
+        master.wait_for_report()
+    assert read_document(RealDisk(), tmp_path / "slave" / "config" / TABLE)[0] == {"number": 2}
+    source.close()
