@@ -217,6 +217,28 @@ def test_a_stop_answers_what_it_takes(tmp_path: Path, level: str) -> None:
             assert {int(body) for body in bodies(broker, f"t{number}")} == numbers
 
 
+def test_a_stop_answers_what_was_sent_before(tmp_path: Path) -> None:
+    """MQ-038, SG-140: also what lies unread at that moment, and the first word of those that had only connected."""
+    with BrokerProcess(tmp_path / "data") as broker, contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(broker.connect()) for _ in range(300)]
+        with client_of(broker) as client:
+            client.create("t", 1)
+            wait_until(
+                lambda: int(parse_stats(client.stats())["curr_connections"]) > 300, DEADLINE_S, "the broker has taken them all"
+            )
+        for number, connection in enumerate(connections[::2]):
+            connection.sendall(write_put("t", 0, 0, b"first", number))
+            assert connection.recv(1 << 16).startswith(b"result 200")
+        os.kill(broker.pid, signal.SIGSTOP)
+        for number, connection in enumerate(connections):
+            connection.sendall(write_put("t", 0, 0, b"last", number))
+        os.kill(broker.pid, signal.SIGTERM)
+        os.kill(broker.pid, signal.SIGCONT)
+        for connection in connections:
+            assert connection.recv(1 << 16).startswith(b"result 200")
+        assert broker.terminate() == 0
+
+
 def put_until_closed(broker: BrokerProcess, topic: str, stored: set[int]) -> None:
     """Keep puts in flight until the broker closes the connection; collect the numbers of those it acknowledged."""
     numbers = itertools.count()

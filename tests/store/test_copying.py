@@ -112,6 +112,25 @@ def test_a_copy_is_the_same_byte_for_byte(tmp_path: Path, seed: int) -> None:
     slave.close()
 
 
+def test_keys_of_copies_are_entered_as_they_come(tmp_path: Path) -> None:
+    """MQ-065: a slave need not read its log again for them; what has none costs the index nothing."""
+    master, _ = open_store(tmp_path / "master", MASTER)
+    slave, _ = open_store(tmp_path / "slave", SLAVE)
+    put_together(master, ready(master, MARKS, b"mark"), [ready(master, T0, b"in a group")])
+    for body in (b"alone", b"last"):
+        master.put(*ready(master, T0, body))
+        master.put(*plain(master, T1, body))
+    master.append()
+    send(master, slave, random.Random(1), most=100_000)
+    assert slave.indexing.behind == 0
+    slave.index_keys()
+    assert slave.indexing.log_offset == slave.log.end
+    for body in (b"in a group", b"alone", b"last"):
+        assert len(slave.query("t", body[:8].hex(), 0, 1 << 60, 9, read_here)) == 1
+    master.close()
+    slave.close()
+
+
 def test_a_group_becomes_part_of_the_log_whole(tmp_path: Path) -> None:
     """F-TX: a slave that is killed in the middle of a group has nothing of it."""
     master, _ = open_store(tmp_path / "master", MASTER)
