@@ -65,6 +65,6 @@ def row_of(record: memoryview, topic: str, partition: int) -> Row:
     body_end = layout.HEADER_SIZE + head[-1]
     properties = parse(bytes(record[body_end + 1 + len(topic) + 2 :]).decode())
     key = properties.get(KEYS, "").partition(" ")[0].encode() or None
-    body = bytes(record[layout.HEADER_SIZE:body_end])
+    body = bytes(record[layout.HEADER_SIZE : body_end])
     stored = datetime.fromtimestamp(head[10] / 1000, UTC)
     return key, body, topic, partition, head[5], stored, 1, properties.get(layout.TAGS)
