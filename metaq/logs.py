@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-_KEY: Final = re.compile(r"(?:^| )(\w+)=(?=%)")
+_KEY: Final = re.compile(r"(?:^| )(\w+)=")
 _CONVERSION: Final = re.compile(r"%[^%a-zA-Z]*([a-zA-Z%])")
 _ESCAPES: Final = {number: f"\\x{number:02x}" for number in (*range(32), 127)} | {
     ord("\n"): "\\n",
@@ -87,9 +87,10 @@ def _trace(record: logging.LogRecord, formatter: logging.Formatter) -> str:
 def _split(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
     """The event, then the context: numbers as such, everything else as text."""
     template = record.msg
-    if not isinstance(template, str) or not isinstance(record.args, tuple):
+    if not isinstance(template, str) or "%(" in template:
         yield "event", record.getMessage()
         return
+    arguments = record.args if isinstance(record.args, tuple) else (record.args,)  # logging unpacks a dictionary that is alone
     marks = list(_KEY.finditer(template))
     begins = [0, *(mark.end() for mark in marks)]
     ends = [*(mark.start() for mark in marks), len(template)]
@@ -98,7 +99,7 @@ def _split(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
     for name, begin, end in zip(names, begins, ends, strict=True):
         part = template[begin:end]
         count = sum(kind != "%" for kind in _CONVERSION.findall(part))
-        values = record.args[at : at + count]
+        values = arguments[at : at + count]
         at += count
         lone = part in {"%d", "%s"} and isinstance(values[0], int | float)
         yield name, values[0] if lone else part % values if count or "%%" in part else part

@@ -151,9 +151,9 @@ class CheckBack:
         moved = parked(record, pairs, GIVEN_UP_TOPIC)
         self._handler.decide(origin.ordinal, Fate.GIVEN_UP, moved, {properties.HALF: str(origin)})
         logger.warning(
-            "transactional message given up, moved to %s group=%s topic=%s id=%s checks=%d",
-            *(GIVEN_UP_TOPIC, pairs[properties.PRODUCER_GROUP], pairs[properties.REAL_TOPIC]),
-            *(pairs.get(properties.UNIQUE_KEY), half.checks),
+            "transactional message given up group=%s topic=%s id=%s checks=%d moved_to=%s",
+            *(pairs[properties.PRODUCER_GROUP], pairs[properties.REAL_TOPIC], pairs.get(properties.UNIQUE_KEY)),
+            *(half.checks, GIVEN_UP_TOPIC),
         )
 
     # -- keeping ------------------------------------------------------------------------------------------------------
