@@ -1,12 +1,13 @@
 """Settings: a YAML file, overridden by METAQ_* environment variables, overridden by flags.
 
-One frozen model; unknown names fail and the error names the nearest known one. Names end in their unit.
+One frozen model; unknown names fail and the error names the nearest known one. Names end in their unit. A field made by
+``_live`` can change while the process runs (``metaq.server.reload``); ``docs/configuration.md`` is made of the model.
 """
 
 import difflib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -19,7 +20,7 @@ ENVIRONMENT_OF_CLIENTS: Final = frozenset(("METAQ_BROKER", "METAQ_REGISTRY"))
 """Read by the command line's client commands, not settings of the broker."""
 
 REGISTRY_SETTINGS: Final = (
-    *("data", "registry_listen", "allow_public", "tls_certificate", "tls_key", "log_level"),
+    *("data", "registry_listen", "allow_public", "tls_certificate", "tls_key", "log_format", "log_level"),
     *("max_connections", "max_unsent_bytes", "idle_timeout_ms", "handshake_timeout_ms", "drain_timeout_ms"),
     *("registry_expiry_ms", "registry_scan_ms", "order_message_enable"),
 )
@@ -28,6 +29,14 @@ REGISTRY_SETTINGS: Final = (
 KIB: Final = 1024
 MIB: Final = 1024**2
 GIB: Final = 1024**3
+
+
+_LIVE: Final[dict[str, Any]] = {"live": True}
+
+
+def _live(default: Any, **rules: Any) -> Any:
+    """A ``Field`` that can change while the process runs: everything that uses it takes the new value at a reload."""
+    return Field(default, json_schema_extra=_LIVE, **rules)
 
 
 class TopicSettings(BaseModel):
@@ -68,7 +77,7 @@ class Settings(BaseModel):
     tls_key: str = Field("", description="private key (PEM), when it is not in the certificate's file")
     broker_name: str = Field("metaq", description="name of this broker, kept in the data folder")
     broker_number: int = Field(0, ge=0, le=1023, description="number of this broker, kept in the data folder")
-    broker_permission: int = Field(
+    broker_permission: int = _live(
         6, ge=0, le=6, multiple_of=2, description="what this broker does for clients: 4 gives messages, 2 takes them, 6 both"
     )
     cluster_name: str = Field("DefaultCluster", description="name of the cluster that this broker belongs to")
@@ -91,7 +100,8 @@ class Settings(BaseModel):
     zookeeper_session_ms: int = Field(
         10_000, ge=1000, le=60_000, description="silence after which ZooKeeper takes this broker for dead"
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least severe log line that is written")
+    log_format: Literal["text", "json"] = _live("text", description="how a log line is written: key=value, or one JSON object")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = _live("INFO", description="least severe log line that is written")
 
     durability: Durability = Field(
         Durability.DISK,
@@ -104,13 +114,13 @@ class Settings(BaseModel):
         le=16,
         description="at replica: how many replicas must hold a put, the master among them; fewer: it is not safe",
     )
-    replica_timeout_ms: int = Field(
+    replica_timeout_ms: int = _live(
         3000, ge=1, description="at replica: how long a put waits for the replicas before it is answered as not yet safe"
     )
     replica_lag_ms: int = Field(3000, ge=100, description="how long a slave may lag before it is no longer in sync")
-    flush_messages: int = Field(1000, ge=1, description="at memory: messages after which the log is synced")
-    flush_interval_ms: int = Field(10_000, ge=1, description="at memory: longest time between two syncs")
-    sync_timeout_ms: int = Field(5000, ge=1, description="at disk: how long a put waits for the sync before it is answered 500")
+    flush_messages: int = _live(1000, ge=1, description="at memory: messages after which the log is synced")
+    flush_interval_ms: int = _live(10_000, ge=1, description="at memory: longest time between two syncs")
+    sync_timeout_ms: int = _live(5000, ge=1, description="at disk: how long a put waits for the sync before it is answered 500")
     sweep_interval_ms: int = Field(250, ge=10, description="pause between two writes of queue units and of the live mark")
     checkpoint_interval_ms: int = Field(5000, ge=10, description="longest time between two durable checkpoints")
 
@@ -122,36 +132,36 @@ class Settings(BaseModel):
     hot_bytes: int = Field(256 * MIB, ge=0, description="newest part of the log that is read through the map")
     max_open_files: int = Field(512, ge=8, description="store files kept open at once")
 
-    keep_hours: float = Field(72, gt=0, description="age at which a segment expires")
-    delete_hour: int = Field(4, ge=0, le=23, description="hour of the day (UTC) in which expired segments are deleted")
-    clean_ratio: float = Field(0.75, gt=0, le=1, description="disk use at which expired segments are deleted at any hour")
-    force_ratio: float = Field(
+    keep_hours: float = _live(72, gt=0, description="age at which a segment expires")
+    delete_hour: int = _live(4, ge=0, le=23, description="hour of the day (UTC) in which expired segments are deleted")
+    clean_ratio: float = _live(0.75, gt=0, le=1, description="disk use at which expired segments are deleted at any hour")
+    force_ratio: float = _live(
         0.85, gt=0, le=1, description="disk use at which the oldest segments are deleted, expired or not"
     )
-    refuse_ratio: float = Field(0.90, gt=0, le=1, description="disk use at which puts are refused")
-    ample_free_bytes: int = Field(10 * GIB, ge=0, description="with this much free the three ratios are ignored")
-    least_free_bytes: int = Field(64 * MIB, ge=0, description="with less than this free puts are refused")
+    refuse_ratio: float = _live(0.90, gt=0, le=1, description="disk use at which puts are refused")
+    ample_free_bytes: int = _live(10 * GIB, ge=0, description="with this much free the three ratios are ignored")
+    least_free_bytes: int = _live(64 * MIB, ge=0, description="with less than this free puts are refused")
     retention_interval_ms: int = Field(60_000, ge=10, description="pause between two looks at age and room")
 
-    max_line_bytes: int = Field(4 * KIB, ge=64, description="longest command line")
-    max_body_bytes: int = Field(MIB, ge=1, description="largest body of a put")
-    max_message_bytes: int = Field(
+    max_line_bytes: int = _live(4 * KIB, ge=64, description="longest command line")
+    max_body_bytes: int = _live(MIB, ge=1, description="largest body of a put")
+    max_message_bytes: int = _live(
         4 * MIB, ge=1, description="largest body of a message sent by a RocketMQ client, as far as a segment has room"
     )
-    max_transfer_bytes: int = Field(MIB, ge=64, description="most bytes in the answer to a get; one message always fits")
-    max_connections: int = Field(10_000, ge=1, description="open connections")
-    max_unsent_bytes: int = Field(
+    max_transfer_bytes: int = _live(MIB, ge=64, description="most bytes in the answer to a get; one message always fits")
+    max_connections: int = _live(10_000, ge=1, description="open connections")
+    max_unsent_bytes: int = _live(
         8 * MIB, ge=KIB, description="answers a client has not read yet, after which its commands wait; also puts in flight"
     )
-    max_waiting_bytes: int = Field(256 * MIB, ge=KIB, description="bytes of all puts that wait for the disk; beyond it: 503")
-    max_held_gets: int = Field(10_000, ge=0, description="gets held because there is no message yet")
-    max_hold_ms: int = Field(30_000, ge=0, description="longest wait= of a get; a longer one is shortened")
-    max_cold_reads: int = Field(1000, ge=1, description="gets that wait for the disk at once; beyond it: 503")
-    handshake_timeout_ms: int = Field(
+    max_waiting_bytes: int = _live(256 * MIB, ge=KIB, description="bytes of all puts that wait for the disk; beyond it: 503")
+    max_held_gets: int = _live(10_000, ge=0, description="gets held because there is no message yet")
+    max_hold_ms: int = _live(30_000, ge=0, description="longest wait= of a get; a longer one is shortened")
+    max_cold_reads: int = _live(1000, ge=1, description="gets that wait for the disk at once; beyond it: 503")
+    handshake_timeout_ms: int = _live(
         30_000, ge=100, description="how long a new connection may stay silent before it is closed"
     )
-    idle_timeout_ms: int = Field(300_000, ge=100, description="silence after which a connection is closed")
-    drain_timeout_ms: int = Field(10_000, ge=0, description="how long an orderly stop waits for answers that are due")
+    idle_timeout_ms: int = _live(300_000, ge=100, description="silence after which a connection is closed")
+    drain_timeout_ms: int = _live(10_000, ge=0, description="how long an orderly stop waits for answers that are due")
 
     registration_interval_ms: int = Field(30_000, ge=100, le=60_000, description="pause between two registrations")
     registry_expiry_ms: int = Field(120_000, ge=100, description="silence after which the registry removes a broker")
@@ -160,13 +170,13 @@ class Settings(BaseModel):
         False, description="whether the registry's routes carry the configuration of ordered topics"
     )
 
-    auto_create_topics: bool = Field(True, description="create a topic on the first put to it")
-    default_partitions: int = Field(1, ge=1, le=1024, description="partitions of a topic created on first put")
-    max_topics: int = Field(16_000, ge=1, description="topics on this broker")
-    store_replies: bool = Field(True, description="keep replies to requests in the log after they were handed on")
-    auto_create_groups: bool = Field(True, description="create a consumer group on its first use")
-    max_groups: int = Field(16_000, ge=1, description="consumer groups on this broker")
-    client_expiry_ms: int = Field(120_000, ge=100, description="time without a heartbeat after which a client is forgotten")
+    auto_create_topics: bool = _live(True, description="create a topic on the first put to it")
+    default_partitions: int = _live(1, ge=1, le=1024, description="partitions of a topic created on first put")
+    max_topics: int = _live(16_000, ge=1, description="topics on this broker")
+    store_replies: bool = _live(True, description="keep replies to requests in the log after they were handed on")
+    auto_create_groups: bool = _live(True, description="create a consumer group on its first use")
+    max_groups: int = _live(16_000, ge=1, description="consumer groups on this broker")
+    client_expiry_ms: int = _live(120_000, ge=100, description="time without a heartbeat after which a client is forgotten")
     client_scan_ms: int = Field(10_000, ge=10, description="pause between two looks for such clients")
     offset_snapshot_interval_ms: int = Field(
         5000, ge=100, description="pause between two snapshots of the consumer offsets; what is between them is in the log"
@@ -174,23 +184,23 @@ class Settings(BaseModel):
     offset_export_interval_ms: int = Field(
         60_000, ge=0, description="pause between two records of how far all groups are, for reports; 0: none are made"
     )
-    sql_filter: bool = Field(True, description="whether consumers may filter by SQL92 expressions")
-    transaction_timeout_ms: int = Field(
+    sql_filter: bool = _live(True, description="whether consumers may filter by SQL92 expressions")
+    transaction_timeout_ms: int = _live(
         60_000,
         ge=1,
         description="longest time that a client can give a transaction from its begin to its prepare or commit",
     )
-    max_branches: int = Field(100_000, ge=1, description="transactions that are open or undecided at once")
-    max_branch_bytes: int = Field(16 * 1024**2, ge=1024, description="messages of one transaction, in bytes")
-    max_open_transaction_bytes: int = Field(
+    max_branches: int = _live(100_000, ge=1, description="transactions that are open or undecided at once")
+    max_branch_bytes: int = _live(16 * 1024**2, ge=1024, description="messages of one transaction, in bytes")
+    max_open_transaction_bytes: int = _live(
         256 * 1024**2, ge=1024, description="messages of all open transactions, which wait in memory, in bytes"
     )
-    check_after_ms: int = Field(
+    check_after_ms: int = _live(
         6000, ge=0, description="age of an undecided transactional message at which its producers are asked for the first time"
     )
     check_interval_ms: int = Field(30_000, ge=10, description="pause between two questions about one such message")
-    max_checks: int = Field(15, ge=1, description="how often producers are asked before a transactional message is given up")
-    topics: dict[str, TopicSettings] = Field({}, description="topics that exist from the start (configuration file only)")
+    max_checks: int = _live(15, ge=1, description="how often producers are asked before a transactional message is given up")
+    topics: dict[str, TopicSettings] = _live({}, description="topics that exist from the start (configuration file only)")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -209,51 +219,100 @@ class Settings(BaseModel):
             raise ValueError(f"role {self.role} needs replication_listen, where slaves connect when this replica is master")
         return self
 
+    def merged(self, changes: Mapping[str, Any]) -> Self:
+        """These with others for some; ``ConfigError`` when they do not fit together."""
+        try:
+            return type(self).model_validate({**dict(self), **changes})
+        except ValidationError as error:
+            raise ConfigError("; ".join(problem["msg"].removeprefix("Value error, ") for problem in error.errors())) from error
+
+
+LIVE: Final = frozenset(name for name, field in Settings.model_fields.items() if field.json_schema_extra == _LIVE)
+"""What a running process can take over; the rest needs a restart."""
+
+
+class Given(NamedTuple):
+    """What somebody said of a setting."""
+
+    value: Any
+    origin: str
+    """``FILE:LINE``, ``METAQ_NAME`` or ``--name``."""
+
+
+def gather(
+    file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any], names: Collection[str] = Settings.model_fields
+) -> dict[str, Given]:
+    """What was said of each setting by whoever has the last word; ``flags`` holds only those that were given.
+
+    The file may speak of ``names`` only; what the environment says of other settings is meant for other processes.
+    ``ConfigError`` names the file or the variable that says what is no setting.
+    """
+    given = {} if file is None else _checked(_read_file(file), names)
+    variables = {
+        name[len(ENVIRONMENT_PREFIX) :].lower(): Given(value, name)
+        for name, value in environment.items()
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in ENVIRONMENT_OF_CLIENTS
+    }
+    given |= {name: said for name, said in _checked(variables, Settings.model_fields).items() if name in names}
+    given |= {name: Given(value, "--" + name.replace("_", "-")) for name, value in flags.items()}
+    return given
+
+
+def check(given: Mapping[str, Given]) -> Settings:
+    """The settings in force; ``ConfigError`` says what is wrong with which of them, and who said it."""
+    try:
+        return Settings.model_validate({name: said.value for name, said in given.items()})
+    except ValidationError as error:
+        problems = []
+        for problem in error.errors():
+            place = ".".join(map(str, problem["loc"])) or "settings"
+            said = given.get(str(problem["loc"][0])) if problem["loc"] else None
+            told = problem["msg"].removeprefix("Value error, ")
+            problems.append(f"{place}: {told}" + (f" ({said.origin})" if said is not None else ""))
+        raise ConfigError("; ".join(problems)) from error
+
 
 def load(
     file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any], names: Collection[str] = Settings.model_fields
 ) -> Settings:
-    """The settings in force; ``flags`` holds only those that were given. ``ConfigError`` says what is wrong and where.
+    """The settings in force, as ``gather`` finds them. ``ConfigError`` says what is wrong and where."""
+    return check(gather(file, environment, flags, names))
 
-    The file may speak of ``names`` only; what the environment says of other settings is meant for other processes.
-    """
-    values: dict[str, Any] = {}
-    if file is not None:
-        values.update(_checked(_read_file(file), names, str(file)))
-    variables = {
-        name[len(ENVIRONMENT_PREFIX) :].lower(): value
-        for name, value in environment.items()
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in ENVIRONMENT_OF_CLIENTS
-    }
-    variables = _checked(variables, Settings.model_fields, "the environment (METAQ_*)")
-    values.update({name: value for name, value in variables.items() if name in names})
-    values.update(flags)
+
+def write_value(value: Any) -> str:
+    """A setting's value as it stands in a configuration file, on one line."""
+    return (
+        yaml.safe_dump(value, default_flow_style=True, width=1 << 20, allow_unicode=True).removesuffix("\n...\n").rstrip("\n")
+    )
+
+
+def _read_file(file: Path) -> dict[str, Given]:
     try:
-        return Settings.model_validate(values)
-    except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg'].removeprefix('Value error, ')}"
-            for problem in error.errors()
-        ]
-        raise ConfigError("; ".join(problems)) from error
-
-
-def _read_file(file: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(file.read_text())
+        with file.open(encoding="utf-8") as stream:
+            loader = yaml.SafeLoader(stream)
+            node = loader.get_single_node()
+        if node is None:
+            return {}
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{file} is not a list of `setting: value` lines")
+        given: dict[str, Given] = {}
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in given:  # YAML would take the last one, and say nothing
+                raise ConfigError(f"{name} is set twice, in {given[name].origin} and in line {line}")
+            given[name] = Given(loader.construct_object(value, deep=True), f"{file}:{line}")
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read the configuration file {file}: {error}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file} is not a list of `setting: value` lines")
-    return content
+    return given
 
 
-def _checked(values: dict[str, Any], names: Collection[str], where: str) -> dict[str, Any]:
-    for name in values:
+def _checked(given: dict[str, Given], names: Collection[str]) -> dict[str, Given]:
+    problems = []
+    for name, (_, origin) in given.items():
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, 1)
+            near = difflib.get_close_matches(name, names, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"unknown setting {name!r} in {where}{hint}")
-    return values
+            problems.append(f"unknown setting {name!r} in {origin}{hint}")
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return given

@@ -1,12 +1,105 @@
-"""Log lines: one an event, ``key=value`` context, to standard error; never message bodies."""
+"""Log lines: one an event, ``key=value`` context, to standard error; never message bodies. What each means: docs/events.md.
 
+A line is made of a template, whose words before its first ``key=`` name the event for ever::
+
+    logger.info("slave follows replica=%d address=%s", 2, "10.0.0.7:40112")
+
+    text    2026-01-31T12:00:00.123Z INFO metaq.replication.feeder slave follows replica=2 address=10.0.0.7:40112
+    json    {"time": "2026-01-31T12:00:00.123Z", "level": "INFO", "logger": "metaq.replication.feeder",
+             "event": "slave follows", "replica": 2, "address": "10.0.0.7:40112"}
+
+Line ends and other control characters are escaped in both. A trace is a value, too: ``trace``.
+"""
+
+import json
 import logging
+import re
 import sys
-from typing import Final
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
 
-FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
+_KEY: Final = re.compile(r"(?:^| )(\w+)=")
+_CONVERSION: Final = re.compile(r"%[^%a-zA-Z]*([a-zA-Z%])")
+_ESCAPES: Final = {number: f"\\x{number:02x}" for number in (*range(32), 127)} | {
+    ord("\n"): "\\n",
+    ord("\r"): "\\r",
+    ord("\t"): "\\t",
+    0x85: "\\x85",
+    0x2028: "\\u2028",
+    0x2029: "\\u2029",
+}
 
 
-def configure(level: str) -> None:
-    """Send what is at least ``level`` (DEBUG, INFO, WARNING, ERROR) to standard error."""
-    logging.basicConfig(stream=sys.stderr, level=level, format=FORMAT)
+def event_of(template: str) -> str:
+    """The name of the event that a template logs."""
+    found = _KEY.search(template)
+    return template if found is None else template[: found.start()]
+
+
+def keys_of(template: str) -> list[str]:
+    """The keys of its context, in order."""
+    return _KEY.findall(template)
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, logger, and the line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{_time(record)} {record.levelname} {record.name} {record.getMessage()}"
+        trace = _trace(record, self)
+        line = f"{line} trace={trace}" if trace else line
+        return line if line.isprintable() else line.translate(_ESCAPES)
+
+
+class JsonFormatter(logging.Formatter):
+    """One object: ``time``, ``level``, ``logger``, ``event``, and each key of the context."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        content: dict[str, Any] = {"time": _time(record), "level": record.levelname, "logger": record.name}
+        content.update(_split(record))
+        trace = _trace(record, self)
+        if trace:
+            content["trace"] = trace
+        return json.dumps(content, default=str)
+
+
+_FORMATTERS: Final[dict[str, type[logging.Formatter]]] = {"text": TextFormatter, "json": JsonFormatter}
+
+
+def configure(level: str, form: Literal["text", "json"] = "text") -> None:
+    """Send what is at least ``level`` (DEBUG, INFO, WARNING, ERROR) to standard error; a second call changes both."""
+    logging.basicConfig(stream=sys.stderr, level=level)
+    root = logging.getLogger()
+    root.setLevel(level)
+    for handler in root.handlers:
+        handler.setFormatter(_FORMATTERS[form]())
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _trace(record: logging.LogRecord, formatter: logging.Formatter) -> str:
+    return formatter.formatException(record.exc_info) if record.exc_info else ""
+
+
+def _split(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
+    """The event, then the context: numbers as such, everything else as text."""
+    template = record.msg
+    if not isinstance(template, str) or "%(" in template:
+        yield "event", record.getMessage()
+        return
+    arguments = record.args if isinstance(record.args, tuple) else (record.args,)  # logging unpacks a dictionary that is alone
+    marks = list(_KEY.finditer(template))
+    begins = [0, *(mark.end() for mark in marks)]
+    ends = [*(mark.start() for mark in marks), len(template)]
+    names = ["event", *(mark[1] for mark in marks)]
+    at = 0
+    for name, begin, end in zip(names, begins, ends, strict=True):
+        part = template[begin:end]
+        count = sum(kind != "%" for kind in _CONVERSION.findall(part))
+        values = arguments[at : at + count]
+        at += count
+        lone = part in {"%d", "%s"} and isinstance(values[0], int | float)
+        yield name, values[0] if lone else part % values if count or "%%" in part else part

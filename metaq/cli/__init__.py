@@ -66,6 +66,7 @@ def exit_code(error: MetaqError) -> int:
 MODULES: Final = {
     "serve": "serve",
     "registry": "registry",
+    "config": "configuration",
     "zookeeper": "zookeeper",
     "put": "lines",
     "get": "lines",

@@ -1,6 +1,7 @@
 """``metaq registry``: run a registry of its own, for several brokers."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,4 +24,5 @@ def registry(config_file: Path | None, **flags: Any) -> int:
     broker and client. A single broker needs none, since it has one of its own.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    return run(load(config_file, os.environ, given, REGISTRY_SETTINGS), RegistryServer)
+    read = partial(load, config_file, os.environ, given, REGISTRY_SETTINGS)
+    return run(read(), RegistryServer, read)

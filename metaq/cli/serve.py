@@ -1,6 +1,7 @@
 """``metaq serve``: run a broker. Every setting is a flag."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ def serve(config_file: Path | None, **flags: Any) -> int:
     Once it serves it prints one line: metaq ready listen=HOST:PORT registry=HOST:PORT data=DIR pid=N
 
     Each setting is a flag, an environment variable (METAQ_SEGMENT_BYTES for --segment-bytes) and a line of the
-    configuration file (segment_bytes: 1048576). Flags win over the environment, which wins over the file.
+    configuration file (segment_bytes: 1048576). Flags win over the environment, which wins over the file. At SIGHUP all
+    three are read again, and what can change while the broker runs is put in force (metaq config doc).
     """
-    settings = load(config_file, os.environ, {name: value for name, value in flags.items() if value is not None})
-    return run(settings, Broker if settings.replication_listen == NONE else Replica)
+    given = {name: value for name, value in flags.items() if value is not None}
+    read = partial(load, config_file, os.environ, given)
+    settings = read()
+    return run(settings, Broker if settings.replication_listen == NONE else Replica, read)

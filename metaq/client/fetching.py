@@ -240,7 +240,7 @@ class Fetcher:
         following = QueueOffset(int(response.fields["nextBeginOffset"]))
         replica, self._replica = self._replica, int(response.fields.get("suggestWhichBrokerId", MASTER))
         if response.code == Response.PULL_OFFSET_MOVED:
-            logger.warning("queue=%s has no offset %s; reading on at %s", self.queue, offset, following)
+            logger.warning("offset out of range queue=%s offset=%s reading_on_at=%s", self.queue, offset, following)
         if not response.body and following == offset:
             if self.pulled - self._asked < _TOO_SOON_S:
                 self._pause(None)

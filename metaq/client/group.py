@@ -167,7 +167,7 @@ class GroupConsumer:
                 if error.reason is RouteProblem.REGISTRY_UNREACHABLE:
                     raise
                 if not topic.startswith(RETRY_PREFIX):
-                    logger.warning("group=%s waits for a topic: %s", self.group, error)
+                    logger.warning("topic waited for group=%s reason=%s", self.group, error)
         self._core.add_consumer(self)
         self._started = True
         self._changed()
@@ -230,13 +230,13 @@ class GroupConsumer:
             queues = self._core.routes.readable(topic, deadline)
             members = self._members(queues, deadline) if self._model is Model.CLUSTERING else [self._core.id]
         except RouteNotFound as error:
-            logger.debug("group=%s no route: %s", self.group, error)
+            logger.debug("no route group=%s reason=%s", self.group, error)
             return error.reason is RouteProblem.NO_PERMISSION
         except ClientError as error:
-            logger.warning("group=%s members of topic %s not known: %s", self.group, topic, error)
+            logger.warning("members not known group=%s topic=%s reason=%s", self.group, topic, error)
             return False
         if self._core.id not in members:
-            logger.warning("group=%s is not known to the brokers of topic %s yet", self.group, topic)
+            logger.warning("member not known to brokers yet group=%s topic=%s", self.group, topic)
             self._core.heartbeat()
             return False
         own = queues if self._model is Model.BROADCASTING else self._assign(self._core.id, queues, members)
@@ -270,7 +270,7 @@ class GroupConsumer:
             try:
                 offset = self._first_offset(queue)
             except ClientError as error:
-                logger.warning("group=%s cannot begin %s: %s", self.group, queue, error)
+                logger.warning("queue not begun group=%s queue=%s reason=%s", self.group, queue, error)
                 permitted.discard(queue)
                 continue
             with self._guard:
@@ -280,7 +280,7 @@ class GroupConsumer:
                 self._fetchers[queue] = fetcher
             self._gained(fetcher, offset)
             fetcher.pull()
-            logger.info("group=%s consumes %s from %s", self.group, queue, offset)
+            logger.info("queue taken group=%s queue=%s from=%s", self.group, queue, offset)
         return len(permitted) == len(queues)
 
     def _first_offset(self, queue: MessageQueue) -> QueueOffset:
@@ -307,7 +307,7 @@ class GroupConsumer:
                         continue
             if fetcher is not None:
                 self._remember(fetcher)
-                logger.info("group=%s gives up %s", self.group, queue)
+                logger.info("queue given up group=%s queue=%s", self.group, queue)
             free.append(queue)
         if free:
             self._let_go(free)
@@ -322,7 +322,7 @@ class GroupConsumer:
         with self._guard:
             fetcher = self._leaving[queue]
         self._remember(fetcher)
-        logger.info("group=%s gives up %s", self.group, queue)
+        logger.info("queue given up group=%s queue=%s", self.group, queue)
         self._let_go([queue])
         with self._guard:
             del self._leaving[queue]
@@ -360,7 +360,7 @@ class GroupConsumer:
         self._gained(fetcher, offset)
         fetcher.pull()
         self._offsets.update(queue, offset)
-        logger.warning("group=%s offset of %s was set to %s by command", self.group, queue, offset)
+        logger.warning("offset set by command group=%s queue=%s offset=%s", self.group, queue, offset)
 
     # -- what brokers ask ---------------------------------------------------------------------------------------------
 

@@ -194,7 +194,7 @@ class PushConsumer(GroupConsumer):
         try:
             send_back(self._core, self.group, message, delay_level, most, self._core.deadline())
         except ClientError as error:
-            logger.warning("no broker takes back message=%s; it is tried again here: %s", message.id, error)
+            logger.warning("no broker takes a message back, it is tried again here message=%s reason=%s", message.id, error)
             return False
         return True
 

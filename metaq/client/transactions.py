@@ -209,13 +209,15 @@ class TransactionProducer(GroupProducer):
             header = EndTransaction(self.group, *numbers, sent.id, transaction_id=sent.id)
             self._tell(self._core.master(sent.queue.broker_name), header)
         except (ClientError, ProtocolError) as error:
-            logger.warning("outcome not told, the broker will ask message=%s %s reason=%s", sent.id, execution.outcome, error)
+            logger.warning(
+                "outcome not told, the broker will ask message=%s outcome=%s reason=%s", sent.id, execution.outcome, error
+            )
         return TransactionResult(execution.outcome, sent, execution.error)
 
     def asked(self, address: str, header: CheckTransaction, message: HalfMessage) -> None:
         """Answer a broker. ``ClientError`` when it cannot be told, and what ``check`` raises."""
         if message.id in self._executing:
-            logger.debug("not checked: the local transaction goes on message=%s", message.id)
+            logger.debug("not checked, the local transaction goes on message=%s", message.id)
             return
         outcome = _checked(self._check(message), "check")
         numbers = (header.tran_state_table_offset, header.commit_log_offset, Int32(outcome.value))
@@ -276,13 +278,13 @@ class Checks:
             if key in self._pending:
                 return  # asked again before it was answered
             if len(self._pending) >= _MOST_CHECKS:
-                logger.warning("check dropped, %s are waiting; the broker will ask again", len(self._pending))
+                logger.warning("check dropped, the broker will ask again waiting=%s", len(self._pending))
                 return
             self._pending.add(key)
         try:
             self._workers.submit(self._check, key, header, request.body)
         except RuntimeError as error:
-            logger.debug("check dropped: the client was closed reason=%s", error)
+            logger.debug("check dropped, the client was closed reason=%s", error)
 
     def _check(self, key: tuple[str, int], header: CheckTransaction, record: bytes) -> None:
         address, number = key
@@ -292,7 +294,7 @@ class Checks:
             with self._guard:
                 producer = self._producers.get(group)
             if producer is None:
-                logger.info("check ignored: no producer of its group group=%s message=%s", group, message.id)
+                logger.info("check ignored, no producer of its group group=%s message=%s", group, message.id)
             else:
                 producer.asked(address, header, HalfMessage.of(message))
         except Exception:

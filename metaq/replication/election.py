@@ -324,7 +324,7 @@ class Election:
     def _say(self, what: str, reason: str) -> None:
         """Once."""
         if reason != self._said:
-            logger.warning("%s reason=%s", what, reason)
+            logger.warning("election held up what=%s reason=%s", what, reason)
         self._said = reason
 
     def _stand(self, former: Master | None) -> None:

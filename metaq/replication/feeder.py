@@ -100,9 +100,8 @@ class Feeder:
     def _end_oldest(self) -> None:
         """What it waits for ends, and its greenlet closes it."""
         connection = next(iter(self._nameless))
-        logger.warning(
-            "connection dropped address=%s reason=%d others wait, too", self._nameless.pop(connection), MOST_NAMELESS
-        )
+        reason = f"{MOST_NAMELESS} others wait, too"
+        logger.warning("connection dropped address=%s reason=%s", self._nameless.pop(connection), reason)
         with contextlib.suppress(OSError):  # the other side has hung up
             connection.shutdown(socket.SHUT_RDWR)
 

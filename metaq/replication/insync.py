@@ -191,8 +191,8 @@ class InSync:
             self._agree_on(wanted)
         self.members = keep_up & self.eligible
         if (self.eligible, self.members) != before:
-            words = "replicas in sync members=%s before=%s eligible=%s"
-            logger.info(words, sorted(self.members), sorted(before[1]), sorted(self.eligible))
+            members, eligible = sorted(self.members), sorted(self.eligible)
+            logger.info("replicas in sync members=%s before=%s eligible=%s", members, sorted(before[1]), eligible)
             self.changed()
 
     def _keeps_up(self, number: int, slave: _Slave, now: float) -> bool:

@@ -3,6 +3,7 @@
 import ipaddress
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import gevent
@@ -11,7 +12,6 @@ from gevent.hub import get_hub
 from metaq.clock import Clock, SystemClock
 from metaq.config import Settings
 from metaq.errors import ConfigError, MetaqError, NotMaster
-from metaq.message import Durability
 from metaq.protocol.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.protocol.record import host_bytes
 from metaq.registry.kvconfig import KvConfig
@@ -53,6 +53,7 @@ from metaq.server.offsetexport import OffsetExport
 from metaq.server.offsethistory import OffsetHistory
 from metaq.server.offsetlog import APPEND_S, OffsetLog
 from metaq.server.offsets import OffsetTable
+from metaq.server.parts import retention_rules, room, store_settings
 from metaq.server.pool import run_in_pool
 from metaq.server.registration import Registration
 from metaq.server.role import ALONE, Role
@@ -65,9 +66,6 @@ from metaq.store.copying import hide_from
 from metaq.store.disk import Disk
 from metaq.store.epochs import Epochs
 from metaq.store.recovery import open_store
-from metaq.store.retention import HOUR_MS, RetentionRules
-from metaq.store.settings import StoreSettings
-from metaq.tx.branches import Room
 from metaq.tx.halves import Halves
 from metaq.tx.journal import Held
 from metaq.tx.local import LocalBranches
@@ -88,43 +86,6 @@ GIVE_UP_S: Final = 0.5
 FAST_PORT_BELOW: Final = 2
 """Old clients and slaves look for a second port this far below the first (specs: remoting protocol, section 1.8)."""
 NONE: Final = "none"
-
-
-def store_settings(settings: Settings, role: Role = ALONE) -> StoreSettings:
-    """The store's part of the settings. A slave's readers wait for what its master says."""
-    durability = settings.durability
-    if not role.is_master:
-        durability = Durability.DISK_REPLICA if durability.on_disk else Durability.REPLICA
-    return StoreSettings(
-        segment_bytes=settings.segment_bytes,
-        queue_file_bytes=settings.queue_file_bytes,
-        index_slots=settings.index_slots,
-        index_entries=settings.index_entries,
-        hot_bytes=settings.hot_bytes,
-        open_files=settings.max_open_files,
-        durability=durability,
-        broker_name=settings.broker_name,
-        broker_number=settings.broker_number,
-        retention=RetentionRules(
-            keep_ms=round(settings.keep_hours * HOUR_MS),
-            hour=settings.delete_hour,
-            clean_ratio=settings.clean_ratio,
-            force_ratio=settings.force_ratio,
-            refuse_ratio=settings.refuse_ratio,
-            ample_free_bytes=settings.ample_free_bytes,
-            least_free_bytes=settings.least_free_bytes,
-        ),
-    )
-
-
-def _room(settings: Settings) -> Room:
-    """Limits of transactions; a group of the log, which has one whole, fits into a segment."""
-    return Room(
-        max_branches=settings.max_branches,
-        max_branch_bytes=min(settings.max_branch_bytes, settings.segment_bytes // 2),
-        max_open_transaction_bytes=settings.max_open_transaction_bytes,
-        max_timeout_s=settings.transaction_timeout_ms / 1000,
-    )
 
 
 class Addresses(NamedTuple):
@@ -195,7 +156,7 @@ class Broker:
         self._locks = LockLog(self.context, self.turns)
         self._duties = Duties(self.context, self.turns, self.run)
         self._looks = Looks(settings, self.run)
-        self._room = _room(settings)
+        self._room = room(settings)
         self.transactions = Transactions(self.store, self._room, store_host, settings.data / FOLDER)
         self.halves = Halves(self.store, settings.data / FOLDER, settings.check_after_ms)
         self._identity = IdentityHandler(settings.broker_name)
@@ -260,6 +221,23 @@ class Broker:
         self.store.refusal = NotMaster("this replica is a slave, which only gives messages; send them to its master")
         self._duties.saves_tables = False
         self._duties.keepers.clear()
+
+    def configure(self, settings: Settings) -> None:
+        """Take over what can change while it runs; ``MetaqError`` when a topic of the settings cannot be made."""
+        context, topics, groups, before = self.context, self.context.topics, self.context.groups, self._settings
+        topics.max_topics, groups.max_groups = settings.max_topics, settings.max_groups
+        groups.auto_create = settings.auto_create_groups
+        if self.role.is_master:  # a slave has the topics of its master
+            topics.add_system_topics(settings.cluster_name, settings.broker_name, auto_create=settings.auto_create_topics)
+            if settings.topics != before.topics:  # else what an administrator made of them stays
+                topics.configure(settings.topics)
+        topics.restrict(settings.broker_permission)
+        self._settings = context.settings = settings
+        self.store.settings = replace(self.store.settings, retention=retention_rules(settings))
+        self._room.take_limits(room(settings))
+        self.halves.check_after_ms = settings.check_after_ms
+        for part in (self._front, self.turns, self._looks, self._sends):
+            part.configure(settings)
 
     def keep(self, keeper: Keeper) -> None:
         """Retention leaves what somebody needs."""
@@ -358,7 +336,9 @@ class Broker:
             OffsetAdminHandler(context, later, advertised, self.run),
             OffsetExportHandler(context, later, self._export),
             ClientAdminHandler(context, later, self.run),
-            BrokerInfoHandler(context, self.turns, self._schedule.positions, self._operators.numbers, later, advertised),
+            BrokerInfoHandler(
+                context, self.turns, self._schedule.positions, self._operators.numbers, later, advertised, self.configure
+            ),
             self._operators,
         ]
 

@@ -72,8 +72,6 @@ class CheckBack:
         settings = self._context.settings
         self.pause_s = min(LATEST_S, settings.check_interval_ms / 1000 / ROUNDS)
         self._interval_ms = settings.check_interval_ms
-        self._max_checks = settings.max_checks
-        self._keep_ms = settings.keep_hours * HOUR_MS
         self._moving: _Moving | None = None
         self.stopping = False
 
@@ -106,7 +104,8 @@ class CheckBack:
         pairs = pairs_of(record)
         origin = origin_of(record, pairs)
         now_ms = self._store.clock.now_ms()
-        if half.checks >= self._max_checks or now_ms - half.since_ms > self._keep_ms:
+        settings = self._context.settings
+        if half.checks >= settings.max_checks or now_ms - half.since_ms > settings.keep_hours * HOUR_MS:
             self._give_up(record, pairs, origin, half)
         elif self._ask(record, pairs, origin):
             self._halves.asked(ordinal, half.checks + 1, now_ms + self._interval_ms)
@@ -152,9 +151,9 @@ class CheckBack:
         moved = parked(record, pairs, GIVEN_UP_TOPIC)
         self._handler.decide(origin.ordinal, Fate.GIVEN_UP, moved, {properties.HALF: str(origin)})
         logger.warning(
-            "transactional message given up, moved to %s group=%s topic=%s id=%s checks=%d",
-            *(GIVEN_UP_TOPIC, pairs[properties.PRODUCER_GROUP], pairs[properties.REAL_TOPIC]),
-            *(pairs.get(properties.UNIQUE_KEY), half.checks),
+            "transactional message given up group=%s topic=%s id=%s checks=%d moved_to=%s",
+            *(pairs[properties.PRODUCER_GROUP], pairs[properties.REAL_TOPIC], pairs.get(properties.UNIQUE_KEY)),
+            *(half.checks, GIVEN_UP_TOPIC),
         )
 
     # -- keeping ------------------------------------------------------------------------------------------------------

@@ -208,9 +208,9 @@ class Clients:
     def _summarize(self, group: ConsumerGroup) -> None:
         if group.summarize():
             logger.warning(
-                "consumers of one group want different things, so messages will be missed: "
-                "subscribe all members alike, or give them different groups group=%s %s",
+                "consumers of one group want different things, so messages will be missed group=%s wants=%s hint=%s",
                 *(group.name, " | ".join(map(str, group.differences))),
+                "subscribe all members alike, or give them different groups",
             )
 
     def unregister(self, session: RemotingSession, producer_group: str | None, consumer_group: str | None) -> None:

@@ -15,6 +15,7 @@ from gevent.hub import Hub
 from metaq import logs
 from metaq.config import Settings
 from metaq.errors import MetaqError
+from metaq.server.reload import Configurable, Reload
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ STARTED_NOT = 1
 """Exit code: it did not start; the reason is on standard error."""
 
 
-class Server(Protocol):
+class Server(Configurable, Protocol):
     """What a process serves."""
 
     @property
@@ -45,15 +46,16 @@ class Server(Protocol):
     def stop(self) -> None: ...
 
 
-def run(settings: Settings, make: Callable[[Settings], Server]) -> int:
-    """Serve until SIGTERM or SIGINT, then drain; return the process's exit code.
+def run(settings: Settings, make: Callable[[Settings], Server], read: Callable[[], Settings] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; return the process's exit code. At SIGHUP ``read`` reads the settings again.
 
     Once it serves it prints one line to standard output: ``metaq ready listen=HOST:PORT … data=DIR pid=N``.
     """
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     Hub.SYSTEM_ERROR = (*Hub.SYSTEM_ERROR, AssertionError)  # a failed assertion ends the process
     stopping = Event()
     watchers = [gevent.signal_handler(number, stopping.set) for number in (signal.SIGTERM, signal.SIGINT)]
+    reload = Reload(settings, read or (lambda: settings), stopping.set)
     try:
         server = make(settings)
         server.start()
@@ -65,8 +67,10 @@ def run(settings: Settings, make: Callable[[Settings], Server]) -> int:
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG, GC_MIDDLE)
     sys.setswitchinterval(SWITCH_S)
     print(f"{server.ready} pid={os.getpid()}", flush=True)
+    reload.start(server)
     stopping.wait()
     logger.info("stopping")
+    reload.stop()
     server.stop()
     for watcher in watchers:
         watcher.cancel()

@@ -98,13 +98,11 @@ class Front:
         self, settings: Settings, loop: Any, tls: TlsContext | None, bound: Mapping[str, "Listener"] | None = None
     ) -> None:
         """The handlers are filled in before ``start``. ``bound`` are listeners by setting that were bound before."""
-        self._settings = settings
+        self.configure(settings)
         self._loop = loop
         self.tls = tls
-        self.max_unsent_bytes = settings.max_unsent_bytes
         self.unfinished_bytes = 0
         self.most_unfinished_bytes = MOST_UNFINISHED_BYTES
-        self.handshake_timeout_s = min(settings.handshake_timeout_ms, settings.idle_timeout_ms) / 1000
         self._bound = dict(bound or {})
         self.listeners: dict[str, Listener] = {}
         self.puts: PutsHandler = _no_puts
@@ -115,8 +113,14 @@ class Front:
         self.sessions: set[Session] = set()
         self._openings: set[Opening] = set()
         self._watchers: list[Any] = []
+
+    def configure(self, settings: Settings) -> None:
+        """Take over the limits of connections; those of a line and a body are for connections that come from now on."""
+        self._settings = settings
+        self.max_unsent_bytes = settings.max_unsent_bytes
+        self.handshake_timeout_s = min(settings.handshake_timeout_ms, settings.idle_timeout_ms) / 1000
         self._limits = TextLimits(settings.max_line_bytes, settings.max_body_bytes)
-        self._heads: dict[str, PutHead] = {}
+        self._heads: dict[str, PutHead] = {}  # of lines that keep the limits
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

@@ -111,8 +111,8 @@ class GroupTable:
 
     def __init__(self, directory: Path, *, max_groups: int, auto_create: bool) -> None:
         self._path = directory / FOLDER / GROUPS
-        self._max_groups = max_groups
-        self._auto_create = auto_create
+        self.max_groups = max_groups
+        self.auto_create = auto_create
         self._groups = {name: Group(name) for name in SYSTEM_GROUPS}
         self._version = 0
         self._saved_version = 0
@@ -140,7 +140,7 @@ class GroupTable:
         group = self._groups.get(name)
         if group is not None:
             return group
-        if not self._auto_create and not self.is_system(name):
+        if not self.auto_create and not self.is_system(name):
             reason = f"the group {name[:MAX_TOPIC_LENGTH]} does not exist and is not created by using it (auto_create_groups)"
             raise RequestFailed(Response.SUBSCRIPTION_GROUP_NOT_EXIST, reason)
         return self.put(Group(name))
@@ -154,8 +154,8 @@ class GroupTable:
             raise BadRequest(f"retryQueueNums is {group.retry_queue_nums}: a topic has at most {MAX_PARTITIONS} partitions")
         if known is None:
             check_group_name(group.name)
-            if len(self._groups) - len(SYSTEM_GROUPS) >= self._max_groups:
-                raise Overloaded(f"there are {self._max_groups} groups already (max_groups)", retry_after_ms=60_000)
+            if len(self._groups) - len(SYSTEM_GROUPS) >= self.max_groups:
+                raise Overloaded(f"there are {self.max_groups} groups already (max_groups)", retry_after_ms=60_000)
         self._groups[group.name] = group
         self._version += 1
         return group

@@ -41,9 +41,13 @@ class Looks:
     """Answers questions. How many wait for the disk at once is limited."""
 
     def __init__(self, settings: Settings, run: Run) -> None:
-        self._limit = settings.max_cold_reads
+        self.configure(settings)
         self._read_off_hub: Read = lambda file, size, offset: run(partial(file.read, size, offset))
         self._cold = 0
+
+    def configure(self, settings: Settings) -> None:
+        """Take over the limit."""
+        self._limit = settings.max_cold_reads
 
     @property
     def waiting(self) -> int:

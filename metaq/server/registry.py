@@ -66,6 +66,11 @@ class RegistryServer:
             gevent.Greenlet(self._every, IDLE_SCAN_S, self._front.close_idle),
         ]
 
+    def configure(self, settings: Settings) -> None:
+        """Take over what can change while it runs."""
+        self._settings = settings
+        self._front.configure(settings)
+
     @property
     def ready(self) -> str:
         """The line that says where it serves."""

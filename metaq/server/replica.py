@@ -174,6 +174,11 @@ class Replica:
         self._wanted = role
         self._changing.set()
 
+    def configure(self, settings: Settings) -> None:
+        """Take over what can change while it runs."""
+        self.settings = settings.model_copy(update={"replication_listen": written(self.address)})
+        self.broker.configure(self.settings)
+
     def _change_forever(self) -> None:
         while True:
             self._changing.wait()
@@ -195,6 +200,7 @@ class Replica:
         self._kept = self._kept._replace(readable_end=role.readable_end)
         bound = self.broker.give_up()
         self.broker = self._open(role, bound)
+        self.broker.configure(self.settings)  # they may have changed while it opened
         self._start_broker()
 
     def promote(self) -> None:

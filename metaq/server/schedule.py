@@ -176,7 +176,7 @@ class Schedule:
                 level.next = max(level.next, source.ordinal + 1)
         for number, ordinal in missing.items():
             if damaged and ordinal < self._levels[number].next:  # undamaged: those were dropped
-                logger.warning("delayed messages are delivered again, copies were lost level=%d from=%d", number, ordinal)
+                logger.warning("delayed messages are delivered again, copies were lost delay_level=%d from=%d", number, ordinal)
                 self._levels[number].next = ordinal
         self._store.files.clear()  # walking has switched the files' readahead off
 
@@ -268,7 +268,7 @@ class _Level:
     def _report(self, error: MetaqError) -> None:
         """Once a failure, not once a try."""
         if not self._failing:
-            logger.error("delayed messages wait, tried again level=%d reason=%s", self.number, error)
+            logger.error("delayed messages wait, tried again delay_level=%d reason=%s", self.number, error)
         self._failing = True
 
     # -- delivering ---------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class _Level:
         first = self._store.first(queue, self._read)[0]
         if first > self.next:
             lost = first - self.next
-            logger.error("delayed messages aged out or damaged before they were due level=%d count=%d", self.number, lost)
+            logger.error("delayed messages aged out or damaged before they were due delay_level=%d count=%d", self.number, lost)
             self.next = first
         due: list[_Parked] = []
         size = 0
@@ -344,4 +344,4 @@ class _Level:
             self.in_flight_from = placed.log_offset
 
     def _dropped(self, record: Record, reason: str) -> None:
-        logger.error("delayed message dropped level=%d ordinal=%d reason=%s", self.number, record.queue_offset, reason)
+        logger.error("delayed message dropped delay_level=%d ordinal=%d reason=%s", self.number, record.queue_offset, reason)

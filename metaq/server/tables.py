@@ -89,7 +89,7 @@ class TopicTable:
 
     def __init__(self, directory: Path, max_topics: int) -> None:
         self._path = directory / FOLDER / TOPICS
-        self._max_topics = max_topics
+        self.max_topics = max_topics
         self._topics: dict[str, Topic] = {}
         self._system: frozenset[str] = frozenset()
         self._version = 0
@@ -170,8 +170,8 @@ class TopicTable:
             raise BadRequest(f"{topic.all_partitions} partitions are more than {MAX_PARTITIONS}")
         if known is None:
             check_topic_name(topic.name)
-            if len(self._topics) - len(self._system) >= self._max_topics:
-                raise Overloaded(f"there are {self._max_topics} topics already (max_topics)", retry_after_ms=60_000)
+            if len(self._topics) - len(self._system) >= self.max_topics:
+                raise Overloaded(f"there are {self.max_topics} topics already (max_topics)", retry_after_ms=60_000)
         self._topics[topic.name] = topic
         self._most[topic.name] = max(topic.all_partitions, self._most.get(topic.name, 0))
         self._version += 1

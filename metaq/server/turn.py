@@ -109,16 +109,7 @@ class Turns:
         """Whose ``held_end`` puts and readers wait for, at REPLICA."""
         self.grown: Callable[[], None] = _nobody
         """Called when the log has grown, or more of it is durable."""
-        self._timeout = (
-            max(
-                settings.sync_timeout_ms if settings.durability.on_disk else 0,
-                settings.replica_timeout_ms if settings.durability.on_replicas else 0,
-            )
-            / 1000
-        )
-        self._flush_messages = settings.flush_messages
-        self._flush_interval = settings.flush_interval_ms / 1000
-        self.max_waiting_bytes = settings.max_waiting_bytes
+        self.configure(settings)
         self._outcomes: list[Outcome] = []
         self.number = 0
         """Of the current turn."""
@@ -129,6 +120,19 @@ class Turns:
         self._sync_due = Event()
         self._last_sync_ms = 1
         self._stopping = False
+
+    def configure(self, settings: Settings) -> None:
+        """Take over limits and times; a longer time until the next sync counts when the running one has passed."""
+        self._timeout = (
+            max(
+                settings.sync_timeout_ms if settings.durability.on_disk else 0,
+                settings.replica_timeout_ms if settings.durability.on_replicas else 0,
+            )
+            / 1000
+        )
+        self._flush_messages = settings.flush_messages
+        self._flush_interval = settings.flush_interval_ms / 1000
+        self.max_waiting_bytes = settings.max_waiting_bytes
 
     # -- staging ------------------------------------------------------------------------------------------------------
 

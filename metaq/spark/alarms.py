@@ -114,7 +114,7 @@ def raise_alarms(watch: Watch, findings: "list[Finding]", producer: Producer) ->
     changes = [(RAISED, key, after[key]) for key in now if key not in before]
     changes += [(ENDED, key, finding) for key, finding in before.items() if key not in now]
     for tag, key, finding in changes:
-        logger.warning("alarm %s key=%s", tag, key)
+        logger.warning("alarm state=%s key=%s", tag, key)
         if watch.alarms is not None:
             body = json.dumps({"state": tag, **finding}, ensure_ascii=False).encode()
             producer.send(watch.alarms, body, tag=tag, keys=key)

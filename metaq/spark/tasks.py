@@ -91,7 +91,7 @@ def report(losses: Sequence[Loss], *, fail: bool) -> None:
         advice = "start elsewhere (a new checkpoint, startingOffsets), or let failOnDataLoss=false go on without them"
         raise DataLost(f"messages are lost: {told(losses)}. Either {advice}")
     if losses:
-        logger.warning("messages are lost and left out (failOnDataLoss=false): %s", told(losses))
+        logger.warning("messages are lost and left out, as failOnDataLoss says losses=%s", told(losses))
 
 
 def _settle() -> None:

@@ -200,4 +200,4 @@ class KeyIndex:
         self.damaged += 1
         if not self._reported:
             self._reported = True
-            logger.error("index damaged file=%s item=%d: stop the broker and run metaq verify --repair", file.path, number)
+            logger.error("index damaged file=%s item=%d hint=stop the broker and run metaq verify --repair", file.path, number)

@@ -137,7 +137,7 @@ class Reader:
         if unit[1] != FILLER_SIZE:  # a filler was reported when it was written
             self.damaged += 1
             logger.error(
-                "message damaged topic=%s partition=%d ordinal=%d log_offset=%d size=%d: run metaq verify",
+                "message damaged topic=%s partition=%d ordinal=%d log_offset=%d size=%d hint=run metaq verify",
                 *(queue.topic, queue.partition, ordinal, unit[0], unit[1]),
             )
 

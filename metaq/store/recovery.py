@@ -103,7 +103,7 @@ def open_store(
         _write_identity(store, identity)
     _recover(store, recovery, rebuild=rebuild)
     for problem in recovery.problems:
-        logger.error("store problem: %s", problem)
+        logger.error("store problem problem=%s", problem)
     return store, recovery
 
 

@@ -127,6 +127,11 @@ class Room:
         self.max_timeout_s = max_timeout_s
         self.open_bytes = 0
 
+    def take_limits(self, other: "Room") -> None:
+        """Have the limits of another from now on; what is over one of them stays, and nothing is added to it."""
+        self.max_branches, self.max_branch_bytes = other.max_branches, other.max_branch_bytes
+        self.max_open_transaction_bytes, self.max_timeout_s = other.max_open_transaction_bytes, other.max_timeout_s
+
     def check_branches(self, count: int) -> None:
         """``XaError`` when there can be no branch more."""
         if count >= self.max_branches:

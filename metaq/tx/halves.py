@@ -130,7 +130,8 @@ class Halves:
         """Read the snapshot in ``folder``, and the log from there on."""
         self._store = store
         self._path = folder / SNAPSHOT
-        self._check_after_ms = check_after_ms
+        self.check_after_ms = check_after_ms
+        """Age at which producers are asked; a change is for messages that come after it."""
         self._halves: dict[int, Half] = {}
         self._claimed: set[int] = set()
         self._seen = _Place(0, 0)
@@ -216,7 +217,7 @@ class Halves:
 
     def _stored_half(self, stored: Stored) -> tuple[int, Half]:
         data = stored.buffer[stored.at : stored.at + stored.size]
-        after_ms = self._check_after_ms
+        after_ms = self.check_after_ms
         ordinal, since_ms = identity(data).queue_offset, store_ms(data)
         content = bytes(data)
         if _HALF_NAME in content or _IMMUNITY_NAME in content:

@@ -141,7 +141,7 @@ class Transactions:
         content = content or {"next": 0, "ids": 0, "prepared": [], "heuristic": []}
         following: int = content["next"]
         if following > self._next_mark:
-            logger.error("the log has lost marks of transactions that the snapshot covers: the other marks count")
+            logger.error("the log has lost marks of transactions that the snapshot covers, the other marks count")
             following, content["prepared"] = 0, []
         self._next_id = max(self._next_id, content["ids"])
         for key, outcome in content["heuristic"]:  # before a branch of the same name that was prepared later

@@ -191,6 +191,7 @@ def test_settings_are_changed(client: RemotingClient) -> None:
     update(client, "# a comment", "", "fileReservedTime=48", "deleteWhen=05")
     shown = settings(client)
     assert (shown["fileReservedTime"], shown["deleteWhen"]) == ("48", "05")
+    assert (float(shown["keep_hours"]), shown["delete_hour"]) == (48, "5")
     version = decode(ask(client, Request.GET_BROKER_CONFIG).fields["version"].encode())
     assert version["counter"] >= 1
     update(client, "fileReservedTime=72", "deleteWhen=04")

@@ -83,7 +83,7 @@ def test_a_message_whose_topic_was_deleted_is_dropped(tmp_path: Path) -> None:
         sent(client, delayed(client, b"stays", 1))
         assert client.call(Request.DELETE_TOPIC_IN_BROKER, {"topic": "gone"}).code == Response.SUCCESS
         wait_until(partial(at_least, client, 0, 1), DEADLINE_S, "the other one is delivered")
-        assert "delayed message dropped level=1 ordinal=0 reason=the topic gone was deleted" in broker.stderr()
+        assert "delayed message dropped delay_level=1 ordinal=0 reason=the topic gone was deleted" in broker.stderr()
         assert client.call(Request.GET_ALL_DELAY_OFFSET).body == b'{"offsetTable":{1:2}}'
 
 
@@ -160,7 +160,7 @@ def test_on_a_full_disk_it_waits(tmp_path: Path) -> None:
         sent(client, delayed(client, b"y", 1))
     full = BrokerProcess(tmp_path / "data", "--least-free-bytes", str(1 << 60))
     with full:
-        wait_until(lambda: "delayed messages wait, tried again level=1" in full.stderr(), DEADLINE_S, "it says so")
+        wait_until(lambda: "delayed messages wait, tried again delay_level=1" in full.stderr(), DEADLINE_S, "it says so")
     broker = BrokerProcess(tmp_path / "data")
     with broker, RemotingClient(broker.host, broker.port) as client:
         wait_until(partial(at_least, client, 0, 2), DEADLINE_S, "both are delivered")

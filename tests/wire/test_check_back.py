@@ -95,7 +95,7 @@ def test_after_too_many_checks_it_is_given_up_and_may_be_brought_back(tmp_path: 
         wait_until(partial(given_up, producer), DEADLINE_S, "it is given up")
         assert len([each for each in producer.requests if each.code == Request.CHECK_TRANSACTION_STATE]) == 2
         producer.requests.clear()
-        assert f"given up, moved to {GIVEN_UP} group=pg topic={TOPIC} id=U1 checks=2" in broker.stderr()
+        assert f"given up group=pg topic={TOPIC} id=U1 checks=2 moved_to={GIVEN_UP}" in broker.stderr()
         assert producer.end(begun.end(COMMIT)) == Response.SYSTEM_ERROR
         [kept] = records(producer, GIVEN_UP)
         assert (bytes(kept.body), pairs_of(kept)["REAL_TOPIC"]) == (b"paid", TOPIC)

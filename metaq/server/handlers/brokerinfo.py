@@ -3,11 +3,11 @@
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import metaq
+from metaq.config import Settings
 from metaq.errors import BadRequest, MetaqError, RequestFailed
 from metaq.message import TopicPartition
 from metaq.protocol.adminbodies import decode_settings, encode_rates, encode_settings
@@ -47,10 +47,11 @@ class BrokerInfoHandler:
         transactions: Callable[[Read], Mapping[str, object]],
         later: Later,
         advertised: Address,
+        configure: Callable[[Settings], None],
     ) -> None:
         """``positions`` says up to which ordinal the messages of each delay level are delivered.
 
-        ``transactions`` tells numbers by name.
+        ``transactions`` tells numbers by name, ``configure`` puts settings in force.
         """
         self._context = context
         self._store = context.store
@@ -59,6 +60,7 @@ class BrokerInfoHandler:
         self._transactions = transactions
         self._later = later
         self._advertised = advertised
+        self._configure = configure
         self._started_ms = context.store.clock.now_ms()
         self._version = 0  # changes of the settings since then
 
@@ -142,21 +144,20 @@ class BrokerInfoHandler:
         return {"brokerPermission": self._permission, "fileReservedTime": self._keep_hours, "deleteWhen": self._delete_hour}
 
     def _permission(self, value: str) -> Callable[[], None]:
-        permission = _whole_number("brokerPermission", value, READ | WRITE)
-        return partial(self._context.topics.restrict, permission & (READ | WRITE))
+        permission = _whole_number("brokerPermission", value, READ | WRITE) & (READ | WRITE)
+        return partial(self._set, broker_permission=permission)
 
     def _keep_hours(self, value: str) -> Callable[[], None]:
         hours = _whole_number("fileReservedTime", value, 100_000)
         if hours == 0:
             raise BadRequest("fileReservedTime is 0: messages would be deleted as soon as their segment is full")
-        return partial(self._retain, keep_ms=hours * HOUR_MS)
+        return partial(self._set, keep_hours=hours)
 
     def _delete_hour(self, value: str) -> Callable[[], None]:
-        return partial(self._retain, hour=_whole_number("deleteWhen", value, 23))
+        return partial(self._set, delete_hour=_whole_number("deleteWhen", value, 23))
 
-    def _retain(self, **rules: int) -> None:
-        store = self._store
-        store.settings = replace(store.settings, retention=replace(store.settings.retention, **rules))
+    def _set(self, **values: int) -> None:
+        self._configure(self._context.settings.model_copy(update=values))
 
     # -- what it is doing ---------------------------------------------------------------------------------------------
 

@@ -48,7 +48,6 @@ class ReplyHandler:
         self._sends = sends
         host = context.store_host
         self._store_host = f"{'.'.join(map(str, host[:4]))}:{int.from_bytes(host[4:])}"
-        self._most_bytes = context.settings.max_waiting_bytes
         self._pushed_bytes = 0
 
     def requests(self) -> dict[int, RequestHandler]:
@@ -58,7 +57,7 @@ class ReplyHandler:
         """Answered when the requester has taken the reply and it is stored, if replies are."""
         header = read_header(request)
         reply = _Reply(session, request, header, self._sends.admit(session, header, request.body))
-        if self._pushed_bytes > self._most_bytes:
+        if self._pushed_bytes > self._context.settings.max_waiting_bytes:
             reason = f"{self._pushed_bytes} bytes of replies are on their way to requesters (max_waiting_bytes)"
             raise Overloaded(reason, retry_after_ms=RETRY_MS)
         session.owe()

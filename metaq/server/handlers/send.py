@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from metaq.config import Settings
 from metaq.errors import AccessDenied, MessageIllegal, MetaqError, UnknownTopic, WrongPartition
 from metaq.protocol import properties
 from metaq.protocol.batch import decode_batch
@@ -134,12 +135,16 @@ class SendHandler:
         self._halves = halves
         self._store = context.store
         self._host = context.store_host.hex().upper().encode()
-        settings = context.settings
-        self._most_bytes = min(settings.max_message_bytes, settings.segment_bytes - BESIDE_BODY)
-        self._most_batch_bytes = min(BATCH_GROWTH * settings.max_message_bytes, settings.segment_bytes - BESIDE_BODY)
+        self.configure(context.settings)
         self._known: dict[tuple[str, str], ConsumeQueue] = {}  # partitions that are known to take messages, as they are sent
         self._tags: dict[str, tuple[int, int]] = {}  # hash, and text size without body
         self._known_for = -1  # the version of the topic table that this holds for
+
+    def configure(self, settings: Settings) -> None:
+        """Take over the size of the largest message."""
+        room = settings.segment_bytes - BESIDE_BODY
+        self._most_bytes = min(settings.max_message_bytes, room)
+        self._most_batch_bytes = min(BATCH_GROWTH * settings.max_message_bytes, room)
 
     def requests(self) -> dict[int, RequestHandler]:
         return {

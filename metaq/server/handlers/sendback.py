@@ -55,7 +55,7 @@ def report_dead_letter(context: Context, draft: Draft) -> None:
     pairs, group = draft.properties, draft.topic.removeprefix(DEAD_PREFIX)
     message_id = pairs.get(properties.UNIQUE_KEY) or pairs.get(properties.ORIGIN_ID)
     logger.warning(
-        "dead_letter group=%s topic=%s id=%s reconsume_times=%d: given up, kept in %s",
+        "dead_letter group=%s topic=%s id=%s reconsume_times=%d kept_in=%s",
         *(group, pairs.get(properties.RETRY_TOPIC, ""), message_id, draft.reconsume_times, draft.topic),
     )
 

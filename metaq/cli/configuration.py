@@ -1,0 +1,95 @@
+"""``metaq config``: what the settings are, who said so, and whether a file is in order."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from metaq.cli.admin import CONFIG, parse_config
+from metaq.cli.common import broker_option, connect, examples, json_option, print_json
+from metaq.cli.configdoc import page
+from metaq.cli.settings import config_option, setting_options
+from metaq.config import Settings, check, gather, write_value
+from metaq.errors import ConfigError
+
+RUNNING = "metaq"
+"""The section of `stats config` that holds the settings under their names."""
+
+
+@click.group(short_help="Settings: show them, with who said so; check a file.")
+def config() -> None:
+    """Show the settings and where each comes from, check a configuration file, print the page about them."""
+
+
+@config.command(
+    epilog=examples(
+        "metaq config show --config conf/broker.yaml --origin",
+        "metaq config show --max-body-bytes 65536 > broker.yaml",
+        "metaq config show --running --broker 127.0.0.1:8123",
+    ),
+    params=setting_options(Settings.model_fields),
+)
+@config_option("The configuration file that metaq serve is to read.")
+@click.option("--origin", is_flag=True, help="Say who said it: FILE:LINE, METAQ_NAME, --flag, or default.")
+@click.option("--running", is_flag=True, help="The settings in force in the running broker at --broker.")
+@broker_option
+@json_option
+def show(config_file: Path | None, origin: bool, running: bool, broker: tuple[str, int], as_json: bool, **flags: Any) -> None:
+    """Print the settings that metaq serve would have with the same file, environment and flags; as a configuration file."""
+    said = {name: value for name, value in flags.items() if value is not None}
+    if running:
+        if config_file is not None or said or origin:
+            raise ConfigError("--running asks a broker, which tells no origins and takes no other settings")
+        _print(_of_broker(broker), {}, as_json=as_json)
+        return
+    given = gather(config_file, os.environ, said)
+    values = check(given).model_dump(mode="json")
+    origins = {name: given[name].origin if name in given else "default" for name in values} if origin else {}
+    _print(values, origins, as_json=as_json)
+
+
+def _of_broker(broker: tuple[str, int]) -> dict[str, Any]:
+    with connect(broker) as client:
+        values = parse_config(client.stats(CONFIG))[RUNNING]
+    known = {
+        name: value for name, value in values.items() if name in Settings.model_fields
+    }  # one of another version has others
+    return Settings.model_validate(known).model_dump(mode="json", include=set(known))
+
+
+def _print(values: Mapping[str, Any], origins: Mapping[str, str], *, as_json: bool) -> None:
+    if as_json:
+        if origins:
+            values = {name: {"value": value, "origin": origins[name]} for name, value in values.items()}
+        print_json(values)
+        return
+    lines = {name: f"{name}: {write_value(value)}" for name, value in values.items()}
+    width = max(map(len, lines.values()))
+    for name, line in lines.items():
+        click.echo(f"{line:{min(width, 60)}}  # {origins[name]}" if origins else line)
+
+
+@config.command("check", epilog=examples("metaq config check /etc/metaq/broker.yaml"))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@json_option
+def check_file(file: Path, as_json: bool) -> None:
+    """Say whether FILE is a configuration that metaq serve would take: alone, without environment and flags.
+
+    Exit code 2 when it is not. What is wrong goes to standard error, each with its line.
+    """
+    given = gather(file, {}, {})
+    settings, defaults = check(given), Settings.model_validate({})
+    changed = [name for name in given if getattr(settings, name) != getattr(defaults, name)]
+    if as_json:
+        print_json({"file": str(file), "settings": len(given), "changed": changed})
+    else:
+        click.echo(f"{file} is in order: {len(given)} settings, {len(changed)} of them not as by default")
+
+
+@config.command(epilog=examples("metaq config doc > docs/configuration.md"))
+def doc() -> None:
+    """Print the page about all settings: names, defaults, units, and which can change while a broker runs."""
+    for piece in page():
+        click.echo(piece, nl=False)

@@ -1,0 +1,95 @@
+"""Where settings come from, and what is said of wrong ones."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from metaq.config import LIVE, Settings, check, gather, load, write_value
+from metaq.errors import ConfigError
+from metaq.server.parts import retention_rules, room
+
+FILE: Final = "max_topics: 30\n\nmax_groups: 40\ntopics:\n  made: {partitions: 2}\n"
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "broker.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_each_setting_has_an_origin(tmp_path: Path) -> None:
+    """E-29: the one who has the last word, with the line."""
+    file = written(tmp_path, FILE)
+    given = gather(file, {"METAQ_MAX_GROUPS": "41", "METAQ_MAX_BODY_BYTES": "42"}, {"max_body_bytes": "43"})
+    assert {name: said.origin for name, said in given.items()} == {
+        "max_topics": f"{file}:1",
+        "max_groups": "METAQ_MAX_GROUPS",
+        "topics": f"{file}:4",
+        "max_body_bytes": "--max-body-bytes",
+    }
+    settings = check(given)
+    assert (settings.max_topics, settings.max_groups, settings.max_body_bytes) == (30, 41, 43)
+    assert settings.topics["made"].partitions == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        (
+            "max_topcs: 1\nlog_levle: INFO\n",
+            ["'max_topcs' in {}:1; did you mean max_topics?", "in {}:2; did you mean log_level?"],
+        ),
+        ("max_topics: many\nsegment_bytes: 40\n", ["max_topics: Input should be a valid integer", "({}:1)", "({}:2)"]),
+        ("topics: {a: {partitons: 1}}\n", ["topics.a.partitons: Extra inputs are not permitted ({}:1)"]),
+        ("max_topics: 1\nmax_groups: 1\nmax_topics: 2\n", ["max_topics is set twice, in {}:1 and in line 3"]),
+        ("clean_ratio: 0.9\nrefuse_ratio: 0.8\n", ["do not rise"]),
+        ("- max_topics\n", ["{} is not a list of `setting: value` lines"]),
+        ("max_topics: [1\n", ["cannot read the configuration file {}", "line 2"]),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_with_its_line(tmp_path: Path, text: str, problems: list[str]) -> None:
+    """E-29, MQ-103: all of it at once."""
+    file = written(tmp_path, text)
+    with pytest.raises(ConfigError) as failed:
+        load(file, {}, {})
+    for problem in problems:
+        assert problem.format(file) in str(failed.value)
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    """MQ-103."""
+    assert load(written(tmp_path, "# nothing\n"), {}, {}) == Settings.model_validate({})
+
+
+def test_a_value_is_written_as_it_is_read() -> None:
+    """E-29: so what is shown is a file."""
+    for value in (True, 1, 0.5, "", "none", "a: b", "on", "x" * 200, {}, {"t": {"partitions": 1}}):
+        assert yaml.safe_load(f"name: {write_value(value)}")["name"] == value
+        assert "\n" not in write_value(value)
+
+
+def test_settings_that_change_have_to_fit_those_that_stay() -> None:
+    """E-29: a reload takes over some settings of a file that is right only as a whole."""
+    settings = load(None, {}, {"segment_bytes": 1 << 20, "max_body_bytes": 1 << 19})
+    assert settings.merged({"max_body_bytes": 1000}).max_body_bytes == 1000
+    with pytest.raises(ConfigError, match="segment_bytes is smaller than max_body_bytes"):
+        settings.merged({"max_body_bytes": 1 << 20})
+
+
+def test_what_places_data_cannot_change_while_it_is_used() -> None:
+    """E-29."""
+    fixed = {"data", "listen", "segment_bytes", "queue_file_bytes", "durability", "role", "broker_name", "broker_number"}
+    assert not fixed & LIVE
+    assert set(Settings.model_fields) >= LIVE
+
+
+def test_limits_of_transactions_and_of_retention_are_taken_over() -> None:
+    """E-29: by the parts that do not know the settings."""
+    old = room(load(None, {}, {}))
+    old.open_bytes = 5
+    old.take_limits(room(load(None, {}, {"max_branches": 7, "max_branch_bytes": 2048, "transaction_timeout_ms": 3000})))
+    assert (old.max_branches, old.max_branch_bytes, old.max_timeout_s, old.open_bytes) == (7, 2048, 3.0, 5)
+    rules = retention_rules(load(None, {}, {"keep_hours": 1, "delete_hour": 9, "least_free_bytes": 1}))
+    assert (rules.keep_ms, rules.hour, rules.least_free_bytes) == (3_600_000, 9, 1)
