@@ -15,6 +15,9 @@ from gevent.hub import Hub
 from metaq import logs
 from metaq.config import Settings
 from metaq.errors import MetaqError
+from metaq.server.http import Monitor, Monitored
+from metaq.server.registration import written
+from metaq.store.progress import Tell
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,11 @@ class Server(Protocol):
     """What a process serves."""
 
     @property
+    def measured(self) -> Monitored:
+        """What it lets be seen of itself now."""
+        ...
+
+    @property
     def ready(self) -> str:
         """The line that says where it serves, known from the start."""
         ...
@@ -42,17 +50,19 @@ class Server(Protocol):
     def stop(self) -> None: ...
 
 
-def run(settings: Settings, make: Callable[[Settings], Server]) -> int:
+def run(settings: Settings, make: Callable[[Settings, Tell], Server], listen: str | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the process's exit code.
 
-    Once it serves it prints one line to standard output: ``metaq ready listen=HOST:PORT … data=DIR pid=N``.
+    Once it serves it prints one line to standard output: ``metaq ready listen=HOST:PORT … data=DIR pid=N http=HOST:PORT``, the
+    last without ``http_listen``. ``listen`` is the address beside which that is when the settings leave it open.
     """
     logs.configure(settings.log_level)
     Hub.SYSTEM_ERROR = (*Hub.SYSTEM_ERROR, AssertionError)  # a failed assertion ends the process
     stopping = Event()
     watchers = [gevent.signal_handler(number, stopping.set) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
-        server = make(settings)
+        monitor = Monitor(settings, settings.listen if listen is None else listen)
+        server = make(settings, monitor.recovering)
         server.start()
     except MetaqError as error:
         print(f"metaq: {error}", file=sys.stderr)
@@ -60,10 +70,14 @@ def run(settings: Settings, make: Callable[[Settings], Server]) -> int:
     # What lives now lives until the end: a full collection would look at 100,000 objects and stop the loop for 10 ms.
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG, GC_MIDDLE)
-    print(f"{server.ready} pid={os.getpid()}", flush=True)
+    monitor.serving(lambda: server.measured)
+    where = "" if monitor.address is None else f" http={written(monitor.address)}"
+    print(f"{server.ready} pid={os.getpid()}{where}", flush=True)
     stopping.wait()
     logger.info("stopping")
+    monitor.stopping()
     server.stop()
+    monitor.close()
     for watcher in watchers:
         watcher.cancel()
     logger.info("stopped")

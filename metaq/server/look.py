@@ -44,6 +44,8 @@ class Looks:
         self._limit = settings.max_cold_reads
         self._read_off_hub: Read = lambda file, size, offset: run(partial(file.read, size, offset))
         self._cold = 0
+        self.cold_reads = 0
+        """Questions that had to wait for the disk, since the start."""
 
     @property
     def waiting(self) -> int:
@@ -68,6 +70,7 @@ class Looks:
                 question.fail(Overloaded(reason, retry_after_ms=COLD_RETRY_MS))
                 return
             self._cold += 1
+            self.cold_reads += 1
             question.owe()
             gevent.spawn(self._look_on_disk, question)
         except MetaqError as error:
