@@ -20,7 +20,7 @@ ENVIRONMENT_OF_CLIENTS: Final = frozenset(("METAQ_BROKER", "METAQ_REGISTRY"))
 """Read by the command line's client commands, not settings of the broker."""
 
 REGISTRY_SETTINGS: Final = (
-    *("data", "registry_listen", "allow_public", "tls_certificate", "tls_key", "log_format", "log_level"),
+    *("data", "registry_listen", "http_listen", "allow_public", "tls_certificate", "tls_key", "log_format", "log_level"),
     *("max_connections", "max_unsent_bytes", "idle_timeout_ms", "handshake_timeout_ms", "drain_timeout_ms"),
     *("registry_expiry_ms", "registry_scan_ms", "order_message_enable"),
 )
@@ -63,6 +63,9 @@ class Settings(BaseModel):
     )
     registry_listen: str = Field(
         "127.0.0.1:9876", description="HOST:PORT of the registry; unused by a broker that has registries"
+    )
+    http_listen: str = Field(
+        "", description='HOST:PORT for metrics and health; without it the port above listen, on loopback; "none": no such port'
     )
     registries: str = Field(
         "", description="registries to register with, HOST:PORT;HOST:PORT; without any the broker embeds one"

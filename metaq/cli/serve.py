@@ -19,7 +19,7 @@ from metaq.server.replica import Replica
 def serve(config_file: Path | None, **flags: Any) -> int:
     """Run a broker until SIGTERM or Ctrl-C.
 
-    Once it serves it prints one line: metaq ready listen=HOST:PORT registry=HOST:PORT data=DIR pid=N
+    Once it serves it prints one line: metaq ready listen=HOST:PORT registry=HOST:PORT data=DIR pid=N http=HOST:PORT
 
     Each setting is a flag, an environment variable (METAQ_SEGMENT_BYTES for --segment-bytes) and a line of the
     configuration file (segment_bytes: 1048576). Flags win over the environment, which wins over the file. At SIGHUP all
@@ -28,4 +28,5 @@ def serve(config_file: Path | None, **flags: Any) -> int:
     given = {name: value for name, value in flags.items() if value is not None}
     read = partial(load, config_file, os.environ, given)
     settings = read()
-    return run(settings, Broker if settings.replication_listen == NONE else Replica, read)
+    server = Broker if settings.replication_listen == NONE else Replica
+    return run(settings, lambda settings, tell: server(settings, tell=tell), read)

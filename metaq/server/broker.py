@@ -48,6 +48,7 @@ from metaq.server.hold import Holds
 from metaq.server.later import Later
 from metaq.server.locklog import LockLog
 from metaq.server.look import Looks
+from metaq.server.measured import Measured
 from metaq.server.observed import Observed
 from metaq.server.offsetexport import OffsetExport
 from metaq.server.offsethistory import OffsetHistory
@@ -65,6 +66,7 @@ from metaq.server.turn import Turns
 from metaq.store.copying import hide_from
 from metaq.store.disk import Disk
 from metaq.store.epochs import Epochs
+from metaq.store.progress import Tell, nobody
 from metaq.store.recovery import open_store
 from metaq.tx.halves import Halves
 from metaq.tx.journal import Held
@@ -131,8 +133,10 @@ class Broker:
         disk: Disk | None = None,
         role: Role = ALONE,
         bound: Mapping[str, Listener] | None = None,
+        tell: Tell = nobody,
     ) -> None:
-        """Bind the addresses, unless they are ``bound``, and open the store; nothing is served before ``start``."""
+        """Bind the addresses, unless they are ``bound``, and open the store, of which ``tell`` hears; nothing is served before
+        ``start``."""
         self._settings = settings
         self.role = role
         self.run = run_in_pool
@@ -141,7 +145,8 @@ class Broker:
         self._front = front = Front(settings, self._hub.loop, tls, bound)
         try:
             self.addresses = self._bind(front)
-            store, self.recovery = open_store(settings.data, store_settings(settings, role), clock or SystemClock(), disk)
+            clock = clock or SystemClock()
+            store, self.recovery = open_store(settings.data, store_settings(settings, role), clock, disk, tell=tell)
         except BaseException:
             front.close_listeners()
             raise
@@ -176,6 +181,7 @@ class Broker:
         self._operators = TransactionAdminHandler(self.context, self.turns, self.later, undecided, self.run)
         self._answer_text()
         self._answer_remoting()
+        self.measured = self._measure()
         self._duties.keepers.append(self.epochs)
         if not role.is_master:
             self._only_give()
@@ -278,6 +284,16 @@ class Broker:
         self.registration.topic_changed(name)
         if self._zookeeper is not None:
             self._zookeeper.topic_changed(name)
+
+    def _measure(self) -> Measured:
+        return Measured(
+            *(self.context, self.turns, self.holds, self._looks, self._schedule.positions, self._operators.numbers),
+            *(self._export, self._why_unknown, self._registry, self.run),
+        )
+
+    def _why_unknown(self) -> str | None:
+        """Why clients do not find this broker; ``None`` when they do."""
+        return self.registration.problem or (None if self._zookeeper is None else self._zookeeper.problem)
 
     def _forget_topic(self, name: str) -> None:
         """A topic was deleted."""
@@ -397,6 +413,7 @@ class Broker:
 
     def stop(self) -> None:
         """Take no more commands, send every answer that is due, then close the store in order."""
+        self.measured.leaves = True
         if self._zookeeper is not None:
             self._zookeeper.stop()
         self.registration.stop()
@@ -405,6 +422,7 @@ class Broker:
 
     def give_up(self) -> Mapping[str, Listener]:
         """Stop, but leave the addresses bound, for the broker that comes after this one in another role."""
+        self.measured.leaves = True
         if self._zookeeper is not None:
             self._zookeeper.stop()
         self.registration.stop()

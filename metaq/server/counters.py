@@ -1,7 +1,10 @@
 """What the broker has counted since its start, for ``stats`` of the text protocol."""
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
+
+from metaq.errors import MetaqError
 
 
 @dataclass(slots=True)
@@ -38,6 +41,8 @@ class Counters:
     offset: Meter = field(default_factory=Meter)
     get_miss: Meter = field(default_factory=Meter)
     put_failed: Meter = field(default_factory=Meter)
+    refused: Counter[type[MetaqError]] = field(default_factory=Counter)
+    """Of ``put_failed``: by what refused them."""
     sent_back: Meter = field(default_factory=Meter)
     dead_letter: Meter = field(default_factory=Meter)
     tx_begin: Meter = field(default_factory=Meter)
@@ -47,6 +52,11 @@ class Counters:
     tx_rollback: Meter = field(default_factory=Meter)
     started_s: float = field(default_factory=time.monotonic)
     since_s: float = field(default_factory=time.monotonic)
+
+    def refuse(self, error: MetaqError, puts: int) -> None:
+        """So many puts failed by one error."""
+        self.put_failed.add(puts)
+        self.refused[type(error)] += puts
 
     def count_step(self, step: str, *, local: bool) -> None:
         """A command about a transaction, by its type."""

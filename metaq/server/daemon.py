@@ -15,7 +15,10 @@ from gevent.hub import Hub
 from metaq import logs
 from metaq.config import Settings
 from metaq.errors import MetaqError
+from metaq.server.http import Monitor, Monitored
+from metaq.server.registration import written
 from metaq.server.reload import Configurable, Reload
+from metaq.store.progress import Tell
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,11 @@ class Server(Configurable, Protocol):
     """What a process serves."""
 
     @property
+    def measured(self) -> Monitored:
+        """What it lets be seen of itself now."""
+        ...
+
+    @property
     def ready(self) -> str:
         """The line that says where it serves, known from the start."""
         ...
@@ -46,10 +54,16 @@ class Server(Configurable, Protocol):
     def stop(self) -> None: ...
 
 
-def run(settings: Settings, make: Callable[[Settings], Server], read: Callable[[], Settings] | None = None) -> int:
+def run(
+    settings: Settings,
+    make: Callable[[Settings, Tell], Server],
+    read: Callable[[], Settings] | None = None,
+    listen: str | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the process's exit code. At SIGHUP ``read`` reads the settings again.
 
-    Once it serves it prints one line to standard output: ``metaq ready listen=HOST:PORT … data=DIR pid=N``.
+    Once it serves it prints one line to standard output: ``metaq ready listen=HOST:PORT … data=DIR pid=N http=HOST:PORT``, the
+    last without ``http_listen``. ``listen`` is the address beside which that is when the settings leave it open.
     """
     logs.configure(settings.log_level, settings.log_format)
     Hub.SYSTEM_ERROR = (*Hub.SYSTEM_ERROR, AssertionError)  # a failed assertion ends the process
@@ -57,7 +71,8 @@ def run(settings: Settings, make: Callable[[Settings], Server], read: Callable[[
     watchers = [gevent.signal_handler(number, stopping.set) for number in (signal.SIGTERM, signal.SIGINT)]
     reload = Reload(settings, read or (lambda: settings), stopping.set)
     try:
-        server = make(settings)
+        monitor = Monitor(settings, settings.listen if listen is None else listen)
+        server = make(settings, monitor.recovering)
         server.start()
     except MetaqError as error:
         print(f"metaq: {error}", file=sys.stderr)
@@ -66,12 +81,16 @@ def run(settings: Settings, make: Callable[[Settings], Server], read: Callable[[
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG, GC_MIDDLE)
     sys.setswitchinterval(SWITCH_S)
-    print(f"{server.ready} pid={os.getpid()}", flush=True)
+    monitor.serving(lambda: server.measured)
+    where = "" if monitor.address is None else f" http={written(monitor.address)}"
+    print(f"{server.ready} pid={os.getpid()}{where}", flush=True)
     reload.start(server)
     stopping.wait()
     logger.info("stopping")
     reload.stop()
+    monitor.stopping()
     server.stop()
+    monitor.close()
     for watcher in watchers:
         watcher.cancel()
     logger.info("stopped")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from metaq.message import TopicPartition
+from metaq.message import INTERNAL_TOPICS, TopicPartition
 from metaq.store.consumequeue import ConsumeQueue
 
 
@@ -43,6 +43,11 @@ class Holds:
         self._held.setdefault(key, set()).add(hold)
         self.count += 1
         return hold
+
+    @property
+    def of_clients(self) -> int:
+        """Those that clients wait for: the broker itself waits for delayed messages in the same way."""
+        return sum(len(held) for key, held in self._held.items() if key.topic not in INTERNAL_TOPICS)
 
     def forget(self, key: TopicPartition, hold: Hold) -> None:
         held = self._held.get(key)

@@ -44,6 +44,8 @@ class Looks:
         self.configure(settings)
         self._read_off_hub: Read = lambda file, size, offset: run(partial(file.read, size, offset))
         self._cold = 0
+        self.cold_reads = 0
+        """Questions that had to wait for the disk, since the start."""
 
     def configure(self, settings: Settings) -> None:
         """Take over the limit."""
@@ -72,6 +74,7 @@ class Looks:
                 question.fail(Overloaded(reason, retry_after_ms=COLD_RETRY_MS))
                 return
             self._cold += 1
+            self.cold_reads += 1
             question.owe()
             gevent.spawn(self._look_on_disk, question)
         except MetaqError as error:

@@ -159,11 +159,11 @@ class OffsetExport:
         times: tuple[int | None, int | None, int | None] = None, None, None
         if queue is not None:
             if position is not None:
-                consumed = self._read_now(partial(self._ordinal, queue, position))
-            least = self._read_now(partial(self._least, queue))
+                consumed = self.read_now(partial(self._ordinal, queue, position))
+            least = self.read_now(partial(self._least, queue))
             most = queue.readable
             following = most if consumed is None else max(consumed, least)
-            times = self._stored(queue, following), self._stored(queue, least), self._stored(queue, most - 1)
+            times = self.stored(queue, following), self.stored(queue, least), self.stored(queue, most - 1)
         place = ts_ms, self._context.settings.broker_name, group, kind, topic, number
         owner = None if owner is None else owner[:LONGEST]
         return OffsetRow(*place, consumed, least, most, *times, owner, self._store.settings.retention.keep_ms)
@@ -174,19 +174,19 @@ class OffsetExport:
     def _least(self, queue: ConsumeQueue, read: Read) -> int:
         return self._store.first(queue, read)[0]
 
-    def _stored(self, queue: ConsumeQueue, ordinal: int) -> int | None:
+    def stored(self, queue: ConsumeQueue, ordinal: int) -> int | None:
         """When a message was stored; ``None`` when there is none, or it is damaged."""
         if not queue.base <= ordinal < queue.readable:
             return None
         place = queue.topic, queue.partition, ordinal
         known = self._times.get(place)
         if known is None:
-            known = self._read_now(partial(self._store.reader.store_time, queue, ordinal))
+            known = self.read_now(partial(self._store.reader.store_time, queue, ordinal))
             if known is not None:
                 self._times.put(place, known)
         return known
 
-    def _read_now(self, find: Callable[[Read], T]) -> T:
+    def read_now(self, find: Callable[[Read], T]) -> T:
         """What is found in memory, else on the disk."""
         try:
             return find(read_cached)

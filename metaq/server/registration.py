@@ -134,6 +134,13 @@ class Registration:
             told = next(filter(None, self._masters.values()), None)
         return parse_address("haServerAddr", told) if told else None
 
+    @property
+    def problem(self) -> str | None:
+        """Why clients do not find this broker; ``None`` when some registry knows it."""
+        if not self._members or any(member.registered for member in self._members):
+            return None
+        return f"not registered with any of {len(self._members)} registries: {self._members[0].problem or 'none answered yet'}"
+
     def stop(self) -> None:
         """Say goodbye to every registry, so that clients look elsewhere."""
         if self._registry is not None:
@@ -218,6 +225,9 @@ class _Member:
         self._told = Event()  # it knows everything, or cannot be told
         self._link: Outbound | None = None
         self._failing = False
+        self.registered = False
+        self.problem = ""
+        """Why it was not when it was tried last."""
 
     def topic_changed(self, name: str) -> None:
         self._changed.add(name)
@@ -260,6 +270,7 @@ class _Member:
             if not registered:
                 logger.info("registered registry=%s", written(self._address))
             registered, self._failing = True, False
+            self.registered = True
             if not self._changed:
                 self._told.set()
             self._wake.wait(max(0.0, due_s - registration.monotonic()))
@@ -269,7 +280,7 @@ class _Member:
         level = logging.DEBUG if self._failing else logging.WARNING
         hint = "is a registry running there? it is tried again; setting: registries"
         logger.log(level, "cannot register registry=%s reason=%s hint=%s", written(self._address), error, hint)
-        self._failing = True
+        self._failing, self.registered, self.problem = True, False, str(error)
         self._told.set()
 
     def leave(self) -> None:

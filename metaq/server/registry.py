@@ -1,7 +1,7 @@
 """A registry as a process of its own: the registry's requests, and of the text protocol what people ask with telnet."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import gevent
@@ -16,6 +16,8 @@ from metaq.registry.kvconfig import KvConfig
 from metaq.server.front import Front
 from metaq.server.handlers.identity import IdentityHandler
 from metaq.server.handlers.registry import RegistryHandler
+from metaq.server.measured import registry_families
+from metaq.server.metrics import Family
 from metaq.server.pool import run_in_pool
 from metaq.server.tables import FOLDER
 from metaq.server.textsession import TextSession
@@ -70,6 +72,21 @@ class RegistryServer:
         """Take over what can change while it runs."""
         self._settings = settings
         self._front.configure(settings)
+
+    @property
+    def measured(self) -> "RegistryServer":
+        """Itself."""
+        return self
+
+    def reasons(self) -> list[str]:
+        """None: a registry that serves is ready."""
+        return []
+
+    def facts(self) -> Mapping[str, object]:
+        return {"role": "registry"}
+
+    def families(self) -> Iterator[Family]:
+        return registry_families(self._registry)
 
     @property
     def ready(self) -> str:

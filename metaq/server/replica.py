@@ -30,6 +30,7 @@ from metaq.server.broker import Broker
 from metaq.server.daemon import STARTED_NOT
 from metaq.server.front import Listener, resolve
 from metaq.server.handlers.replica import ReplicaHandler
+from metaq.server.measured import Measured
 from metaq.server.registration import parse_address, reached_at, written
 from metaq.server.role import Role
 from metaq.server.sides import MasterSide, SlaveSide
@@ -38,6 +39,7 @@ from metaq.server.zkregistration import open_session
 from metaq.store.disk import Disk, RealDisk
 from metaq.store.documents import read_document, write_document
 from metaq.store.messagestore import MessageStore
+from metaq.store.progress import Tell, nobody
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +66,8 @@ class Kept(NamedTuple):
 class Replica:
     """The ``Server`` of a broker that has replicas."""
 
-    def __init__(self, settings: Settings, disk: Disk | None = None) -> None:
-        """Bind the addresses and open the store."""
+    def __init__(self, settings: Settings, disk: Disk | None = None, tell: Tell = nobody) -> None:
+        """Bind the addresses and open the store; ``tell`` hears how far that is."""
         self.settings = settings
         self._disk = disk or RealDisk()
         self._path = settings.data / FOLDER / KEPT
@@ -78,7 +80,7 @@ class Replica:
         self.settings = settings.model_copy(update={"replication_listen": written(self.address)})
         self.side: MasterSide | SlaveSide
         self._election: Election | None = None
-        self.broker = self._open(self._first_role(), None)
+        self.broker = self._open(self._first_role(), None, tell)
         if settings.role == ELECTED:
             self._election = self._join_group()
         self._wanted: Role | None = None
@@ -93,6 +95,11 @@ class Replica:
         """The line that says where it serves."""
         first, _, rest = self.broker.ready.partition(" data=")
         return f"{first} replication={written(self.address)} role={self.role_name} data={rest}"
+
+    @property
+    def measured(self) -> Measured:
+        """The broker of now."""
+        return self.broker.measured
 
     @property
     def role_name(self) -> str:
@@ -145,8 +152,8 @@ class Replica:
         role = "slave" if self.settings.role == ELECTED else self._kept.role or self.settings.role
         return Role(role == "master", NEXT_EPOCH if role == "master" else 0, self._kept.readable_end)
 
-    def _open(self, role: Role, bound: Any) -> Broker:
-        broker = Broker(self.settings, disk=self._disk, role=role, bound=bound)
+    def _open(self, role: Role, bound: Any, tell: Tell = nobody) -> Broker:
+        broker = Broker(self.settings, disk=self._disk, role=role, bound=bound, tell=tell)
         if role.is_master:
             self.side = MasterSide(broker, self.settings, of_nobody if self._election is None else self._election.agree)
             if self._election is not None:

@@ -1,9 +1,10 @@
 """What a replica of a broker is from one opening of its store to the next."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from metaq.registry.routes import MASTER
+from metaq.replication.insync import Standing
 
 
 class Role(NamedTuple):
@@ -20,6 +21,19 @@ class Role(NamedTuple):
 
 ALONE: Final = Role()
 """A broker without replicas."""
+
+
+class Health(NamedTuple):
+    """How the replicas of a broker stand, as one of them knows it."""
+
+    in_sync: int = 1
+    """Replicas in sync, the master among them."""
+    slaves: Sequence[Standing] = ()
+    """Known to the master only."""
+    lag_bytes: int = 0
+    """Of the log of the master, which this slave does not have."""
+    problem: str | None = None
+    """Why this one does not do its part."""
 
 
 class Replicas(Protocol):
@@ -44,6 +58,10 @@ class Replicas(Protocol):
         """How they stand, for operators, by name."""
         ...
 
+    def health(self) -> Health:
+        """How they stand, for metrics and readiness."""
+        ...
+
 
 class NoReplicas:
     """The ``Replicas`` of a broker that has no others."""
@@ -55,3 +73,6 @@ class NoReplicas:
 
     def numbers(self) -> Mapping[str, object]:
         return {"role": "master"}
+
+    def health(self) -> Health:
+        return Health()

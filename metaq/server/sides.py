@@ -15,6 +15,7 @@ from metaq.server.groups import GROUPS
 from metaq.server.handlers.masteronly import MasterOnlyHandler
 from metaq.server.offsetlog import load_offsets
 from metaq.server.registration import written
+from metaq.server.role import Health
 from metaq.server.tables import FOLDER, OFFSETS_TOPIC, TOPICS
 from metaq.store.consumequeue import ConsumeQueue
 
@@ -90,6 +91,13 @@ class MasterSide:
             **{f"slave_{slave.replica}_lag_bytes": slave.lag_bytes for slave in standings},
             **{f"slave_{slave.replica}_lag_ms": slave.lag_ms for slave in standings},
         }
+
+    def health(self) -> Health:
+        in_sync = len(self.in_sync.members)
+        problem = None
+        if self._waits and in_sync < self._least:
+            problem = f"{in_sync} of at least {self._least} replicas are in sync (min_in_sync): no put is safe"
+        return Health(in_sync, self.in_sync.standings(), 0, problem)
 
     def _own_end(self) -> int:
         return self._store.durable_end if self._on_disk else self._store.log.end
@@ -175,6 +183,16 @@ class SlaveSide:
             "lag_bytes": max(0, seen.log_end - self._broker.store.log.end),
             "following": seen.problem or ("yes" if seen.address else "nobody yet"),
         }
+
+    def health(self) -> Health:
+        seen = self.seen
+        lag_bytes = max(0, seen.log_end - self._broker.store.log.end)
+        problem = None
+        if not seen.address:
+            problem = f"this slave follows no master: {seen.problem or 'it knows of none'}"
+        elif self._number not in seen.in_sync:
+            problem = f"this slave is not in sync with its master yet: it lacks {lag_bytes} bytes"
+        return Health(len(seen.in_sync), (), lag_bytes, problem)
 
     @property
     def readable_end(self) -> int:

@@ -183,15 +183,23 @@ class Statistics:
             self._indexed = len(self._queues)
         return self._by_topic
 
-    def _put_to(self, topic: str) -> Totals:
-        """Since the start."""
+    def put_to(self, topic: str) -> Totals:
+        """What was put to one topic since the start."""
         messages, size = _put_ever(self._topics().get(topic, []))
         before = self._put_before.get(topic, NOTHING)
         return Totals(messages - before.messages, size - before.size)
 
+    def topics(self) -> list[str]:
+        """All that have a partition, internal ones included."""
+        return list(self._topics())
+
+    def got_by_group(self) -> dict[tuple[str, str], Totals]:
+        """What was got since the start, by topic and group, as far as it is counted one by one."""
+        return {key: counter.totals() for key, counter in self._got.items()}
+
     def put_in_all(self) -> Totals:
         """What clients put since the start."""
-        return _sum(self._put_to(topic) for topic in self._topics() if topic not in INTERNAL_TOPICS)
+        return _sum(self.put_to(topic) for topic in self._topics() if topic not in INTERNAL_TOPICS)
 
     def got_in_all(self) -> Totals:
         """What clients got since the start."""
@@ -201,7 +209,7 @@ class Statistics:
         """Everything that is sampled, as it is when it is asked for."""
         put: list[Totals] = []
         for topic in list(self._topics()):
-            totals = self._put_to(topic)
+            totals = self.put_to(topic)
             if topic not in INTERNAL_TOPICS:
                 put.append(totals)
             yield (PUT, topic), totals
@@ -251,7 +259,7 @@ class Statistics:
             key = PUT if name == "BROKER_PUT_NUMS" else GOT
             totals = self.put_in_all() if key == PUT else self.got_in_all()
         elif kind == PUT:
-            totals = self._put_to(key)
+            totals = self.put_to(key)
         else:
             topic, _, group = key.partition("@")
             counter = (self._got if kind == GOT else self._sent_back).get((topic, group))

@@ -11,6 +11,7 @@ from metaq.errors import MetaqError
 from metaq.protocol.commands import Command, Invalid, Put, Quit
 from metaq.protocol.replies import ERROR, OK, write_result
 from metaq.protocol.text import CommandReader
+from metaq.server.counters import Counters
 from metaq.server.session import Host, Session, Stream
 from metaq.server.turn import Short
 
@@ -89,10 +90,11 @@ class TextSession(Session):
 class TextOutcome:
     """The replies to one session's puts of one turn."""
 
-    __slots__ = ("_session", "replies", "size", "turn")
+    __slots__ = ("_counters", "_session", "replies", "size", "turn")
 
-    def __init__(self, session: TextSession, turn: int) -> None:
+    def __init__(self, session: TextSession, turn: int, counters: Counters) -> None:
         self._session = session
+        self._counters = counters
         self.turn = turn
         self.replies: list[str] = []
         self.size = 0
@@ -101,6 +103,7 @@ class TextOutcome:
         self._session.answer(len(self.replies), self.size, "".join(self.replies).encode())
 
     def refused(self, error: MetaqError, outcome: str) -> None:
+        self._counters.refuse(error, sum(reply.startswith(f"result {OK} ") for reply in self.replies))
         self._replace(error.status, lambda _: f"the message {outcome}: {error}")
 
     def late(self, short: Short) -> None:

@@ -6,7 +6,7 @@ REPLICA they are parked until the replicas in sync hold them.
 """
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ from metaq.config import Settings
 from metaq.errors import Fenced, MetaqError, Overloaded, StoreError
 from metaq.message import Durability
 from metaq.protocol.codes import Response
+from metaq.server.metrics import Histogram
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.files import Run
 from metaq.store.messagestore import MessageStore
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 NOT_STORED: Final = "was not stored"
 IN_DOUBT: Final = "may be stored or not"
+SEND_BOUNDS: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+SYNC_BOUNDS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Short(NamedTuple):
@@ -88,6 +91,8 @@ class Parked(NamedTuple):
     outcome: Outcome
     failure: StoreError | None
     """Nothing of it was stored; it waits only because answers keep their order."""
+    began: float
+    """When the first of its turn was staged."""
 
 
 class Turns:
@@ -111,6 +116,12 @@ class Turns:
         """Called when the log has grown, or more of it is durable."""
         self.configure(settings)
         self._outcomes: list[Outcome] = []
+        self._began = 0.0  # when the first of them was staged
+        self.send_times = Histogram(SEND_BOUNDS)
+        """Of each turn: from its first put to the answers, which are as safe as promised."""
+        self.sync_times = Histogram(SYNC_BOUNDS)
+        self.late: Counter[Response] = Counter()
+        """Outcomes that were stored, but not as safe as promised within the time."""
         self.number = 0
         """Of the current turn."""
         self._parked: deque[Parked] = deque()
@@ -163,12 +174,14 @@ class Turns:
     def staged(self, outcome: Outcome) -> None:
         """Take an outcome of this turn: its puts hold when the append at the end of the turn succeeds."""
         if not self._outcomes:
+            self._began = self._clock.monotonic()
             self._loop.run_callback(self.finish)
         self._outcomes.append(outcome)
 
     def finish(self) -> None:
         """The end of the turn: append, then answer or park."""
         outcomes, self._outcomes = self._outcomes, []
+        began, answered = self._began, False
         self.number += 1
         store = self._store
         failure: StoreError | None = None
@@ -187,9 +200,12 @@ class Turns:
         deadline = self._clock.monotonic() + self._timeout
         for outcome in outcomes:
             if self.waits and (self._parked or end > self._safe_end()):
-                self._parked.append(Parked(end, deadline, outcome, failure))
+                self._parked.append(Parked(end, deadline, outcome, failure, began))
             else:
                 self._settle(outcome, failure)
+                answered = True
+        if answered:
+            self.send_times.observe(self._clock.monotonic() - began)
         if self._on_disk:
             if self._parked:
                 self._sync_due.set()
@@ -222,9 +238,13 @@ class Turns:
     def release(self) -> None:
         """Answer what is as safe as promised; at REPLICA let readers see it, and answer what cannot become so."""
         safe_end = self._safe_end()
+        began, now = -1.0, 0.0  # of the turn that is answered
         while self._parked and self._parked[0].end <= safe_end:
             parked = self._parked.popleft()
             self._settle(parked.outcome, parked.failure)
+            if parked.began != began:
+                began, now = parked.began, now or self._clock.monotonic()
+                self.send_times.observe(now - began)
         if self._parked and self._on_disk and self._store.durable_end < self._parked[-1].end:
             self._sync_due.set()
         if self.copies is not None:
@@ -255,7 +275,7 @@ class Turns:
         while not self._stopping:
             self._sync_due.wait(None if self._on_disk else self._flush_interval)
             self._sync_due.clear()
-            self._synced_messages = store.messages_put
+            self._synced_messages, syncs = store.messages_put, store.syncs
             started = self._clock.monotonic()
             try:
                 readable = store.sync(self._run)
@@ -265,7 +285,10 @@ class Turns:
                     reported = error
                 self.abandon(error)
                 continue
-            self._last_sync_ms = max(1, round((self._clock.monotonic() - started) * 1000))
+            took_s = self._clock.monotonic() - started
+            self._last_sync_ms = max(1, round(took_s * 1000))
+            if store.syncs > syncs:
+                self.sync_times.observe(took_s)
             self.release()
             if readable:
                 self._wake(readable)
@@ -284,6 +307,7 @@ class Turns:
             self._settle(parked.outcome, parked.failure)
         else:
             self.waiting_bytes -= parked.outcome.size
+            self.late[short.code] += 1
             parked.outcome.late(short)
 
     def stop(self) -> None:

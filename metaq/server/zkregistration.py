@@ -119,6 +119,11 @@ class InZooKeeper:
             self._others.start()
         self.zookeeper.start()
 
+    @property
+    def problem(self) -> str | None:
+        """Why nobody sees this broker there; ``None`` while the session is connected."""
+        return None if self.zookeeper.connected else f"not connected to ZooKeeper {self.zookeeper.hosts}"
+
     def topic_changed(self, name: str) -> None:
         """A topic was made, changed or removed; never blocks."""
         self._own.topic_changed(name)

@@ -38,6 +38,7 @@ from metaq.store.documents import read_document, write_document
 from metaq.store.files import read_here
 from metaq.store.keyindex import NO_INDEX, IndexMark
 from metaq.store.messagestore import ABORT, QUEUES, MessageStore
+from metaq.store.progress import EVERY, Step, Tell, nobody, telling
 from metaq.store.reading import UNITS_AT_ONCE
 from metaq.store.replacing import replace
 from metaq.store.settings import StoreSettings
@@ -49,6 +50,7 @@ FORMAT_VERSION: Final = 1
 IDENTITY: Final = "store.json"
 QUARANTINE: Final = "quarantine.json"
 LOCK: Final = "lock"
+CHECKING: Final = "checking queues"
 
 
 @dataclass(slots=True)
@@ -73,8 +75,10 @@ def open_store(
     disk: Disk | None = None,
     *,
     rebuild: bool = False,
+    tell: Tell = nobody,
 ) -> tuple[MessageStore, Recovery]:
     """Open a folder, new or not, for one writer. With ``rebuild`` no queue is trusted: all units are made from the log.
+    ``tell`` hears how far that is.
 
     Raises ``DirectoryLocked``, ``UnknownVersion``, ``WrongBroker``, or ``DiskFull`` and ``DiskFailed`` when the disk does not
     take the first writes.
@@ -101,7 +105,7 @@ def open_store(
         disk.sync_directory(directory.parent)  # a process killed before this line may have made the folder
     if identity is None or problems:
         _write_identity(store, identity)
-    _recover(store, recovery, rebuild=rebuild)
+    _recover(store, recovery, tell, rebuild=rebuild)
     for problem in recovery.problems:
         logger.error("store problem problem=%s", problem)
     return store, recovery
@@ -134,17 +138,17 @@ def _write_identity(store: MessageStore, known: dict[str, Any] | None) -> None:
     write_document(store.disk, store.directory / IDENTITY, content)
 
 
-def _recover(store: MessageStore, recovery: Recovery, *, rebuild: bool) -> None:
+def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bool) -> None:
     disk, log = store.disk, store.log
     checkpoint, problems = read_checkpoint(disk, store.directory)
     recovery.problems += problems
     partitions = {} if checkpoint is None else checkpoint.partitions
-    _load_queues(store, partitions)
+    _load_queues(store, partitions, tell)
     live = read_live(disk, store.directory)
     failed = live is not None and live.mark == FAILED
     if failed:
         live = None
-    elif live is not None and live.units != _units_before(store, live.mark):
+    elif live is not None and live.units != _units_before(store, live.mark, tell):
         recovery.problems.append(f"the queue files do not hold the {live.units} units of {LIVE_NAME}: rebuilt from the log")
         live = None
         store.drop_live_mark()
@@ -152,14 +156,16 @@ def _recover(store: MessageStore, recovery: Recovery, *, rebuild: bool) -> None:
     mark = min(mark, log.segments[-1].end)
     if rebuild:
         store.drop_live_mark()
-        trusted = {queue: _aged_out(store, queue) for queue in store.queues.values()}
+        trusted = {queue: _aged_out(store, queue) for queue in telling(list(store.queues.values()), CHECKING, tell)}
     else:
-        trusted = {queue: _trusted(store, queue, checkpoint, live) for queue in store.queues.values()}
+        queues = telling(list(store.queues.values()), CHECKING, tell)
+        trusted = {queue: _trusted(store, queue, checkpoint, live) for queue in queues}
     partitions = _admit_short(store, checkpoint, trusted)
-    starts = [_cut(store, queue, count, partitions, mark, live) for queue, count in trusted.items()]
+    cuts = telling(list(trusted.items()), CHECKING, tell)
+    starts = [_cut(store, queue, count, partitions, mark, live) for queue, count in cuts]
     recovery.walked_from = log.begin if rebuild else min([mark, *starts])
     listed = _listed(store)
-    recovery.end = max(mark, _walk(store, recovery, mark, Ranges(listed)))
+    recovery.end = max(mark, _walk(store, recovery, mark, Ranges(listed), tell))
     log.start_at(recovery.end)
     for key, progress in partitions.items():
         queue = store.queue(*key)
@@ -195,9 +201,10 @@ def _recover_index(store: MessageStore, recovery: Recovery, checkpoint: Checkpoi
     return NO_INDEX
 
 
-def _load_queues(store: MessageStore, partitions: dict[tuple[str, int], Progress]) -> None:
+def _load_queues(store: MessageStore, partitions: dict[tuple[str, int], Progress], tell: Tell) -> None:
     root = store.directory / QUEUES
-    for topic in store.disk.list_directory(root):
+    for number, topic in enumerate(topics := store.disk.list_directory(root)):
+        tell(Step("opening queues", number, len(topics), "topics"))
         for partition in store.disk.list_directory(root / topic):
             if partition.isascii() and partition.isdecimal():
                 store.queue(topic, int(partition)).load()
@@ -205,10 +212,10 @@ def _load_queues(store: MessageStore, partitions: dict[tuple[str, int], Progress
         store.queue(*key)
 
 
-def _units_before(store: MessageStore, mark: int) -> int:
+def _units_before(store: MessageStore, mark: int, tell: Tell) -> int:
     """Units of records before a mark in all queues, fillers and units of dropped files included."""
     total = 0
-    for queue in store.queues.values():
+    for queue in telling(list(store.queues.values()), CHECKING, tell):
         count = queue.written
         while count > queue.base:
             offset, size, _ = queue.unit(count - 1, read_here)
@@ -330,10 +337,13 @@ def _text_end(store: MessageStore, queue: ConsumeQueue, progress: Progress) -> i
     return progress.text_end + beyond
 
 
-def _walk(store: MessageStore, recovery: Recovery, mark: int, quarantine: Ranges) -> int:
+def _walk(store: MessageStore, recovery: Recovery, mark: int, quarantine: Ranges, tell: Tell) -> int:
     """Dispatch every record that is kept, from where it is needed on; return where the last one ends."""
-    end = recovery.walked_from
-    for found in whole_groups(store.log.walk(end), mark, quarantine):
+    begin = end = recovery.walked_from
+    most = store.log.segments[-1].end - begin
+    for number, found in enumerate(whole_groups(store.log.walk(end), mark, quarantine)):
+        if number % EVERY == 0:
+            tell(Step("reading the log", end - begin, most, "bytes"))
         if isinstance(found, Gap):
             recovery.gaps.append(found)
         elif isinstance(found, Dropped):

@@ -64,7 +64,9 @@ def main() -> None:
     arguments = iter(sys.argv[1:])
     settings = load(None, {}, {flag[2:].replace("-", "_"): value for flag, value in zip(arguments, arguments, strict=True)})
     control = settings.data.parent
-    sys.exit(run(settings, lambda settings: Broker(settings, ControlledClock(control), ControlledDisk(control))))
+    sys.exit(
+        run(settings, lambda settings, tell: Broker(settings, ControlledClock(control), ControlledDisk(control), tell=tell))
+    )
 
 
 if __name__ == "__main__":

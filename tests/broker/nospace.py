@@ -46,7 +46,7 @@ def main() -> None:
     settings = load(None, {}, {flag[2:].replace("-", "_"): value for flag, value in zip(arguments, arguments, strict=True)})
     disk = CrampedDisk(settings.data.with_name("full"))
     server = Broker if settings.replication_listen == "none" else Replica
-    sys.exit(run(settings, lambda settings: server(settings, disk=disk)))
+    sys.exit(run(settings, lambda settings, tell: server(settings, disk=disk, tell=tell)))
 
 
 if __name__ == "__main__":

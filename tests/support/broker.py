@@ -20,7 +20,7 @@ SEGMENT_BYTES: Final = 32 * 1024 * 1024
 """Unless a test says otherwise: the usual 1 GiB, twice a broker, would soon fill a disk."""
 _READY: Final = re.compile(
     r"^metaq (?:registry )?ready listen=(\S+):(\d+)(?: remoting=\S+)?(?: registry=(\S+:\d+))?"
-    r"(?: replication=(\S+:\d+) role=\w+)? data=.* pid=\d+(?: .*)?\n",
+    r"(?: replication=(\S+:\d+) role=\w+)? data=.* pid=\d+(?: http=(\S+:\d+))?(?: .*)?\n",
     re.MULTILINE,
 )
 
@@ -45,8 +45,8 @@ class BrokerProcess:
     """``metaq serve`` over the folder ``data``, from entering the ``with`` block until leaving it.
 
     ``host``, ``port`` and ``pid`` are those of the running process, ``registry`` is HOST:PORT of its embedded registry,
-    ``replication`` where slaves connect; both empty without. Standard output and error go to files beside ``data``, of which
-    ``log`` is the second; every start appends to them.
+    ``replication`` where slaves connect, ``http`` where its metrics are; empty without. Standard output and error go to files
+    beside ``data``, of which ``log`` is the second; every start appends to them.
     """
 
     program: ClassVar[tuple[str, ...]] = ("-m", "metaq", "serve")
@@ -60,6 +60,7 @@ class BrokerProcess:
         self.port = 0
         self.registry = ""
         self.replication = ""
+        self.http = ""
         self.pid = 0
         self.log = data.with_name(f"{data.name}.stderr")
         self._listen = listen
@@ -90,7 +91,8 @@ class BrokerProcess:
 
     def own_flags(self) -> list[str]:
         """Beside where its data is and where it listens. It puts nothing into the log that a test has not asked for."""
-        flags = ["--remoting-listen", "none", "--registry-listen", self._registry_listen, "--offset-export-interval-ms", "0"]
+        flags = ["--remoting-listen", "none", "--registry-listen", self._registry_listen, "--http-listen", "127.0.0.1:0"]
+        flags += ["--offset-export-interval-ms", "0"]
         return [*flags, "--segment-bytes", str(SEGMENT_BYTES), "--durability", self.durability]
 
     def launch(self) -> None:
@@ -123,7 +125,7 @@ class BrokerProcess:
         ready = _READY.search(self._output.read_bytes()[self._output_before :].decode())
         if ready is not None:
             self.host, self.port = ready[1].strip("[]"), int(ready[2])
-            self.registry, self.replication = ready[3] or "", ready[4] or ""
+            self.registry, self.replication, self.http = ready[3] or "", ready[4] or "", ready[5] or ""
         return ready is not None
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -175,4 +177,4 @@ class RegistryProcess(BrokerProcess):
     program = ("-m", "metaq", "registry")
 
     def own_flags(self) -> list[str]:
-        return []
+        return ["--http-listen", "127.0.0.1:0"]

@@ -14,6 +14,7 @@ from metaq.replication.follower import Address
 from metaq.server.daemon import run
 from metaq.server.registration import parse_address, written
 from metaq.server.replica import Replica
+from metaq.store.progress import Tell
 
 DETOURS = "detours{}.json"
 
@@ -21,10 +22,10 @@ DETOURS = "detours{}.json"
 class DetouredReplica(Replica):
     """One whose connections to masters pass a proxy."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, tell: Tell) -> None:
         path = settings.data.parent / DETOURS.format(settings.replica_number)
         self._detours: dict[str, str] = orjson.loads(path.read_bytes())
-        super().__init__(settings)
+        super().__init__(settings, tell=tell)
 
     def _find_master(self) -> Address | None:
         master = super()._find_master()

@@ -44,7 +44,7 @@ class PutHandler:
         now_ms = store.clock.now_ms()
         middle = constant_middle(0, now_ms, session.born_host, now_ms, self._context.store_host)
         replies: list[str] = []
-        size = failed = 0
+        size = 0
         topic, asked = "", -1  # of the put before: runs to one partition are looked up once
         if self._known_for != self._context.topics.version:
             known.clear()
@@ -71,7 +71,7 @@ class PutHandler:
                         raise checksum_mismatch()
                     offset = store.put(queue, flag, body, crc, middle, HEADER_SIZE_TEXT + len(body))
             except (BrokerError, ProtocolError, StoreError) as error:
-                failed += 1
+                self._context.counters.refuse(error, 1)
                 self._context.topic_counters(put.topic).put_failed.add(1)
                 replies.append(self._refusal(put, error))
             else:
@@ -79,8 +79,6 @@ class PutHandler:
                 replies.append(f"result 200 {len(text)} {opaque}\r\n{text}")
         counters = self._context.counters
         counters.put.add(len(replies), size)
-        if failed:
-            counters.put_failed.add(failed)
         self._owe(session, replies, size)
         return at + len(replies)
 
@@ -88,7 +86,7 @@ class PutHandler:
         """The replies are due when the turn's append holds."""
         turns, outcome = self._turns, session.outcome
         if outcome is None or outcome.turn != turns.number:
-            session.outcome = outcome = TextOutcome(session, turns.number)
+            session.outcome = outcome = TextOutcome(session, turns.number, self._context.counters)
             turns.staged(outcome)
         outcome.replies += replies
         outcome.size += size

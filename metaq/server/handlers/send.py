@@ -118,7 +118,7 @@ class SendOutcome:
 
     def refused(self, error: MetaqError, outcome: str) -> None:
         remark = f"the message {outcome}: {error}"
-        self._counters.put_failed.add(self.requests)
+        self._counters.refuse(error, self.requests)
         self._pay([encode_response(sent, error.code, remark=remark) for sent in self.sent])
 
     def _pay(self, replies: list[bytes]) -> None:
@@ -157,10 +157,10 @@ class SendHandler:
         """What is refused at once is a put that failed."""
         try:
             return handle(session, request)
-        except MetaqError:
+        except MetaqError as error:
             context = self._context
             context.counters.put.add(1, len(request.body))
-            context.counters.put_failed.add(1)
+            context.counters.refuse(error, 1)
             context.topic_counters(request.fields.get("b") or request.fields.get("topic", "")).put_failed.add(1)
             raise
 

@@ -118,7 +118,7 @@ class TransactionHandler:
 
         Each gets an id at once, and a position when its branch is committed.
         """
-        replies, size, failed = [], 0, 0
+        replies, size = [], 0
         now_ms, born_host = self._clock.now_ms(), session.born_host
         message_id = self.transactions.take_ids(len(commands) - at)
         queue: ConsumeQueue | None = None  # of the put before, as the next four: puts that follow each other share them
@@ -149,7 +149,7 @@ class TransactionHandler:
                     held = _new(Held, (queue, flag, body, crc, None, message_id, now_ms, born_host))
                     branch.put(held, len(body) + PARKED_GROWTH)
             except MetaqError as error:
-                failed += 1
+                self._context.counters.refuse(error, 1)
                 self._context.topic_counters(put.topic).put_failed.add(1)
                 text = error.wire if isinstance(error, XaError) else str(error)
                 replies.append(result(error.status, text, opaque))
@@ -157,8 +157,6 @@ class TransactionHandler:
                 text = f"{message_id} {partition} -1"
                 replies.append(f"result 200 {len(text)} {opaque}\r\n{text}")
         self._context.counters.put.add(len(replies), size)
-        if failed:
-            self._context.counters.put_failed.add(failed)
         session.reply("".join(replies).encode())
         return at + len(replies)
 

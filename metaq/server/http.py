@@ -1,0 +1,280 @@
+"""Metrics and health over HTTP, on a port of its own that answers from before recovery until the last answer is sent.
+
+=============  ==================================================================================================
+route          answers
+=============  ==================================================================================================
+``/healthz``   200 for as long as the event loop runs: ``{"state":"recovering"}``
+``/readyz``    200 when this process does what it is there for, else 503 with the reasons
+``/metrics``   what is measured, in the text format of Prometheus (``metaq.server.metrics``)
+=============  ==================================================================================================
+
+Readiness, while a store is recovered and later::
+
+    {"ready":false,"state":"recovering","reasons":["the store is being recovered"],
+     "recovery":{"step":"reading the log","done":1073741824,"total":4294967296,"unit":"bytes","seconds":12.4}}
+    {"ready":false,"state":"serving","reasons":["no room: …"],"role":"master"}
+
+Each connection carries one request, of at most ``CONNECTION_S`` in all, and there are at most ``MOST_CONNECTIONS`` at once: the
+next ones wait in the kernel.
+"""
+
+import contextlib
+import logging
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+import gevent
+import orjson
+from gevent import pywsgi, socket
+from gevent.lock import BoundedSemaphore
+from gevent.pool import Pool
+
+import metaq
+from metaq.config import Settings
+from metaq.server.front import Address, Listener, resolve
+from metaq.server.metrics import CONTENT_TYPE, Family, Histogram, Kind, Metric, write
+from metaq.server.process import PROCESS, process_families
+from metaq.server.tls import TlsContext, make_context
+from metaq.store.progress import Step
+
+logger = logging.getLogger(__name__)
+
+NONE: Final = "none"
+LOOPBACK: Final = "127.0.0.1"
+MOST_CONNECTIONS: Final = 16
+CONNECTION_S: Final = 20.0
+"""Prometheus gives up after 10 s by itself."""
+SLICE_S: Final = 0.002
+"""How long others wait while metrics are written, and"""
+REST_S: Final = 0.008
+"""what they have for themselves then: a scrape takes a fifth of the time at most."""
+WATCH_S: Final = 0.1
+"""Pause between two looks at how late the loop is."""
+RECOVERY_SLICE_S: Final = 0.05
+"""How long recovery works before whoever asks how far it is gets an answer, and"""
+RECOVERY_REST_S: Final = 0.001
+"""what it leaves them then."""
+STALL_BOUNDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+TLS_HANDSHAKE: Final = b"\x16"
+
+BUILD: Final = Metric("metaq_build_info", Kind.GAUGE, "1", "Versions of metaq and of Python; always 1.", ("version", "python"))
+READY: Final = Metric("metaq_ready", Kind.GAUGE, "0 or 1", "Whether /readyz says that this process is ready.")
+STALLS: Final = Metric(
+    "metaq_loop_stall_seconds",
+    Kind.HISTOGRAM,
+    "seconds",
+    "How many seconds too late the event loop was, looked at every 0.1 s.",
+)
+OWN: Final = (BUILD, READY, *PROCESS, STALLS)
+"""What every process exposes, from the first moment on."""
+
+
+class State(StrEnum):
+    """Where a process is in its life."""
+
+    STARTING = "starting"
+    RECOVERING = "recovering"
+    SERVING = "serving"
+    STOPPING = "stopping"
+
+
+class Monitored(Protocol):
+    """What a process lets be seen of itself while it serves."""
+
+    def reasons(self) -> list[str]:
+        """Why it is not ready; empty when it is."""
+        ...
+
+    def facts(self) -> Mapping[str, object]:
+        """What else there is to say of it in a word each."""
+        ...
+
+    def families(self) -> Iterator[Family]:
+        """What is measured; other greenlets go on between any two samples."""
+        ...
+
+
+Answer = tuple[str, str, bytes]
+"""Status, content type and body."""
+
+
+class Monitor:
+    """The HTTP port of one process."""
+
+    def __init__(self, settings: Settings, beside: str) -> None:
+        """Bind, unless the settings say that there is no such port. ``beside`` is the HOST:PORT whose next port it takes on
+        loopback when the settings leave it open. ``ConfigError``."""
+        self._state = State.STARTING
+        self._step: Step | None = None
+        self._began = self._rested = time.monotonic()
+        self._monitored: Callable[[], Monitored] | None = None
+        self._stalls = Histogram(STALL_BOUNDS)
+        self._scraping = BoundedSemaphore(1)
+        self._server: pywsgi.WSGIServer | None = None
+        self._watcher: Any = None
+        self.address: Address | None = None
+        """Where it answers; ``None`` when it does not."""
+        if settings.http_listen != NONE:
+            self._open(settings, settings.http_listen or _next_port(beside))
+
+    def _open(self, settings: Settings, where: str) -> None:
+        listener = Listener("http_listen", resolve("http_listen", where, allow_public=settings.allow_public))
+        listener.listen()
+        self.address = listener.address
+        tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
+        self._server = _Server(socket.socket(fileno=listener.socket.detach()), self._answer, tls)
+        self._server.start()
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def recovering(self, step: Step) -> None:
+        """Take note of how far recovery is, and let others go on now and then."""
+        self._state, self._step = State.RECOVERING, step
+        now = time.monotonic()
+        if now - self._rested >= RECOVERY_SLICE_S:
+            gevent.sleep(RECOVERY_REST_S)
+            self._rested = time.monotonic()
+
+    def serving(self, monitored: Callable[[], Monitored]) -> None:
+        """The process serves; ``monitored`` tells who does that now."""
+        self._state, self._step, self._monitored = State.SERVING, None, monitored
+        if self._server is not None:
+            self._watcher = gevent.spawn(self._watch_loop)
+
+    def stopping(self) -> None:
+        """The process takes no more work."""
+        self._state = State.STOPPING
+
+    def close(self) -> None:
+        """Answer nothing any more."""
+        if self._watcher is not None:
+            self._watcher.kill()
+        if self._server is not None:
+            self._server.stop(timeout=0)
+
+    def _watch_loop(self) -> None:
+        while True:
+            due = time.monotonic() + WATCH_S
+            gevent.sleep(WATCH_S)
+            self._stalls.observe(max(0.0, time.monotonic() - due))
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def _answer(self, environ: Mapping[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        routes = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}
+        route = routes.get(environ["PATH_INFO"])
+        status, content_type, body = (
+            _plain("404 Not Found", f"there are: {' '.join(routes)}\n")
+            if route is None
+            else _plain("405 Method Not Allowed", "only GET and HEAD\n")
+            if environ["REQUEST_METHOD"] not in ("GET", "HEAD")
+            else self._safely(route)
+        )
+        headers = [("Content-Type", content_type), ("Content-Length", str(len(body))), ("Connection", "close")]
+        start_response(status, headers)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+    def _safely(self, route: Callable[[], Answer]) -> Answer:
+        try:
+            return route()
+        except AssertionError:
+            raise  # the broker's own state is wrong: the process ends
+        except Exception:  # what cannot be measured must not end what is measured
+            logger.exception("http request failed route=%s", route.__name__)
+            return _plain("500 Internal Server Error", "an error of the broker, see its log\n")
+
+    def _healthz(self) -> Answer:
+        return _json("200 OK", {"state": self._state})
+
+    def _readyz(self) -> Answer:
+        reasons = self.reasons()
+        content: dict[str, object] = {"ready": not reasons, "state": self._state, "reasons": reasons}
+        if self._step is not None:
+            content["recovery"] = {**self._step._asdict(), "seconds": round(time.monotonic() - self._began, 3)}
+        if self._monitored is not None:
+            content.update(self._monitored().facts())
+        return _json("503 Service Unavailable" if reasons else "200 OK", content)
+
+    def reasons(self) -> list[str]:
+        """Why the process is not ready; empty when it is."""
+        if self._state is State.SERVING:
+            assert self._monitored is not None
+            return self._monitored().reasons()
+        return [_WHY_NOT[self._state]]
+
+    def _metrics(self) -> Answer:
+        with self._scraping:  # one at a time: whoever else asks waits for its own
+            slices = _Slices()
+            text = "".join(write(self._families(), slices.rest_when_due))
+        return "200 OK", CONTENT_TYPE, text.encode()
+
+    def _families(self) -> Iterator[Family]:
+        yield BUILD, [((metaq.__version__, platform.python_version()), 1)]
+        yield READY, [((), not self.reasons())]
+        yield from process_families()
+        yield STALLS, [((), self._stalls)]
+        if self._monitored is not None:
+            yield from self._monitored().families()
+
+
+_WHY_NOT: Final = {
+    State.STARTING: "the process starts",
+    State.RECOVERING: "the store is being recovered",
+    State.STOPPING: "the process stops",
+}
+
+
+def _next_port(beside: str) -> str:
+    """The port above an address, on loopback; any where that is any. What is no address is refused where it is bound."""
+    port = beside.rpartition(":")[2]
+    return f"{LOOPBACK}:{int(port) + 1 if port.isdecimal() and int(port) else 0}"
+
+
+def _plain(status: str, text: str) -> Answer:
+    return status, "text/plain; charset=utf-8", text.encode()
+
+
+def _json(status: str, content: Mapping[str, object]) -> Answer:
+    return status, "application/json", orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
+
+
+class _Slices:
+    """Lets others go on each time that a scrape has worked for a while."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def rest_when_due(self) -> None:
+        if time.monotonic() - self._began >= SLICE_S:
+            gevent.sleep(REST_S)
+            self._began = time.monotonic()
+
+
+class _Server(pywsgi.WSGIServer):
+    """One request a connection; a first byte of TLS is answered by TLS, as on every port. The log hears nothing of what clients
+    send."""
+
+    def __init__(self, listening: socket.socket, answer: Callable[..., Iterable[bytes]], tls: TlsContext | None) -> None:
+        super().__init__(listening, answer, log=None, error_log=None, spawn=Pool(MOST_CONNECTIONS))
+        self._tls = tls
+
+    def handle(self, connection: socket.socket, address: Any) -> None:
+        """One connection, from its first byte to its last."""
+        limit = gevent.spawn_later(CONNECTION_S, _cut, connection)
+        try:
+            if connection.recv(1, socket.MSG_PEEK) == TLS_HANDSHAKE and self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_side=True)
+            super().handle(connection, address)
+        except OSError as error:  # the client is gone, or never shook hands
+            logger.debug("http connection lost reason=%s", error)
+        finally:
+            limit.kill()
+
+
+def _cut(connection: socket.socket) -> None:
+    """End a connection whose client is too slow: whoever reads from it or writes to it sees its end."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,229 @@
+"""What a broker measures, and whether it is ready. Everything is read where it is known anyway, when it is asked for.
+
+Values of labels are names of topics, groups and replicas, of which there are as many as ``max_topics``, ``max_groups`` and
+``metaq.server.statistics.MOST_KEYS`` allow, and a few words.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from metaq.errors import MetaqError
+from metaq.message import INTERNAL_TOPICS, TopicPartition
+from metaq.protocol.codes import Response
+from metaq.protocol.record import store_ms
+from metaq.server import measures
+from metaq.server.context import Context
+from metaq.server.handlers.registry import RegistryHandler
+from metaq.server.hold import Holds
+from metaq.server.look import Looks
+from metaq.server.metrics import Family, Metric, Sample
+from metaq.server.offsetexport import OffsetExport
+from metaq.server.remoting import RemotingSession
+from metaq.server.statistics import NOTHING
+from metaq.server.tables import SCHEDULE_TOPIC
+from metaq.server.textsession import TextSession
+from metaq.server.turn import Turns
+from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.files import Read, Run
+
+LACKS: Final = {
+    Response.FLUSH_DISK_TIMEOUT: "disk",
+    Response.FLUSH_SLAVE_TIMEOUT: "replicas",
+    Response.SLAVE_NOT_AVAILABLE: "in_sync",
+}
+"""What was lacking when an answer was late."""
+_HUMP: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
+LEAVES: Final = "this broker stops, or changes its role"
+
+
+@dataclass(slots=True)
+class Measured:
+    """One broker, as whoever watches it sees it."""
+
+    context: Context
+    turns: Turns
+    holds: Holds
+    looks: Looks
+    positions: Callable[[], Mapping[int, int]]
+    """Up to which ordinal the messages of each delay level are delivered."""
+    transactions: Callable[[Read], Mapping[str, object]]
+    """Numbers by name."""
+    export: OffsetExport
+    registered: Callable[[], str | None]
+    """Why clients do not find this broker."""
+    registry: RegistryHandler | None
+    run: Run
+    leaves: bool = False
+    """It is about to close its store."""
+
+    # -- readiness ----------------------------------------------------------------------------------------------------
+
+    def reasons(self) -> list[str]:
+        if self.leaves:
+            return [LEAVES]
+        found = [self._refusal(), self.context.replicas.health().problem, self.registered()]
+        return [reason for reason in found if reason is not None]
+
+    def facts(self) -> Mapping[str, object]:
+        return {"role": "master" if self.context.replicas.is_master else "slave"}
+
+    def _refusal(self) -> str | None:
+        """Why this replica cannot write: messages if it is the master, copies of them if it is not."""
+        store = self.context.store
+        try:
+            store.check_healthy()
+            if self.context.replicas.is_master:
+                store.check_master()
+                store.check_writable()
+        except MetaqError as error:
+            return str(error)
+        return None
+
+    # -- metrics ------------------------------------------------------------------------------------------------------
+
+    def families(self) -> Iterator[Family]:
+        if self.leaves:  # the store closes
+            return
+        yield from self._messages()
+        yield from self._answers()
+        yield from self._consumers()
+        yield from self._reads()
+        yield from self._store()
+        yield from self._sizes()
+        yield measures.DELAYED, self._delayed()
+        numbers = self.export.read_now(self.transactions)
+        yield from ((metric, [((), _whole(numbers[name]))]) for name, metric in measures.OF_TRANSACTIONS.items())
+        yield from self._replicas()
+        yield _one(measures.REGISTERED, self.registered() is None)
+        if self.registry is not None:
+            yield from registry_families(self.registry)
+
+    def _messages(self) -> Iterator[Family]:
+        statistics = self.context.statistics
+        topics = [topic for topic in statistics.topics() if topic not in INTERNAL_TOPICS]
+        yield measures.MESSAGES_IN, (((topic,), statistics.put_to(topic).messages) for topic in topics)
+        yield measures.BYTES_IN, (((topic,), statistics.put_to(topic).size) for topic in topics)
+        given = statistics.got_by_group()
+        yield measures.MESSAGES_OUT, ((key, totals.messages) for key, totals in given.items() if totals != NOTHING)
+        yield measures.BYTES_OUT, ((key, totals.size) for key, totals in given.items() if totals != NOTHING)
+
+    def _answers(self) -> Iterator[Family]:
+        counters, turns = self.context.counters, self.turns
+        yield _one(measures.ASKED, counters.get.count)
+        yield _one(measures.MISSED, counters.get_miss.count)
+        yield measures.REFUSED, [((_reason(error),), count) for error, count in counters.refused.items()]
+        yield measures.LATE, [((lacks,), turns.late[code]) for code, lacks in LACKS.items()]
+        yield measures.SEND, [((), turns.send_times)]
+        yield measures.SYNC, [((), turns.sync_times)]
+        yield _one(measures.WAITING_BYTES, turns.waiting_bytes)
+        yield _one(measures.SENT_BACK, counters.sent_back.count)
+        yield _one(measures.DEAD, counters.dead_letter.count)
+
+    def _consumers(self) -> Iterator[Family]:
+        groups = [(group, topic) for group, topic, _ in self.context.offsets if not self.context.groups.is_system(group)]
+        yield measures.LAG, ((key, sum(queue.readable - ordinal for queue, ordinal in self._behind(*key))) for key in groups)
+        yield measures.LAG_AGE, ((key, self._age_of_lag(*key)) for key in groups)
+        yield measures.READER_LAG, self._readers()
+        members = self.context.clients.consumer_groups()
+        yield measures.MEMBERS, [((group.name,), len(group.members)) for group in members]
+
+    def _behind(self, group: str, topic: str) -> Iterator[tuple[ConsumeQueue, int]]:
+        """The partitions in which a group has not consumed everything, and the ordinal that is next."""
+        for number, offset in list(self.context.offsets.of(group, topic).items()):
+            queue = self.context.store.queues.get(TopicPartition(topic, number))
+            if queue is not None and max(offset, queue.first) < queue.readable:
+                yield queue, max(offset, queue.first)
+
+    def _age_of_lag(self, group: str, topic: str) -> float:
+        times = [self.export.stored(queue, ordinal) for queue, ordinal in self._behind(group, topic)]
+        oldest_ms = min((time_ms for time_ms in times if time_ms is not None), default=None)
+        return self._seconds_since(oldest_ms)
+
+    def _readers(self) -> Iterator[Sample]:
+        queues = self.context.store.queues
+        for (group, topic), asked in self.context.observed.table().items():
+            lag = 0
+            for number, each in asked.items():
+                queue = queues.get(TopicPartition(topic, number))
+                lag += 0 if queue is None else max(0, queue.readable_text_end - max(each.position, queue.first_position))
+            yield (group, topic), lag
+
+    def _reads(self) -> Iterator[Family]:
+        front = self.context.front
+        text = sum(isinstance(session, TextSession) for session in front.sessions)
+        remoting = sum(isinstance(session, RemotingSession) for session in front.sessions)
+        kinds = {"text": text, "remoting": remoting, "none_yet": front.connections - text - remoting}
+        yield _one(measures.HELD, self.holds.of_clients)
+        yield _one(measures.COLD, self.looks.cold_reads)
+        yield _one(measures.COLD_NOW, self.looks.waiting)
+        yield measures.CONNECTIONS, [((kind,), count) for kind, count in kinds.items()]
+
+    def _store(self) -> Iterator[Family]:
+        store = self.context.store
+        statistics = store.statistics()
+        usage = self.run(partial(store.disk.usage, store.directory))
+        yield _one(measures.LOG_BYTES, statistics.end - statistics.begin)
+        yield _one(measures.WRITTEN, statistics.end)
+        yield _one(measures.UNSYNCED, statistics.end - statistics.durable_end)
+        yield _one(measures.OLDEST, self._seconds_since(self.export.read_now(self._oldest_ms)))
+        yield _one(measures.DISK_FREE, usage.available)
+        yield _one(measures.DISK_USED, usage.ratio)
+        yield _one(measures.WRITABLE, self.context.replicas.is_master and self._refusal() is None)
+        yield _one(measures.KEYS_BEHIND, statistics.index_behind_bytes)
+        yield _one(measures.KEYS_PAUSED, statistics.index_paused is not None)
+        yield _one(measures.DAMAGED, statistics.damaged_reads)
+
+    def _oldest_ms(self, read: Read) -> int | None:
+        store = self.context.store
+        oldest = store.record_at_offset(store.log.begin, read)
+        return None if oldest is None else store_ms(oldest.buffer[oldest.at :])
+
+    def _sizes(self) -> Iterator[Family]:
+        yield _one(measures.PARTITIONS, len(self.context.store.queues))
+        yield _one(measures.TOPICS, len(self.context.topics))
+        yield _one(measures.GROUPS, len(self.context.groups))
+
+    def _delayed(self) -> Iterator[Sample]:
+        for level, position in self.positions().items():
+            queue = self.context.store.queues.get(TopicPartition(SCHEDULE_TOPIC, level - 1))
+            yield (str(level),), 0 if queue is None else max(0, queue.readable - position)
+
+    def _replicas(self) -> Iterator[Family]:
+        settings, health, is_master = self.context.settings, self.context.replicas.health(), self.context.replicas.is_master
+        yield _one(measures.MASTER, is_master)
+        yield _one(measures.EPOCH, self.context.epochs.current.number)
+        yield _one(measures.IN_SYNC, health.in_sync)
+        yield _one(measures.LEAST_IN_SYNC, settings.min_in_sync if settings.durability.on_replicas else 1)
+        lags: Sequence[Sample] = [((str(slave.replica),), slave.lag_bytes) for slave in health.slaves]
+        yield measures.REPLICA_LAG, lags if is_master else [((str(settings.replica_number),), health.lag_bytes)]
+        caught_up = [slave for slave in health.slaves if slave.lag_ms >= 0]
+        yield measures.REPLICA_LAG_AGE, [((str(slave.replica),), slave.lag_ms / 1000) for slave in caught_up]
+        yield measures.REPLICA_IN_SYNC, [((str(slave.replica),), slave.in_sync) for slave in health.slaves]
+
+    def _seconds_since(self, time_ms: int | None) -> float:
+        return 0.0 if time_ms is None else max(0, self.context.store.clock.now_ms() - time_ms) / 1000
+
+
+def registry_families(registry: RegistryHandler) -> Iterator[Family]:
+    """What a registry measures, embedded or not."""
+    tables = registry.tables
+    yield _one(measures.REGISTRY_TOPICS, len(tables.topics()))
+    yield _one(measures.REGISTRY_BROKERS, sum(len(broker.addresses) for broker in tables.cluster_info().brokers.values()))
+
+
+def _one(metric: Metric, value: float) -> Family:
+    """A metric without labels."""
+    return metric, [((), value)]
+
+
+def _reason(error: type[MetaqError]) -> str:
+    """DiskFull as ``disk_full``."""
+    return _HUMP.sub("_", error.__name__).lower()
+
+
+def _whole(value: object) -> int:
+    assert isinstance(value, int)
+    return value
