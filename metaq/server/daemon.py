@@ -41,6 +41,10 @@ class Server(Protocol):
 
     def stop(self) -> None: ...
 
+    def reload(self) -> None:
+        """Read again what can change while it serves (SIGHUP)."""
+        ...
+
 
 def run(settings: Settings, make: Callable[[Settings], Server]) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the process's exit code.
@@ -53,6 +57,7 @@ def run(settings: Settings, make: Callable[[Settings], Server]) -> int:
     watchers = [gevent.signal_handler(number, stopping.set) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
         server = make(settings)
+        watchers.append(gevent.signal_handler(signal.SIGHUP, server.reload))
         server.start()
     except MetaqError as error:
         print(f"metaq: {error}", file=sys.stderr)

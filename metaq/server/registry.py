@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import gevent
@@ -11,11 +12,14 @@ import metaq
 from metaq.clock import Clock, SystemClock
 from metaq.config import Settings
 from metaq.protocol.commands import Auth, Command, Create, Get, Help, Offset, Put, Stats, Sync, Transaction, Version
-from metaq.protocol.replies import BAD_REQUEST, OK, write_result
+from metaq.protocol.replies import BAD_REQUEST, FORBIDDEN, OK, write_result
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.front import Front
+from metaq.server.gate import LOOK_S
 from metaq.server.handlers.identity import IdentityHandler
+from metaq.server.handlers.login import log_in
 from metaq.server.handlers.registry import RegistryHandler
+from metaq.server.permissions import Action, allowed, denied
 from metaq.server.pool import run_in_pool
 from metaq.server.tables import FOLDER
 from metaq.server.textsession import TextSession
@@ -29,6 +33,7 @@ IDLE_SCAN_S: Final = 5.0
 HELP: Final = """\
 stats OPAQUE     brokers and topics
 version OPAQUE   the version
+auth USER PASSWORD OPAQUE   log in
 quit             close the connection
 This is a registry: it knows where brokers are, and stores no messages.\r\n"""
 REFUSAL: Final = "this is a registry, which stores no messages; connect to a broker"
@@ -59,11 +64,13 @@ class RegistryServer:
             Stats: self._stats,
             Version: lambda session, command: session.reply(write_result(OK, metaq.__version__, command.opaque)),
             Help: lambda session, command: session.reply(write_result(OK, HELP, command.opaque)),
-            **dict.fromkeys((Get, Offset, Create, Auth, Transaction, Sync), self._refuse),
+            Auth: partial(log_in, self._front.gate),
+            **dict.fromkeys((Get, Offset, Create, Transaction, Sync), self._refuse),
         }
         self._greenlets = [
             gevent.Greenlet(self._every, settings.registry_scan_ms / 1000, self._registry.scan),
             gevent.Greenlet(self._every, IDLE_SCAN_S, self._front.close_idle),
+            gevent.Greenlet(self._every, LOOK_S, self._front.gate.look),
         ]
 
     @property
@@ -77,6 +84,10 @@ class RegistryServer:
         self._front.start()
         for greenlet in self._greenlets:
             greenlet.start()
+
+    def reload(self) -> None:
+        """Read the users again."""
+        self._front.gate.reload()
 
     def stop(self) -> None:
         """Take no more requests, send every answer that is due, and leave the folder to others."""
@@ -100,6 +111,9 @@ class RegistryServer:
     # -- text protocol ------------------------------------------------------------------------------------------------
 
     def _stats(self, session: TextSession, stats: Stats) -> None:
+        if not allowed(session.principal, Action.INSPECT, ""):
+            session.reply(write_result(FORBIDDEN, str(denied(session.principal, Action.INSPECT)), stats.opaque))
+            return
         tables = self._registry.tables
         info = tables.cluster_info()
         lines = [f"topics {len(tables.topics())}", f"brokers {len(info.brokers)}"]
@@ -109,7 +123,7 @@ class RegistryServer:
         text = "STATS\r\n" + "".join(f"{line}\r\n" for line in lines) + "END\r\n"
         session.reply(write_result(OK, text, stats.opaque))
 
-    def _refuse(self, session: TextSession, command: Get | Offset | Create | Auth | Transaction | Sync) -> None:
+    def _refuse(self, session: TextSession, command: Get | Offset | Create | Transaction | Sync) -> None:
         session.reply(write_result(BAD_REQUEST, REFUSAL, command.opaque))
 
     def _refuse_puts(self, session: TextSession, commands: Sequence[Command], at: int) -> int:

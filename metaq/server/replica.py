@@ -70,7 +70,7 @@ class Replica:
         self._disk = disk or RealDisk()
         self._path = settings.data / FOLDER / KEPT
         self._kept = self._load()
-        address = resolve("replication_listen", settings.replication_listen, allow_public=settings.allow_public)
+        address = resolve("replication_listen", settings.replication_listen, settings)
         listener = Listener("replication_listen", address)
         self.address: Address = listener.address
         """Where slaves connect."""
@@ -112,6 +112,9 @@ class Replica:
         self.side.start()
         self.broker.start()
         logger.info("serving role=%s epoch=%d", self.role_name, self.broker.epochs.current.number)
+
+    def reload(self) -> None:
+        self.broker.reload()
 
     def stop(self) -> None:
         if self._election is not None:
