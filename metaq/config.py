@@ -16,11 +16,12 @@ from metaq.errors import ConfigError
 from metaq.message import Durability
 
 ENVIRONMENT_PREFIX: Final = "METAQ_"
-ENVIRONMENT_OF_CLIENTS: Final = frozenset(("METAQ_BROKER", "METAQ_REGISTRY"))
+ENVIRONMENT_OF_CLIENTS: Final = frozenset(("METAQ_BROKER", "METAQ_REGISTRY", "METAQ_USER", "METAQ_PASSWORD", "METAQ_TLS_CA"))
 """Read by the command line's client commands, not settings of the broker."""
 
 REGISTRY_SETTINGS: Final = (
-    *("data", "registry_listen", "http_listen", "allow_public", "tls_certificate", "tls_key", "log_format", "log_level"),
+    *("data", "registry_listen", "http_listen", "allow_public", "users_file", "failed_logins_per_minute"),
+    *("tls_certificate", "tls_key", "log_format", "log_level"),
     *("max_connections", "max_unsent_bytes", "idle_timeout_ms", "handshake_timeout_ms", "drain_timeout_ms"),
     *("registry_expiry_ms", "registry_scan_ms", "order_message_enable"),
 )
@@ -74,10 +75,23 @@ class Settings(BaseModel):
         "", description="HOST:PORT that clients are told to connect to; without it the remoting address, else listen"
     )
     allow_public: bool = Field(
-        False, description="allow an address that other machines can reach, although there are no users yet"
+        False, description="allow an address that other machines can reach, although there are no users (users_file)"
+    )
+    users_file: str = Field("", description="file with users and what each may do; none: whoever connects may do everything")
+    failed_logins_per_minute: int = Field(
+        30,
+        ge=1,
+        le=100_000,
+        description="wrong passwords and signatures that are looked at from one address; from all together ten times as many",
     )
     tls_certificate: str = Field("", description="certificate chain (PEM) for TLS on every port; none: TLS is refused")
     tls_key: str = Field("", description="private key (PEM), when it is not in the certificate's file")
+    cluster_user: str = Field(
+        "", description="user of users_file as whom this broker registers and follows its master; needs a secret and admin"
+    )
+    cluster_tls_ca: str = Field(
+        "", description="certificates (PEM) that registries and masters are checked by; none: they are connected to without TLS"
+    )
     broker_name: str = Field("metaq", description="name of this broker, kept in the data folder")
     broker_number: int = Field(0, ge=0, le=1023, description="number of this broker, kept in the data folder")
     broker_permission: int = _live(
@@ -216,6 +230,8 @@ class Settings(BaseModel):
             raise ValueError("clean_ratio, force_ratio and refuse_ratio do not rise")
         if self.durability.on_replicas and self.replication_listen == "none":
             raise ValueError(f"durability {self.durability} needs replication_listen, where slaves connect")
+        if self.cluster_user and not self.users_file:
+            raise ValueError("cluster_user needs users_file, where its secret is")
         if self.role == "elected" and not self.zookeeper:
             raise ValueError("role elected needs zookeeper, through which the master is elected")
         if self.role != "master" and self.replication_listen == "none":

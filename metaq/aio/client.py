@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
 
 import metaq.client as blocking
-from metaq.client.client import DEFAULT_TIMEOUT_S
 from metaq.client.message import ReceivedMessage
 from metaq.client.producer import DEFAULT_GROUP
 from metaq.client.pull import DEFAULT_GROUP as PULL_GROUP
@@ -333,9 +332,9 @@ class Client:
         return Admin(self._blocking.admin(), self._threads)
 
 
-def connect(address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, instance: str = "") -> Client:
-    """See ``metaq.connect``."""
-    return Client(blocking.connect(address, timeout_s=timeout_s, instance=instance))
+def connect(address: str, **options: Any) -> Client:
+    """See ``metaq.connect``, which has the same options."""
+    return Client(blocking.connect(address, **options))
 
 
 def _on_loop(function: Callable[P, Awaitable[T]]) -> Callable[P, T]:

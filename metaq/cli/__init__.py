@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from metaq import __version__
-from metaq.cli.common import FAILED, INTERRUPTED, NOT_CONNECTED, OUTPUT_CLOSED, REFUSED, USAGE
+from metaq.cli.common import FAILED, INTERRUPTED, NOT_CONNECTED, OUTPUT_CLOSED, REFUSED, USAGE, Login, login_options
 from metaq.client import PutManyFailed
 from metaq.errors import (
     ConfigError,
@@ -82,6 +82,7 @@ MODULES: Final = {
     "tx": "transactions",
     "cluster": "cluster",
     "doctor": "doctor",
+    "user": "users",
     "verify": "verify",
     "bench": "bench",
 }
@@ -119,8 +120,11 @@ class Commands(click.Group):
 
 @click.group(cls=Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
-def commands() -> None:
+@login_options
+@click.pass_context
+def commands(context: click.Context, user: str, tls_ca: str) -> None:
     """A message broker in one process: start it, put and get messages, look after it."""
+    context.obj = Login(user, tls_ca)
 
 
 def main() -> None:

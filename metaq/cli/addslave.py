@@ -7,9 +7,9 @@ from typing import Final
 
 import click
 
-from metaq.cli.common import FAILED, examples, json_option, print_json, registry_option
+from metaq.cli.common import FAILED, connect_registry, examples, json_option, print_json, registry_option
 from metaq.cli.replicas import Place, chosen, known_places, places_of, replica_option
-from metaq.client import Admin, connect
+from metaq.client import Admin
 from metaq.config import Settings, load
 from metaq.errors import ClientError
 from metaq.protocol.adminbodies import decode_settings, encode_settings
@@ -48,7 +48,7 @@ def add_slave(
 
     With --wait also show how far the copy is. Slaves that are there already, but are not set as their master is, are told.
     """
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         places = known_places(admin, name, None)
         masters = [place for place in places if place.is_master]

@@ -6,12 +6,12 @@ from typing import Any
 import click
 
 from metaq.cli.addslave import add_slave
-from metaq.cli.common import FAILED, examples, json_option, print_json, registry_option
+from metaq.cli.common import FAILED, connect_registry, examples, json_option, print_json, registry_option
 from metaq.cli.groups import SYSTEM_GROUP
 from metaq.cli.replicas import demote, handover, promote, status
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.topics import is_of_users
-from metaq.client import Admin, connect
+from metaq.client import Admin
 from metaq.client.routing import MASTER
 from metaq.client.views import BrokerView
 from metaq.errors import ClientError
@@ -31,7 +31,7 @@ for command in (status, promote, demote, handover, add_slave):
 @json_option
 def list_clusters(registry: str, as_json: bool) -> None:
     """List the clusters."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         brokers = client.admin().brokers()
     print_rows([cluster_row(name, brokers) for name in clusters(brokers)], as_json=as_json)
     if not brokers and not as_json:
@@ -56,7 +56,7 @@ def cluster_row(name: str, brokers: Iterable[BrokerView]) -> dict[str, Any]:
 @json_option
 def show(name: str | None, registry: str, as_json: bool) -> int:
     """Show a cluster, or all of them together: brokers, and how many topics, groups and clients there are."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         brokers = [broker for broker in admin.brokers() if name in (None, broker.cluster)]
         if not brokers:
@@ -91,7 +91,7 @@ def counted(rows: Iterable[Row]) -> dict[str, int]:
 @json_option
 def brokers(registry: str, as_json: bool) -> None:
     """List the broker processes, and what each is doing now."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         rows = [broker_row(admin, broker) for broker in admin.brokers()]
     print_rows(rows, as_json=as_json)
@@ -143,7 +143,7 @@ def today(info: Mapping[str, str], name: str) -> int | None:
 @json_option
 def clients(registry: str, as_json: bool) -> None:
     """List the clients that are connected, by group: who sends, and who consumes."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         rows = client_rows(client.admin())
     print_rows(rows, as_json=as_json)
     if not rows and not as_json:

@@ -1,12 +1,14 @@
 """What several commands share: where the broker is, and how they print."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
-from metaq.client import TextClient
+from metaq.client import Client, TextClient
+from metaq.client import connect as connect_client
 from metaq.client.textclient import DEFAULT_PORT
 
 DEFAULT_BROKER: Final = f"127.0.0.1:{DEFAULT_PORT}"
@@ -20,6 +22,7 @@ REFUSED: Final = 4
 INTERRUPTED: Final = 130
 OUTPUT_CLOSED: Final = 141
 
+PASSWORD_VARIABLE: Final = "METAQ_PASSWORD"  # noqa: S105 - a name
 NOTHING_CHANGED: Final = "nothing is changed; add --yes to do it"
 
 Decorated = Callable[..., Any]
@@ -85,9 +88,45 @@ def partition_option(default: int, text: str) -> Callable[[Decorated], Decorated
     return click.option("--partition", type=int, default=default, show_default=True, metavar="N", help=text)
 
 
+class Login(NamedTuple):
+    """Who a command is run as, and what it checks certificates with; the options of ``metaq`` itself."""
+
+    user: str = ""
+    tls_ca: str = ""
+
+    def options(self) -> dict[str, Any]:
+        """For clients. The password is in the environment or typed: whoever sees the list of processes sees arguments."""
+        password = ""
+        if self.user:
+            password = os.environ.get(PASSWORD_VARIABLE) or click.prompt(f"Password of {self.user}", hide_input=True, err=True)
+        return {"user": self.user, "password": password, "tls": self.tls_ca or False}
+
+
+def login_options(command: Decorated) -> Decorated:
+    """Adds ``--user`` and ``--tls-ca``, and keeps them for ``connect``."""
+    for name, metavar, variable, text in reversed(
+        (
+            ("--user", "NAME", "METAQ_USER", f"Who asks; the password comes from {PASSWORD_VARIABLE}, or is asked for."),
+            ("--tls-ca", "FILE", "METAQ_TLS_CA", "Speak TLS, and check certificates with those in this file (PEM)."),
+        )
+    ):
+        command = click.option(name, default="", metavar=metavar, envvar=variable, show_envvar=True, help=text)(command)
+    return command
+
+
+def _login() -> Login:
+    login = click.get_current_context().find_root().obj
+    return login if isinstance(login, Login) else Login()
+
+
 def connect(broker: tuple[str, int]) -> TextClient:
     """A client of the broker that ``--broker`` names."""
-    return TextClient(*broker)
+    return TextClient(*broker, **_login().options())
+
+
+def connect_registry(registry: str) -> Client:
+    """A client of the brokers that are registered where ``--registry`` says."""
+    return connect_client(registry, **_login().options())
 
 
 def json_line(value: Mapping[str, Any] | list[Any]) -> bytes:

@@ -9,6 +9,7 @@ import click
 from metaq.cli.common import (
     FAILED,
     NOTHING_CHANGED,
+    connect_registry,
     examples,
     json_option,
     print_json,
@@ -17,7 +18,7 @@ from metaq.cli.common import (
 )
 from metaq.cli.messages import DEFAULT_COUNT, describe, print_messages
 from metaq.cli.tables import Row, print_rows
-from metaq.client import Producer, ReceivedMessage, connect
+from metaq.client import Producer, ReceivedMessage
 from metaq.client.message import DEAD_LETTER_PREFIX, RESERVED, SHARDING_KEY
 from metaq.errors import BadRequest
 from metaq.protocol.properties import ORIGIN_ID
@@ -42,7 +43,7 @@ def dlq() -> None:
 @json_option
 def list_groups(registry: str, as_json: bool) -> None:
     """List the groups that have dead letters, and how many."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         topics = [topic for topic in admin.topics() if topic.startswith(DEAD_LETTER_PREFIX)]
         rows: list[Row] = []
@@ -64,7 +65,7 @@ def list_groups(registry: str, as_json: bool) -> None:
 @json_option
 def show(group: str, count: int, registry: str, as_json: bool) -> int:
     """Show GROUP's dead letters, partition after partition, the oldest first."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         found = list(islice(client.admin().dead_letters(group), count))
     if as_json:
         for one in found:
@@ -101,7 +102,7 @@ def replay(group: str, ids: tuple[str, ...], target: str, again: bool, yes: bool
     they are, under their old id, to this group alone.
     """
     sent = 0
-    with connect(registry) as client, client.producer() as producer:
+    with connect_registry(registry) as client, client.producer() as producer:
         admin = client.admin()
         letters = [one for one in admin.dead_letters(group) if not ids or one.id in ids]
         for letter in letters:

@@ -4,8 +4,9 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from metaq.cli.common import connect_registry
 from metaq.cli.groupfacts import GroupFacts, collect, watch
-from metaq.client import Admin, connect
+from metaq.client import Admin
 from metaq.client.routing import MASTER
 from metaq.client.views import BrokerIdentity, BrokerView, TopicView
 from metaq.errors import ClientError, Refused
@@ -62,7 +63,7 @@ class DoctorFacts(NamedTuple):
 
 def gather(registry: str, topics: tuple[str, ...], groups: tuple[str, ...], watch_s: float) -> DoctorFacts:
     """Ask for all of it. Without ``groups``, about each group that has members or is behind."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         states = tuple(registry_state(address) for address in admin.registries)
         brokers = tuple(sorted({broker for state in states for broker in state.brokers}))
@@ -80,7 +81,7 @@ def gather(registry: str, topics: tuple[str, ...], groups: tuple[str, ...], watc
 
 def registry_state(address: str) -> RegistryState:
     """Ask one registry, and no other one instead."""
-    with connect(address) as client:
+    with connect_registry(address) as client:
         admin = client.admin()
         try:
             identity_of(admin, address)

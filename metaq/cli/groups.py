@@ -11,6 +11,7 @@ from metaq.cli.common import (
     FAILED,
     NOTHING_CHANGED,
     Decorated,
+    connect_registry,
     examples,
     json_option,
     print_json,
@@ -22,7 +23,7 @@ from metaq.cli.groupchecks import diagnose
 from metaq.cli.groupfacts import collect, messages_in, watch, work_of
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.times import TIMES, When
-from metaq.client import Admin, ConsumeFrom, connect
+from metaq.client import Admin, ConsumeFrom
 from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from metaq.client.views import GroupView, LagView, MemberView
 
@@ -61,7 +62,7 @@ def not_there(name: str) -> int:
 @json_option
 def list_groups(show_all: bool, registry: str, as_json: bool) -> None:
     """List consumer groups: how many members consume now, what, and how many messages they are behind."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         views = [view for view in admin.groups() if show_all or not SYSTEM_GROUP.fullmatch(view.name)]
         rows = [summary(admin, view) for view in views]
@@ -89,7 +90,7 @@ def summary(admin: Admin, view: GroupView) -> Row:
 @one_group
 def show(group: str, registry: str, as_json: bool) -> int:
     """Show GROUP: how brokers treat it, who is in it, what each member wants and consumes."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         view = view_of(admin, group)
         if view is None:
@@ -125,7 +126,7 @@ def described(admin: Admin, group: str, member: MemberView) -> Row:
 @one_group
 def lag(group: str, topic: str | None, registry: str, as_json: bool) -> int:
     """Show how far GROUP is in each partition."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         if view_of(admin, group) is None:
             return not_there(group)
@@ -199,7 +200,7 @@ def reset_offset(
     chosen = [to for to in given if to is not None]
     if len(chosen) != 1:
         raise click.UsageError("give one of --to-time, --to-offset, --to-begin and --to-end")
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         if view_of(admin, group) is None:
             return not_there(group)
@@ -244,7 +245,7 @@ def update(
     group: str, consume: bool | None, broadcast: bool | None, retry_max_times: int | None, registry: str, as_json: bool
 ) -> None:
     """Change how all brokers treat GROUP, or create it. What is not given stays."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         view = view_of(admin, group) or GroupView(group)
         view = view._replace(
@@ -263,7 +264,7 @@ def update(
 @json_option
 def delete(group: str, yes: bool, registry: str, as_json: bool) -> int:
     """Delete GROUP with its offsets, its retries and its dead letters."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         if view_of(admin, group) is None:
             return not_there(group)
@@ -307,7 +308,7 @@ def why_not_consuming(group: str, topic: str | None, watch_s: float, registry: s
 
     Exit code 0 when all is well, 1 with a warning, 2 with a problem.
     """
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         (facts,) = watch(admin, [collect(admin, group, topic)], watch_s)
     return report(diagnose(facts), as_json=as_json)

@@ -10,11 +10,11 @@ from typing import Any, BinaryIO, Final
 
 import click
 
-from metaq.cli.common import FAILED, examples, json_line, json_option, print_json, registry_option
+from metaq.cli.common import FAILED, connect_registry, examples, json_line, json_option, print_json, registry_option
 from metaq.cli.tables import Row, local_time, one_line, print_record, print_rows
 from metaq.cli.times import TIMES, When
 from metaq.cli.tracks import tracks
-from metaq.client import Admin, Client, ReceivedMessage, connect
+from metaq.client import Admin, Client, ReceivedMessage
 from metaq.client.link import split_address
 from metaq.errors import BadRequest
 from metaq.protocol.ids import decode_offset_id
@@ -145,7 +145,7 @@ def send(
     pairs = dict(pair.partition("=")[::2] for pair in properties)
     if "" in pairs.values() or "" in pairs:
         raise click.UsageError(f"--property {properties[0]!r} is not NAME=VALUE")
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         sent = client.producer().send(
             topic, content, tag=tag, keys=keys, properties=pairs, ordering_key=ordering_key, delay_level=delay_level
         )
@@ -198,7 +198,7 @@ def query(
     if (key is not None) + (message_id is not None) + (key is None and begin is not None) != 1:
         raise click.UsageError("give one of --key, --id and --from")
     matches = wanted(topic, tag, None)
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         route = admin.route(topic)
         if message_id is not None:
@@ -262,7 +262,7 @@ def by_id(admin: Admin, topics: list[str], message_id: str) -> list[ReceivedMess
 @json_option
 def show(message_id: str, topic: str | None, registry: str, as_json: bool) -> int:
     """Show the message with an id, the sender's or the broker's, and which groups have consumed it."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         system = set() if topic else set(admin.system_topics())
         topics = [topic] if topic else [name for name in admin.topics() if name not in system]
@@ -324,7 +324,7 @@ def tail(topic: str, follow: bool, count: int, tag: str | None, sql: str | None,
     searched for the newest ones.
     """
     matches = wanted(topic, tag, sql)
-    with connect(registry) as client, client.pull_consumer(topic, tags=tag or EVERYTHING, sql=sql) as consumer:
+    with connect_registry(registry) as client, client.pull_consumer(topic, tags=tag or EVERYTHING, sql=sql) as consumer:
         admin = client.admin()
         if follow:
             for queue in consumer.partitions():

@@ -9,9 +9,9 @@ from typing import BinaryIO, Final
 
 import click
 
-from metaq.cli.common import FAILED, examples, json_option, print_json, registry_option
+from metaq.cli.common import FAILED, connect_registry, examples, json_option, print_json, registry_option
 from metaq.cli.times import TIMES, When
-from metaq.client import Admin, connect
+from metaq.client import Admin
 from metaq.errors import ConfigError
 from metaq.protocol.offsetrows import OffsetRow, encode_row
 
@@ -57,7 +57,7 @@ def export(form: str, out: str, begin: datetime | None, end: datetime | None, re
         raise click.UsageError("Parquet needs a file: give --out a name")
     write = _writer(form)
     problems: list[str] = []
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         rows = _now(admin, problems) if begin is None else admin.offset_export().history(begin, end)
         if out == STANDARD_OUTPUT:

@@ -6,9 +6,18 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from metaq.cli.common import FAILED, NOTHING_CHANGED, Address, examples, json_option, registry_option, yes_option
+from metaq.cli.common import (
+    FAILED,
+    NOTHING_CHANGED,
+    Address,
+    connect_registry,
+    examples,
+    json_option,
+    registry_option,
+    yes_option,
+)
 from metaq.cli.tables import Row, print_record, print_rows
-from metaq.client import Admin, connect
+from metaq.client import Admin
 from metaq.client.replicaadmin import ReplicaAdmin
 from metaq.client.routing import MASTER
 from metaq.client.views import BrokerView, ReplicaView, SlaveView
@@ -77,7 +86,7 @@ def places_of(admin: Admin, name: str | None = None) -> list[Place]:
 @json_option
 def status(name: str | None, registry: str, as_json: bool) -> int:
     """Show how the replicas of a broker stand, or of all brokers: roles, epochs, how far each is, and who is in sync."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         places = places_of(client.admin(), name)
     print_rows(status_rows(places), as_json=as_json, hidden=("durable_end", "min_in_sync"))
     if not places:
@@ -220,7 +229,7 @@ def promote(name: str, replica: int | None, at: tuple[str, int] | None, yes: boo
     Nobody but you can know that the old master is gone for good, and not just out of reach: with two masters, what the old one
     still acknowledges is lost.
     """
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         places = known_places(admin, name, at)
         slaves = [place for place in places if not place.is_master]
@@ -277,7 +286,7 @@ def demote(
 
     The address of --master is the other one's replication_listen, as others reach it.
     """
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         places = known_places(admin, name, at)
         fits = sorted((place for place in places if place.is_master), key=lambda place: place.view.epoch if place.view else 0)
@@ -308,7 +317,7 @@ def same(one: Place, other: Place) -> bool:
 @json_option
 def handover(name: str, replica: int | None, yes: bool, registry: str, as_json: bool) -> int:
     """Make a slave of BROKER the master while the master lives, without losing or refusing a message."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         places = known_places(admin, name, None)
         master = chosen([place for place in places if place.is_master], None, f"no master of {name} answers")

@@ -11,6 +11,7 @@ from metaq.cli.common import (
     NOTHING_CHANGED,
     Decorated,
     broker_option,
+    connect_registry,
     examples,
     json_option,
     print_json,
@@ -19,7 +20,7 @@ from metaq.cli.common import (
 )
 from metaq.cli.common import connect as connect_text
 from metaq.cli.tables import Row, print_record, print_rows
-from metaq.client import Admin, connect
+from metaq.client import Admin
 from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from metaq.client.routing import MASTER
 from metaq.client.views import TopicView, permission_text
@@ -72,7 +73,7 @@ def list_topics(show_all: bool, registry: str, broker: tuple[str, int], as_json:
             else:
                 click.echo("{topic}: partitions {partitions}, messages {messages}, bytes {bytes}".format(**row))
         return
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         hidden = set() if show_all else set(admin.system_topics())
         views = [view for view in admin.all_topic_configs() if show_all or is_of_users(view.topic, hidden)]
@@ -158,7 +159,7 @@ def create(
         with connect_text(broker) as client:
             row: dict[str, Any] = {"topic": topic, "partitions": client.create(topic, partitions)}
     else:
-        with connect(registry) as remote:
+        with connect_registry(registry) as remote:
             row = create_on_brokers(remote.admin(), topic, partitions, permission, ordered, names)
     if as_json:
         print_json(row)
@@ -206,7 +207,7 @@ def show(topic: str, registry: str, as_json: bool) -> None:
 
     A group with members is one that consumes now; its messages behind are those that it has not committed.
     """
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         (row,) = merged(admin.topic_config(topic))
         queues = admin.queues(topic)
@@ -249,7 +250,7 @@ def route(topic: str, registry: str, as_json: bool) -> None:
 
     Without a route it says which of the causes it is: no registry answers, no such topic, no live broker, no permission.
     """
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         found = client.admin().route(topic)
     addresses = {broker.name: broker for broker in found.brokers}
     print_rows(
@@ -278,7 +279,7 @@ def route(topic: str, registry: str, as_json: bool) -> None:
 @json_option
 def delete(topic: str, yes: bool, registry: str, as_json: bool) -> None:
     """Delete TOPIC with its messages, on all brokers and in all registries."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         views = admin.topic_config(topic)
         messages = sum(view.end - view.begin for view in admin.queues(topic))

@@ -8,9 +8,17 @@ from typing import Final, NamedTuple
 
 import click
 
-from metaq.cli.common import FAILED, NOTHING_CHANGED, examples, json_option, print_json, registry_option, yes_option
+from metaq.cli.common import (
+    FAILED,
+    NOTHING_CHANGED,
+    connect_registry,
+    examples,
+    json_option,
+    print_json,
+    registry_option,
+    yes_option,
+)
 from metaq.cli.tables import Row, print_record, print_rows
-from metaq.client import connect
 from metaq.client.transactionadmin import TransactionAdmin
 from metaq.client.views import BranchView, BrokerView
 from metaq.errors import BadRequest
@@ -53,7 +61,7 @@ def tx() -> None:
 @json_option
 def list_undecided(count: int, registry: str, as_json: bool) -> None:
     """List XA branches that are prepared, or were decided by operators, and transactional messages without a decision."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         masters, transactions = admin.masters(), admin.transactions()
         all_branches = (branch_row(each, one) for each in masters for one in transactions.branches(each.address))
@@ -111,7 +119,7 @@ def age_s(since_ms: int) -> int:
 @json_option
 def show(key: str, registry: str, as_json: bool) -> int:
     """Show the branch KEY with its messages, or the transactional message ID."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         found = list(find(admin.transactions(), admin.masters(), key))
     for broker, what in found:
@@ -208,7 +216,7 @@ def rollback(key: str, yes: bool, registry: str, as_json: bool) -> int:
 @json_option
 def forget(key: str, yes: bool, registry: str, as_json: bool) -> int:
     """Forget that an operator has decided the branch KEY, when its transaction manager never will."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         transactions = admin.transactions()
         found = list(find(transactions, admin.masters(), key)) if ":" in key else []
@@ -225,7 +233,7 @@ def forget(key: str, yes: bool, registry: str, as_json: bool) -> int:
 
 def decide(key: str, outcome: Outcome, *, yes: bool, registry: str, as_json: bool) -> int:
     """Decide what has this key or id, or say what that would do; the exit code."""
-    with connect(registry) as client:
+    with connect_registry(registry) as client:
         admin = client.admin()
         transactions = admin.transactions()
         found = list(find(transactions, admin.masters(), key))

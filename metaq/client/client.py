@@ -5,8 +5,9 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
+from metaq.client.access import Access, Tls
 from metaq.client.admin import Admin
 from metaq.client.branchplaces import Routed
 from metaq.client.consumer import SimpleConsumer
@@ -35,47 +36,65 @@ in_process: Final[dict[str, MakeTransport]] = {}
 """Brokers in this process (``metaq.testing``) by their address."""
 
 
-def connect(address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, instance: str = "") -> "Client":
+def connect(
+    address: str,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    instance: str = "",
+    user: str = "",
+    password: str = "",
+    tls: Tls = False,
+) -> "Client":
     """A client of the brokers that are registered at ``address``; nothing is connected before it is needed.
 
     Args:
         address: of one or more registries: ``host:port``, ``host:port;host2:port`` or ``metaq://host:port;host2:port/``.
             Without a port it is 9876. Or of ZooKeeper, which knows the registries and is connected at once, from threads
-            beside: ``zk://host:port,host2:port/``. Parameters may stand in the URL: ``metaq://host/?timeout_s=3``.
+            beside: ``zk://host:port,host2:port/``. Parameters may stand in the URL, user and password before the hosts:
+            ``metaq://user:password@host/?timeout_s=3&tls=/etc/metaq/ca.pem``.
         timeout_s: for each call as a whole, unless the call is told otherwise.
         instance: what makes this client's id unique on this machine, and finds the offsets of a broadcast consumer again;
             by default a new one for each client.
+        user: who asks, when the brokers have users; each request is signed.
+        password: the user's secret.
+        tls: speak TLS, and check certificates with those that this machine trusts; the name of a file (PEM) to check with
+            others, or a context. In a URL ``tls=true`` or the name of the file.
 
     Raises:
         BadRequest: the address cannot be read.
         ConfigError: ZooKeeper needs the package kazoo: the extra ``zookeeper``.
     """
-    zookeeper = False
     if address in in_process:
         return Client(Core([address], timeout_s=timeout_s, instance=instance, make_transport=in_process[address]))
+    zookeeper = False
     if "://" in address:
         url = urlsplit(address)
+        shown = f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
         zookeeper = url.scheme == ZOOKEEPER_SCHEME
         if url.scheme not in {SCHEME, ZOOKEEPER_SCHEME}:
             schemes = f"{SCHEME}://, {ZOOKEEPER_SCHEME}:// for ZooKeeper, or no scheme at all"
-            raise BadRequest(f"{address!r} begins with {url.scheme}://; write {schemes}")
+            raise BadRequest(f"{shown!r} begins with {url.scheme}://; write {schemes}")
         if url.path not in {"", "/"}:
-            raise BadRequest(f"{address!r} has the path {url.path}; there is none")
+            raise BadRequest(f"{shown!r} has the path {url.path}; there is none")
         given = dict(parse_qsl(url.query))
-        if unknown := given.keys() - {"timeout_s", "instance"}:
-            raise BadRequest(f"{address!r} has the parameter {min(unknown)}; timeout_s and instance are known")
-        address = url.netloc
+        if unknown := given.keys() - {"timeout_s", "instance", "tls"}:
+            raise BadRequest(f"{shown!r} has the parameter {min(unknown)}; timeout_s, instance and tls are known")
+        who, _, address = url.netloc.rpartition("@")
+        if who:
+            user, password = map(unquote, who.partition(":")[::2])
+        tls = {"true": True, "false": False}.get(given["tls"], given["tls"]) if "tls" in given else tls
         timeout_s = _seconds(given["timeout_s"]) if "timeout_s" in given else timeout_s
         instance = given.get("instance", instance)
+    access = Access(user, password, tls)
     if zookeeper:
-        return _through_zookeeper(address, timeout_s, instance)
-    return Client(Core(_registries(address), timeout_s=timeout_s, instance=instance))
+        return _through_zookeeper(address, timeout_s, instance, access)
+    return Client(Core(_registries(address), timeout_s=timeout_s, instance=instance, access=access))
 
 
-def _through_zookeeper(hosts: str, timeout_s: float, instance: str) -> "Client":
+def _through_zookeeper(hosts: str, timeout_s: float, instance: str, access: Access) -> "Client":
     from metaq.client.zookeeper import ZooKeeperRegistries  # noqa: PLC0415 - kazoo is an extra
 
-    core = Core((), timeout_s=timeout_s, instance=instance)
+    core = Core((), timeout_s=timeout_s, instance=instance, access=access)
     try:
         core.follow(ZooKeeperRegistries(hosts, core.routes.use))
     except BadRequest:
@@ -265,7 +284,8 @@ class Client:
         self._core.check_open()
         limit = self._core.timeout_s if timeout_s is None else timeout_s
         brokers = Routed(self._core, topics)
-        return XaSession(brokers, qualifier=qualifier, branch_timeout_s=branch_timeout_s, timeout_s=limit)
+        access = self._core.access
+        return XaSession(brokers, qualifier=qualifier, branch_timeout_s=branch_timeout_s, timeout_s=limit, access=access)
 
     def admin(self) -> Admin:
         """Asks and changes topics, groups, offsets and brokers, and finds messages."""

@@ -8,9 +8,12 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from metaq.errors import ConnectionFailed, ProtocolError, RequestTimeout
+from metaq.client.access import OPEN, Access
+from metaq.errors import ConnectionFailed, ProtocolError, Refused, RequestTimeout
 from metaq.protocol.commands import NO_OPAQUE
-from metaq.protocol.replies import BAD_REQUEST, Reply, ReplyReader
+from metaq.protocol.replies import BAD_REQUEST, OK, Reply, ReplyReader
+from metaq.protocol.signature import Credentials
+from metaq.protocol.text import write_line
 
 _RECEIVE_BYTES: Final = 256 * 1024
 _LEAST_TIMEOUT_S: Final = 0.001  # a socket takes 0 for "do not wait" and has no negative timeout
@@ -35,14 +38,10 @@ class Connection:
     request in flight, and the connection is lost. Deadlines are readings of ``time.monotonic``.
     """
 
-    def __init__(self, host: str, port: int, timeout_s: float) -> None:
-        """Connect; ``ConnectionFailed`` when that does not succeed within ``timeout_s``."""
+    def __init__(self, host: str, port: int, timeout_s: float, access: Access = OPEN) -> None:
+        """Connect and log in; ``ConnectionFailed`` when the first does not succeed within ``timeout_s``, ``Refused``."""
         self._address = f"{host}:{port}"
-        try:
-            self._outgoing = socket.create_connection((host, port), timeout_s)
-        except OSError as error:
-            raise ConnectionFailed(f"cannot connect to {self._address}: {error}; does a broker listen there?") from error
-        self._outgoing.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._outgoing = access.connect((host, port), timeout_s)
         # A timeout belongs to the socket object; both directions wait at once, each for another thread's deadline.
         self._incoming = self._outgoing.dup()
         self._reader = ReplyReader()
@@ -53,6 +52,17 @@ class Connection:
         self._someone_reads = False
         self._lost = ""
         self._last_words = ""
+        if access.credentials is not None:
+            self._log_in(access.credentials, time.monotonic() + timeout_s)
+
+    def _log_in(self, credentials: Credentials, deadline: float) -> None:
+        exchange, opaque = Exchange(), self.new_opaque()
+        self.send(write_line("auth", *credentials, opaque), [opaque], exchange, deadline)
+        self.wait(exchange, 0, deadline)
+        reply = exchange.replies[opaque]
+        if reply.code != OK:
+            self.lose("the login was refused")
+            raise Refused(reply.code, f"{self._address}: {reply.body.decode(errors='replace')}")
 
     def usable(self) -> bool:
         """Whether it is still open. To be asked before a request: a broker closes idle connections."""

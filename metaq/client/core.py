@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 import orjson
 
+from metaq.client.access import OPEN, Access
 from metaq.client.health import BrokerHealth
 from metaq.client.identity import UniqueIds, client_id, own_address
 from metaq.client.link import Links
@@ -65,12 +66,19 @@ class Core:
     """Lives as long as its client. Everything in it may be used by several threads."""
 
     def __init__(
-        self, registries: Sequence[str], *, timeout_s: float, instance: str = "", make_transport: MakeTransport | None = None
+        self,
+        registries: Sequence[str],
+        *,
+        timeout_s: float,
+        instance: str = "",
+        make_transport: MakeTransport | None = None,
+        access: Access = OPEN,
     ) -> None:
         address = own_address()
         self.id = client_id(address, instance)
         self.instance = instance
         self.timeout_s = timeout_s
+        self.access = access
         self.unique_ids = UniqueIds(address)
         self.health = BrokerHealth()
         self.scheduler = Scheduler(f"metaq-{self.id}")
@@ -90,7 +98,7 @@ class Core:
         self.scheduler.every(ROUTES_S, self._refresh_routes)
 
     def _links(self) -> Links:
-        links = Links(self._asked, self._greeting)
+        links = Links(self._asked, self._greeting, self.access)
         self.scheduler.every(EXPIRY_S, links.expire)
         return links
 

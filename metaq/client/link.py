@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Final, NamedTuple
 
+from metaq.client.access import OPEN, Access
 from metaq.client.transport import Answer, Asked, Done, Greet, Question, unanswered
 from metaq.errors import BadRequest, ClientClosed, ClientError, ConnectionFailed, ProtocolError, RequestTimeout
 from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request, encode_response
@@ -37,15 +38,12 @@ class _Pending(NamedTuple):
 class Link:
     """One connection, with a thread that reads. A request that times out leaves it, and the others on it, alone."""
 
-    def __init__(self, address: str, timeout_s: float, asked: Asked) -> None:
+    def __init__(self, address: str, timeout_s: float, asked: Asked, access: Access = OPEN) -> None:
         """Connect; ``ConnectionFailed`` when that does not succeed within ``timeout_s``."""
         self.address = address
         self._asked = asked
-        try:
-            self._outgoing = socket.create_connection(split_address(address), timeout_s)
-        except OSError as error:
-            raise ConnectionFailed(f"cannot connect to {address}: {error}") from error
-        self._outgoing.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._access = access
+        self._outgoing = access.connect(split_address(address), timeout_s)
         # A time limit belongs to the socket object, and each direction has another one.
         self._incoming = self._outgoing.dup()
         self._incoming.settimeout(_EVER_S)
@@ -64,7 +62,8 @@ class Link:
     def submit(self, question: Question, deadline: float, done: Done) -> None:
         """Send a request; see ``Transport.submit``."""
         opaque = next(self._opaques) & _INT31
-        frame = encode_request(question.code, opaque, question.fields, question.body, language=LANGUAGE)
+        fields = self._access.signed(question.fields, question.body)
+        frame = encode_request(question.code, opaque, fields, question.body, language=LANGUAGE)
         self._pending[opaque] = _Pending(done, deadline, question.code)
         try:
             self._send(frame, deadline)
@@ -75,7 +74,8 @@ class Link:
     def tell(self, question: Question, deadline: float) -> None:
         """Send a one-way request."""
         opaque = next(self._opaques) & _INT31
-        frame = encode_request(question.code, opaque, question.fields, question.body, oneway=True, language=LANGUAGE)
+        fields = self._access.signed(question.fields, question.body)
+        frame = encode_request(question.code, opaque, fields, question.body, oneway=True, language=LANGUAGE)
         self._send(frame, deadline)
 
     def expire(self, now: float) -> None:
@@ -162,7 +162,10 @@ class Link:
 class Links:
     """The connections of a client by address, opened when they are needed: a ``Transport`` over sockets."""
 
-    def __init__(self, asked: Asked, greet: Greet, *, connect_timeout_s: float = _CONNECT_TIMEOUT_S) -> None:
+    def __init__(
+        self, asked: Asked, greet: Greet, access: Access = OPEN, *, connect_timeout_s: float = _CONNECT_TIMEOUT_S
+    ) -> None:
+        self._access = access
         self._asked = asked
         self._greet = greet
         self._connect_timeout_s = connect_timeout_s
@@ -213,7 +216,7 @@ class Links:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise RequestTimeout(f"no connection to {address} in time")
-            link = Link(address, min(left, self._connect_timeout_s), self._asked)
+            link = Link(address, min(left, self._connect_timeout_s), self._asked, self._access)
             self._introduce(link)
             with self._guard:
                 if not self._closed:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from metaq.client.access import Access, Tls
 from metaq.client.connection import Connection, Exchange
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout
 from metaq.message import Message, PutResult, TextPosition
@@ -75,14 +76,27 @@ class TextClient:
     twice. ``Refused`` is an answer: it leaves the connection open.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, timeout_s: float = 10.0) -> None:
-        """Connect. ``timeout_s`` limits the wait for a connection and for each answer; as an attribute it can be changed."""
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        *,
+        timeout_s: float = 10.0,
+        user: str = "",
+        password: str = "",
+        tls: Tls = False,
+    ) -> None:
+        """Connect. ``timeout_s`` limits the wait for a connection and for each answer; as an attribute it can be changed.
+
+        ``user`` and ``password`` log in, ``Refused`` when they are wrong; ``tls`` as for ``metaq.connect``.
+        """
+        self._access = Access(user, password, tls)
         self._host = host
         self._port = port
         self.timeout_s = timeout_s
         self._closed = False
         self._connecting = threading.Lock()  # guards what follows
-        self._connection = Connection(host, port, timeout_s)
+        self._connection = Connection(host, port, timeout_s, self._access)
 
     def __enter__(self) -> Self:
         return self
@@ -250,7 +264,7 @@ class TextClient:
             if self._closed:
                 raise ClientError("this client was closed")
             if not self._connection.usable():
-                self._connection = Connection(self._host, self._port, self.timeout_s)
+                self._connection = Connection(self._host, self._port, self.timeout_s, self._access)
             return self._connection
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from metaq.client.access import OPEN, Access, Tls
 from metaq.client.branchplaces import Brokers, Named
 from metaq.client.identity import own_address
 from metaq.client.textclient import TextClient
@@ -100,12 +101,17 @@ def connect(
     qualifier: str = "",
     branch_timeout_s: int = DEFAULT_BRANCH_TIMEOUT_S,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    user: str = "",
+    password: str = "",
+    tls: Tls = False,
 ) -> "XaSession":
     """A session with brokers that are named directly: ``host:port``, or ``host:port;host2:port``, by default port 8123.
 
     ``Client.xa_session`` is for brokers that are found by a registry. See ``XaSession`` for the rest.
     """
-    return XaSession(Named(address), qualifier=qualifier, branch_timeout_s=branch_timeout_s, timeout_s=timeout_s)
+    access = Access(user, password, tls)
+    brokers = Named(address)
+    return XaSession(brokers, qualifier=qualifier, branch_timeout_s=branch_timeout_s, timeout_s=timeout_s, access=access)
 
 
 def default_qualifier() -> str:
@@ -140,6 +146,7 @@ class XaSession:
         qualifier: str = "",
         branch_timeout_s: int = DEFAULT_BRANCH_TIMEOUT_S,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        access: Access = OPEN,
     ) -> None:
         """Nothing is connected before it is needed.
 
@@ -150,6 +157,7 @@ class XaSession:
                 the names of program and host.
             branch_timeout_s: seconds from begin to prepare; the broker may allow less. 0 is no limit.
             timeout_s: for each connection and each answer.
+            access: a user, and TLS.
         """
         if branch_timeout_s < 0:
             raise BadRequest(f"branch_timeout_s is {branch_timeout_s}; write seconds, or 0 for no limit")
@@ -162,6 +170,7 @@ class XaSession:
         self.timeout_s = timeout_s
         self.unreachable: dict[str, ClientError] = {}
         """The brokers that the last ``tpc_recover`` could not ask, by address."""
+        self._access = access
         self._brokers = brokers
         self._id = f"{own_address()}-{time.time_ns() // 1_000_000}-{next(_sessions)}"
         self._clients: dict[str, TextClient] = {}
@@ -379,7 +388,14 @@ class XaSession:
             raise ClientError("this session was closed")
         if address not in self._clients:
             host, _, port = address.rpartition(":")
-            self._clients[address] = TextClient(host, int(port), timeout_s=self.timeout_s)
+            access = self._access
+            self._clients[address] = TextClient(
+                *(host, int(port)),
+                timeout_s=self.timeout_s,
+                user=access.user,
+                password=access.password,
+                tls=access.tls or False,
+            )
         return self._clients[address]
 
     def _step(

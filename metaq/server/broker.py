@@ -4,6 +4,7 @@ import ipaddress
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import gevent
@@ -21,6 +22,7 @@ from metaq.server.context import Context
 from metaq.server.counters import Counters
 from metaq.server.duties import Duties, Keeper
 from metaq.server.front import Address, Front, Listener, RequestHandler
+from metaq.server.gate import LOOK_S
 from metaq.server.groups import GroupTable
 from metaq.server.handlers.admin import AdminHandler
 from metaq.server.handlers.brokerinfo import BrokerInfoHandler
@@ -32,6 +34,7 @@ from metaq.server.handlers.groupadmin import GroupAdminHandler
 from metaq.server.handlers.half import HalfHandler
 from metaq.server.handlers.heartbeat import HeartbeatHandler
 from metaq.server.handlers.identity import IdentityHandler
+from metaq.server.handlers.login import log_in
 from metaq.server.handlers.offsetadmin import OffsetAdminHandler
 from metaq.server.handlers.offsetexport import OffsetExportHandler
 from metaq.server.handlers.pull import PullHandler
@@ -229,7 +232,7 @@ class Broker:
         self._duties.keepers.clear()
 
     def configure(self, settings: Settings) -> None:
-        """Take over what can change while it runs; ``MetaqError`` when a topic of the settings cannot be made."""
+        """Take over what can change while it runs, users too; ``MetaqError`` when a topic of the settings cannot be made."""
         context, topics, groups, before = self.context, self.context.topics, self.context.groups, self._settings
         topics.max_topics, groups.max_groups = settings.max_topics, settings.max_groups
         groups.auto_create = settings.auto_create_groups
@@ -244,6 +247,7 @@ class Broker:
         self.halves.check_after_ms = settings.check_after_ms
         for part in (self._front, self.turns, self._looks, self._sends):
             part.configure(settings)
+        self._front.gate.reload()
 
     def keep(self, keeper: Keeper) -> None:
         """Retention leaves what somebody needs."""
@@ -319,7 +323,7 @@ class Broker:
             Version: admin.version,
             Help: admin.help,
             Create: admin.create,
-            Auth: admin.auth,
+            Auth: partial(log_in, self._front.gate),
             Transaction: self._branches.transaction,
             Sync: admin.sync,
         }
@@ -330,7 +334,7 @@ class Broker:
         self._check_back = CheckBack(decisions, self._duties.rest, self.run)
         self._duties.keepers.append(self._check_back)
         self._sends = SendHandler(self.context, self.turns, decisions)
-        self._front.sends = self._sends.sends
+        self._front.sends = self._front.gate.signed(self._sends.sends)
         self._pulls = PullHandler(self.context, self.holds, self._looks, self._hub.loop)
         later = self.later
         sent_back = SendBackHandler(self.context, self.turns, self._looks)
@@ -378,6 +382,7 @@ class Broker:
         self._front.start()
         self._duties.start()
         self._duties.every(IDLE_SCAN_S, self._front.close_idle)
+        self._duties.every(LOOK_S, self._front.gate.look)
         self._duties.every(SAMPLE_S, self._sample)
         self._duties.every(self._settings.client_scan_ms / 1000, self._look_for_silent_clients)
         if self.role.is_master:

@@ -13,12 +13,14 @@ from metaq.server.writing import owe
 class Change(Question):
     """One such request on its way; a subclass says what to read (``look``) and what then to do (``change``)."""
 
-    __slots__ = ("_context", "_owed", "_request", "_turns", "session")
+    __slots__ = ("_context", "_owed", "_request", "_turns", "principal", "session")
 
     def __init__(self, context: Context, turns: Turns, session: RemotingSession, request: RemotingCommand) -> None:
         self._context = context
         self._turns = turns
         self.session: RemotingSession = session
+        self.principal = session.principal
+        """Who asked; the session may be somebody else's when the message has been read."""
         self._request = request
         self._owed = False
 

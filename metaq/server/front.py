@@ -20,7 +20,9 @@ from metaq.protocol.commands import Command
 from metaq.protocol.remoting import FrameReader, RemotingCommand
 from metaq.protocol.replies import write_result
 from metaq.protocol.text import CommandReader, PutHead, TextLimits
+from metaq.server.gate import Gate
 from metaq.server.opening import Opening
+from metaq.server.permissions import Action, demand
 from metaq.server.remoting import Answer, RemotingSession, failure
 from metaq.server.session import READABLE, Session, Stream
 from metaq.server.textsession import TextSession
@@ -45,8 +47,8 @@ IPV4_IN_IPV6: Final = "::ffff:"
 """How a listener of IPv6 writes the IPv4 addresses of its clients, which are shown and kept as such."""
 
 
-def resolve(setting: str, value: str, *, allow_public: bool) -> Address:
-    """Host and port to listen on; ``ConfigError`` when others could reach them and nobody said that they may."""
+def resolve(setting: str, value: str, settings: Settings) -> Address:
+    """Host and port to listen on; ``ConfigError`` when others could reach them, there are no users, and nobody allowed it."""
     host, separator, port = value.rpartition(":")
     if not separator or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{setting}: {value!r} is not HOST:PORT")
@@ -55,9 +57,10 @@ def resolve(setting: str, value: str, *, allow_public: bool) -> Address:
         address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][4][0]
     except OSError as error:
         raise ConfigError(f"{setting}: cannot resolve {host!r}: {error.strerror}") from error
-    if not ipaddress.ip_address(address).is_loopback and not allow_public:
+    if not ipaddress.ip_address(address).is_loopback and not (settings.users_file or settings.allow_public):
         raise ConfigError(
-            f"{setting}: other machines can reach {host} and there are no users yet; say --allow-public if that is meant"
+            f"{setting}: other machines can reach {host} and there are no users; name a users_file, or say --allow-public if "
+            "everybody may do everything"
         )
     return str(address), int(port)
 
@@ -101,6 +104,8 @@ class Front:
         self.configure(settings)
         self._loop = loop
         self.tls = tls
+        self.gate = Gate(settings.users_file, settings.failed_logins_per_minute, self.now)
+        self.anonymous = self.gate.anonymous
         self.unfinished_bytes = 0
         self.most_unfinished_bytes = MOST_UNFINISHED_BYTES
         self._bound = dict(bound or {})
@@ -128,7 +133,7 @@ class Front:
         """Take the address that a setting names; the port is the real one."""
         listener = self._bound.get(setting)
         if listener is None:
-            listener = Listener(setting, resolve(setting, value, allow_public=self._settings.allow_public))
+            listener = Listener(setting, resolve(setting, value, self._settings))
         self.listeners[setting] = listener
         return listener.address
 
@@ -235,6 +240,7 @@ class Front:
             session.respond(request, Answer(Response.REQUEST_CODE_NOT_SUPPORTED, remark=remark))
             return
         try:
+            self.gate.identify(session, request)
             answer = handler(session, request)
         except MetaqError as error:
             answer = failure(error)
@@ -248,6 +254,19 @@ class Front:
 
     def closed(self, session: Session) -> None:
         self.sessions.discard(session)
+
+
+def asking(action: Action, handlers: Mapping[int, RequestHandler]) -> dict[int, RequestHandler]:
+    """The handlers of requests about the process as a whole, each behind the question whether the sender may do that."""
+
+    def behind(handler: RequestHandler) -> RequestHandler:
+        def ask(session: RemotingSession, request: RemotingCommand) -> Answer | None:
+            demand(session.principal, action)
+            return handler(session, request)
+
+        return ask
+
+    return {code: behind(handler) for code, handler in handlers.items()}
 
 
 def _no_puts(session: TextSession, commands: Sequence[Command], at: int) -> int:

@@ -1,34 +1,135 @@
 """Who may do what: the one question that every handler asks before it acts.
 
-There are no users yet: everyone who can connect is ``ANONYMOUS`` and may do everything, which is why a broker listens on
-loopback unless it is told otherwise.
+Without users everyone who can connect is ``ANYBODY`` and may do everything, which is why a broker without users listens on
+loopback unless it is told otherwise. With users (``metaq.server.users``) a connection is that of ``anonymous``, who may do what
+the file says, until it logs in or signs what it asks (``metaq.server.gate``).
 """
 
 import enum
+from collections.abc import Mapping
 from typing import Final
 
 from metaq.errors import AccessDenied
+from metaq.message import INTERNAL_TOPICS
 
 ANONYMOUS: Final = "anonymous"
+RETRY_PREFIX: Final = "%RETRY%"
+"""Of the topic in which a group gets its messages again: whoever may consume for the group may use it."""
+_KNOWN: Final = 4096
+"""Names whose permissions are remembered for each principal."""
 
 
 class Action(enum.Enum):
-    """What a principal wants to do; the resource is a topic, or empty for the broker itself."""
+    """What a principal wants to do; the resource is a topic, a group, or empty for any topic or the broker itself."""
 
-    PUBLISH = enum.auto()
-    SUBSCRIBE = enum.auto()
-    CREATE = enum.auto()
-    INSPECT = enum.auto()
-    ADMINISTER = enum.auto()
+    PUBLISH = "publish to"
+    SUBSCRIBE = "read"
+    CONSUME = "consume for the group"
+    CREATE = "create"
+    LOCATE = "ask for the brokers of"
+    INSPECT = "look into"
+    """Names and numbers of topics, groups and clients; no message."""
+    ADMINISTER = "administer"
     """Change topics, groups, the offsets of others, and settings."""
 
 
-def allowed(principal: str, action: Action, resource: str) -> bool:
+class Permission(enum.Flag):
+    """What a line of the users file grants on topics or groups."""
+
+    DENY = 0
+    PUB = enum.auto()
+    SUB = enum.auto()
+    CREATE = enum.auto()
+
+
+_NEEDED: Final = {
+    Action.PUBLISH: Permission.PUB,
+    Action.SUBSCRIBE: Permission.SUB,
+    Action.CREATE: Permission.CREATE,
+    Action.LOCATE: Permission.PUB | Permission.SUB | Permission.CREATE,
+}
+Grants = Mapping[str, Permission]
+"""By a name, or by the beginning of names and ``*``. The name itself counts before the longest beginning that fits."""
+
+
+class Principal:
+    """Somebody who asks. It stays the same object when the users file changes, so that sessions need not be looked for."""
+
+    __slots__ = ("_groups", "_known", "_topics", "admin", "name", "named")
+
+    def __init__(self, name: str, *, admin: bool = False) -> None:
+        """Without grants; ``admin`` may do everything."""
+        self.name = name
+        self.admin = admin
+        self.named = name != ANONYMOUS
+        """Has logged in, and is still a user."""
+        self._topics: Grants = {}
+        self._groups: Grants = {}
+        self._known: dict[tuple[bool, str], Permission] = {}
+
+    def __str__(self) -> str:
+        return self.name
+
+    def become(self, topics: Grants, groups: Grants, *, admin: bool) -> None:
+        """May do this from now on."""
+        self.admin, self.named = admin, self.name != ANONYMOUS
+        self._topics, self._groups = topics, groups
+        self._known.clear()
+
+    def end(self) -> None:
+        """Is a user no more, and may do nothing."""
+        self.become({}, {}, admin=False)
+        self.named = False
+
+    def may(self, action: Action, resource: str) -> bool:
+        """Whether it may do this; ``allowed`` asks it of those who are no administrators."""
+        if action is Action.CONSUME:
+            return Permission.SUB in self._granted(resource, of_group=True)
+        if action is Action.INSPECT:
+            return self.named
+        if action is Action.ADMINISTER or resource in INTERNAL_TOPICS:
+            return False
+        if action is Action.LOCATE and self.named:
+            return True
+        if not resource:
+            return any(_NEEDED[action] & grant for grant in self._topics.values())
+        if resource.startswith(RETRY_PREFIX):
+            return Permission.SUB in self._granted(resource.removeprefix(RETRY_PREFIX), of_group=True)
+        return bool(_NEEDED[action] & self._granted(resource, of_group=False))
+
+    def _granted(self, name: str, *, of_group: bool) -> Permission:
+        known = self._known.get((of_group, name))
+        if known is None:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            grants = self._groups if of_group else self._topics
+            known = self._known[of_group, name] = _find(grants, name)
+        return known
+
+
+def _find(grants: Grants, name: str) -> Permission:
+    if name in grants:
+        return grants[name]
+    fitting = [pattern for pattern in grants if pattern.endswith("*") and name.startswith(pattern[:-1])]
+    return grants[max(fitting, key=len)] if fitting else Permission.DENY
+
+
+ANYBODY: Final = Principal(ANONYMOUS, admin=True)
+"""Everyone, while there are no users."""
+
+
+def allowed(principal: Principal, action: Action, resource: str) -> bool:
     """Whether the principal may do this to the resource."""
-    return principal == ANONYMOUS
+    return principal.admin or principal.may(action, resource)
 
 
-def demand(principal: str, action: Action, resource: str = "") -> None:
+def demand(principal: Principal, action: Action, resource: str = "") -> None:
     """Raise ``AccessDenied`` when it is not allowed."""
-    if not allowed(principal, action, resource):
-        raise AccessDenied(f"{principal} may not {action.name.lower()} {resource or 'this broker'}")
+    if not (principal.admin or principal.may(action, resource)):
+        raise denied(principal, action, resource)
+
+
+def denied(principal: Principal, action: Action, resource: str = "") -> AccessDenied:
+    """What is answered to somebody who may not."""
+    hint = "" if principal.named else "; log in first"
+    return AccessDenied(f"{principal} may not {action.value} {resource or 'this broker'}{hint}")

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import gevent
@@ -11,13 +12,16 @@ import metaq
 from metaq.clock import Clock, SystemClock
 from metaq.config import Settings
 from metaq.protocol.commands import Auth, Command, Create, Get, Help, Offset, Put, Stats, Sync, Transaction, Version
-from metaq.protocol.replies import BAD_REQUEST, OK, write_result
+from metaq.protocol.replies import BAD_REQUEST, FORBIDDEN, OK, write_result
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.front import Front
+from metaq.server.gate import LOOK_S
 from metaq.server.handlers.identity import IdentityHandler
+from metaq.server.handlers.login import log_in
 from metaq.server.handlers.registry import RegistryHandler
 from metaq.server.measured import registry_families
 from metaq.server.metrics import Family
+from metaq.server.permissions import Action, allowed, denied
 from metaq.server.pool import run_in_pool
 from metaq.server.tables import FOLDER
 from metaq.server.textsession import TextSession
@@ -31,6 +35,7 @@ IDLE_SCAN_S: Final = 5.0
 HELP: Final = """\
 stats OPAQUE     brokers and topics
 version OPAQUE   the version
+auth USER PASSWORD OPAQUE   log in
 quit             close the connection
 This is a registry: it knows where brokers are, and stores no messages.\r\n"""
 REFUSAL: Final = "this is a registry, which stores no messages; connect to a broker"
@@ -61,17 +66,20 @@ class RegistryServer:
             Stats: self._stats,
             Version: lambda session, command: session.reply(write_result(OK, metaq.__version__, command.opaque)),
             Help: lambda session, command: session.reply(write_result(OK, HELP, command.opaque)),
-            **dict.fromkeys((Get, Offset, Create, Auth, Transaction, Sync), self._refuse),
+            Auth: partial(log_in, self._front.gate),
+            **dict.fromkeys((Get, Offset, Create, Transaction, Sync), self._refuse),
         }
         self._greenlets = [
             gevent.Greenlet(self._every, settings.registry_scan_ms / 1000, self._registry.scan),
             gevent.Greenlet(self._every, IDLE_SCAN_S, self._front.close_idle),
+            gevent.Greenlet(self._every, LOOK_S, self._front.gate.look),
         ]
 
     def configure(self, settings: Settings) -> None:
-        """Take over what can change while it runs."""
+        """Take over what can change while it runs, users too."""
         self._settings = settings
         self._front.configure(settings)
+        self._front.gate.reload()
 
     @property
     def measured(self) -> "RegistryServer":
@@ -122,6 +130,9 @@ class RegistryServer:
     # -- text protocol ------------------------------------------------------------------------------------------------
 
     def _stats(self, session: TextSession, stats: Stats) -> None:
+        if not allowed(session.principal, Action.INSPECT, ""):
+            session.reply(write_result(FORBIDDEN, str(denied(session.principal, Action.INSPECT)), stats.opaque))
+            return
         tables = self._registry.tables
         info = tables.cluster_info()
         lines = [f"topics {len(tables.topics())}", f"brokers {len(info.brokers)}"]
@@ -131,7 +142,7 @@ class RegistryServer:
         text = "STATS\r\n" + "".join(f"{line}\r\n" for line in lines) + "END\r\n"
         session.reply(write_result(OK, text, stats.opaque))
 
-    def _refuse(self, session: TextSession, command: Get | Offset | Create | Auth | Transaction | Sync) -> None:
+    def _refuse(self, session: TextSession, command: Get | Offset | Create | Transaction | Sync) -> None:
         session.reply(write_result(BAD_REQUEST, REFUSAL, command.opaque))
 
     def _refuse_puts(self, session: TextSession, commands: Sequence[Command], at: int) -> int:

@@ -72,7 +72,7 @@ class Replica:
         self._disk = disk or RealDisk()
         self._path = settings.data / FOLDER / KEPT
         self._kept = self._load()
-        address = resolve("replication_listen", settings.replication_listen, allow_public=settings.allow_public)
+        address = resolve("replication_listen", settings.replication_listen, settings)
         listener = Listener("replication_listen", address)
         self.address: Address = listener.address
         """Where slaves connect."""

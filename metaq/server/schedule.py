@@ -33,6 +33,7 @@ from metaq.protocol.textmessage import Stored
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
 from metaq.server.hold import Holds
+from metaq.server.permissions import Action, demand
 from metaq.server.remoting import Answer, RemotingSession
 from metaq.server.tables import FOLDER, LEVELS, SCHEDULE_TOPIC
 from metaq.server.turn import Turns
@@ -94,6 +95,7 @@ class Schedule:
 
     def all_positions(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """Code 45: the position of each level that ever held a message."""
+        demand(session.principal, Action.INSPECT)
         return Answer(body=(fastjson.encode({"offsetTable": self.positions()}),))
 
     # -- life ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from metaq.protocol.record import host_bytes
-from metaq.server.permissions import ANONYMOUS
+from metaq.server.permissions import Principal
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,8 @@ class Host(Protocol):
     """What every session needs of the rest of the broker."""
 
     max_unsent_bytes: int
+    anonymous: Principal
+    """Who has not logged in."""
 
     def io(self, fd: int, events: int) -> Any:
         """A watcher of the hub's loop."""
@@ -101,7 +103,7 @@ class Session:
         """Something owed is answered at the end of this turn: what little is unsent goes with that, in one send."""
         self.outcome: Any = None
         """What the puts of the current turn lead to."""
-        self.principal = ANONYMOUS
+        self.principal = host.anonymous
         self.on_close: Callable[[], None] | None = None
         self.born_host = host_bytes(address[0], address[1])
         self.last_io = host.now()

@@ -7,6 +7,7 @@ import pytest
 
 from metaq.protocol.commands import Command, Stats
 from metaq.protocol.text import CommandReader, TextLimits
+from metaq.server.permissions import ANYBODY
 from metaq.server.textsession import TextSession
 
 
@@ -22,6 +23,7 @@ class Handlers:
     """Answers ``version`` at once, and owes the answer to ``stats``."""
 
     max_unsent_bytes = 1000
+    anonymous = ANYBODY
 
     def __init__(self, *, due: bool) -> None:
         self._due = due

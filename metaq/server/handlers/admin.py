@@ -13,11 +13,11 @@ import metaq
 from metaq.errors import MetaqError, NotWritable, StoreError
 from metaq.message import INTERNAL_TOPICS, TopicPartition
 from metaq.protocol.codes import READ, WRITE
-from metaq.protocol.commands import Auth, Create, Help, Stats, Sync, Version
-from metaq.protocol.replies import BAD_REQUEST, FORBIDDEN, OK, UNAVAILABLE, write_result
+from metaq.protocol.commands import Create, Help, Stats, Sync, Version
+from metaq.protocol.replies import FORBIDDEN, OK, UNAVAILABLE, write_result
 from metaq.server.context import Context
 from metaq.server.counters import Meter
-from metaq.server.permissions import Action, allowed
+from metaq.server.permissions import Action, allowed, demand, denied
 from metaq.server.session import Session
 from metaq.server.tables import Topic
 from metaq.store.consumequeue import ConsumeQueue
@@ -28,6 +28,7 @@ put TOPIC PARTITION LENGTH FLAG [CHECKSUM] OPAQUE, then LENGTH bytes   store a m
 get TOPIC GROUP PARTITION POSITION MAXSIZE OPAQUE [wait=MS]           read messages from a position on
 offset TOPIC GROUP PARTITION POSITION OPAQUE                          the valid position nearest to one
 create TOPIC PARTITIONS OPAQUE                                        create a topic or give it more partitions
+auth USER PASSWORD OPAQUE                                             log in
 transaction KEY SESSION TYPE [TIMEOUT] [QUALIFIER] OPAQUE             messages put together, with their KEY before the OPAQUE
 stats [ITEM] OPAQUE                                                   statistics; `stats help 1` lists the items
 version OPAQUE                                                        the version
@@ -71,21 +72,17 @@ class AdminHandler:
     def help(self, session: Session, help_: Help) -> None:
         session.reply(write_result(OK, _crlf(HELP), help_.opaque))
 
-    def auth(self, session: Session, auth: Auth) -> None:
-        session.reply(write_result(BAD_REQUEST, "auth is reserved: this version of metaq has no users yet", auth.opaque))
-
     def sync(self, session: Session, sync: Sync) -> None:
         session.reply(write_result(UNAVAILABLE, "sync is answered by synchronous slaves only", sync.opaque))
 
     def create(self, session: Session, create: Create) -> None:
-        if not allowed(session.principal, Action.CREATE, create.topic):
-            session.reply(write_result(FORBIDDEN, f"{session.principal} may not create topics", create.opaque))
-            return
         if not self._context.replicas.is_master:
             reason = f"this replica is a slave; create {create.topic} on its master"
             session.reply(write_result(UNAVAILABLE, reason, create.opaque))
             return
+        action = Action.CREATE if self._context.topics.get(create.topic) is None else Action.ADMINISTER
         try:
+            demand(session.principal, action, create.topic)
             self._context.topics.ensure(create.topic, create.partitions)
         except MetaqError as error:
             session.reply(write_result(error.status, str(error), create.opaque))
@@ -106,8 +103,9 @@ class AdminHandler:
 
     def stats(self, session: Session, stats: Stats) -> None:
         item, opaque = stats.item, stats.opaque
-        if not allowed(session.principal, Action.INSPECT, ""):
-            session.reply(write_result(FORBIDDEN, f"{session.principal} may not see statistics", opaque))
+        action = Action.ADMINISTER if item == "reset" else Action.INSPECT
+        if not allowed(session.principal, action, ""):
+            session.reply(write_result(FORBIDDEN, str(denied(session.principal, action)), opaque))
             return
         if stats.item_only and self._is_opaque(item):
             item, opaque = "", item

@@ -16,7 +16,7 @@ from metaq.server.front import RequestHandler
 from metaq.server.handlers.heartbeat import EMPTY
 from metaq.server.later import Later
 from metaq.server.locklog import LockLog
-from metaq.server.permissions import Action, demand
+from metaq.server.permissions import Action, Principal, demand
 from metaq.server.remoting import DONE, Answer, RemotingSession
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.files import Read
@@ -54,7 +54,7 @@ class ConsumerHandler:
     def offset(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """14: where the group goes on. Without a stored offset 0 on a young partition, else 22: then the client decides."""
         header = decode_header(QueryConsumerOffset, request.fields)
-        demand(session.principal, Action.SUBSCRIBE, header.topic)
+        _check_member(session.principal, header.consumer_group, header.topic)
         place = (header.consumer_group, header.topic, header.queue_id)
         known = self._context.offsets.get(*place)
         if known is not None:
@@ -85,7 +85,7 @@ class ConsumerHandler:
         """
         self._store.check_master()
         header = decode_header(UpdateConsumerOffset, request.fields)
-        demand(session.principal, Action.SUBSCRIBE, header.topic)
+        _check_member(session.principal, header.consumer_group, header.topic)
         group, place = header.consumer_group, TopicPartition(header.topic, header.queue_id)
         clients = self._context.clients
         by_command = clients.administers(session) and clients.consumer_group(group) is None
@@ -147,12 +147,21 @@ class ConsumerHandler:
 
     def lock(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """41."""
-        return self._locks.lock(session, request, decode_queue_set(request.body))
+        wanted = decode_queue_set(request.body)
+        demand(session.principal, Action.CONSUME, wanted.group)
+        return self._locks.lock(session, request, wanted)
 
     def unlock(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """42."""
-        self._locks.unlock(decode_queue_set(request.body))
+        given = decode_queue_set(request.body)
+        demand(session.principal, Action.CONSUME, given.group)
+        self._locks.unlock(given)
         return DONE
+
+
+def _check_member(principal: Principal, group: str, topic: str) -> None:
+    demand(principal, Action.CONSUME, group)
+    demand(principal, Action.SUBSCRIBE, topic)
 
 
 def commit(context: Context, group: str, partition: TopicPartition, offset: int, *, by_command: bool = False) -> None:

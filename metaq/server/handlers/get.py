@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from metaq.errors import MetaqError
+from metaq.errors import AccessDenied, MetaqError
 from metaq.message import TopicPartition
 from metaq.protocol.codes import READ
 from metaq.protocol.commands import END_OF_LOG, Get, Offset
@@ -13,7 +13,7 @@ from metaq.protocol.textmessage import encode_stored, id_base
 from metaq.server.context import Context
 from metaq.server.hold import Holds
 from metaq.server.look import Looks, Question
-from metaq.server.permissions import Action, allowed
+from metaq.server.permissions import Action, Principal, demand
 from metaq.server.session import Buffer
 from metaq.server.textsession import TextSession
 from metaq.store.consumequeue import ConsumeQueue
@@ -55,15 +55,19 @@ class GetHandler:
         """Answer a question for a position, now or owed."""
         self._context.counters.offset.add(1)
         self._context.topic_counters(offset.topic).offset.add(1)
-        if not allowed(session.principal, Action.SUBSCRIBE, offset.topic):
-            session.reply(write_result(FORBIDDEN, f"{session.principal} may not read {offset.topic}", offset.opaque))
+        try:
+            _check_reader(session.principal, offset)
+        except AccessDenied as error:
+            session.reply(write_result(error.status, str(error), offset.opaque))
         else:
             self._looks.look(_Asked(self, session, offset, partial(self._offset, offset)))
 
     def _refuse(self, session: TextSession, get: Get) -> tuple[int, str] | None:
         topic = self._context.topics.get(get.topic)
-        if not allowed(session.principal, Action.SUBSCRIBE, get.topic):
-            return FORBIDDEN, f"{session.principal} may not read {get.topic}"
+        try:
+            _check_reader(session.principal, get)
+        except AccessDenied as error:
+            return error.status, str(error)
         if topic is not None and not topic.permission & READ:
             return FORBIDDEN, f"topic {get.topic} does not answer gets (accept_subscribe)"
         if not self._context.topics.permission & READ:
@@ -155,6 +159,11 @@ class GetHandler:
         else:
             text = f"Could not find message at position {place.position}"
         return write_result(NOT_FOUND, text, place.opaque)
+
+
+def _check_reader(principal: Principal, place: Get | Offset) -> None:
+    demand(principal, Action.SUBSCRIBE, place.topic)
+    demand(principal, Action.CONSUME, place.group)
 
 
 class _Asked(Question):

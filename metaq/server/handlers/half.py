@@ -98,6 +98,7 @@ class HalfHandler:
     def end(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """37: 1 when there is no undecided message that is exactly the one meant, and nothing happens then."""
         header = decode_header(EndTransaction, request.fields)
+        demand(session.principal, Action.PUBLISH)
         if header.commit_or_rollback == UNKNOWN:
             return DONE  # the producers are asked again
         if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
@@ -188,7 +189,7 @@ class _End(Change):
         record = decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
         pairs = pairs_of(record)
         self._check(record, pairs)
-        demand(self.session.principal, Action.PUBLISH, pairs[properties.REAL_TOPIC])
+        demand(self.principal, Action.PUBLISH, pairs[properties.REAL_TOPIC])
         self.check_load()
         if header.commit_or_rollback == TRANSACTION_COMMIT:
             handler.decide(ordinal, Fate.COMMITTED, handler.committed(record, pairs, ordinal))

@@ -7,15 +7,18 @@ import orjson
 from metaq.errors import RequestFailed
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import ConsumerGroupOnly, UnregisterClient, decode_header
-from metaq.protocol.heartbeats import ConsumerData, decode_client_check, decode_heartbeat
+from metaq.protocol.heartbeats import ConsumerData, Heartbeat, decode_client_check, decode_heartbeat
 from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import ExpressionKind
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
+from metaq.server.permissions import Action, Principal, demand
 from metaq.server.remoting import DONE, Answer, RemotingSession
 from metaq.server.tables import Topic
 
+INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
+"""The producer group that every Java client is in, whatever it does."""
 UNIT_SUBSCRIBED: Final = 2
 """Bit of a topic's system flag: consumed by units of a partitioned application."""
 NO_SQL_FILTER: Final = "this broker does not filter by SQL92 expressions (sql_filter)"
@@ -41,10 +44,20 @@ class HeartbeatHandler:
     def beat(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """34: whoever it concerns has been told of the change before this is answered."""
         heartbeat = decode_heartbeat(request.body)
+        self._check(session.principal, heartbeat)
         for data in heartbeat.consumers:
             self._make_group(data)
         self._context.clients.beat(session, request.language, request.version, heartbeat)
         return DONE
+
+    def _check(self, principal: Principal, heartbeat: Heartbeat) -> None:
+        """A producer is asked about transactional messages, and so is shown them."""
+        if any(group != INNER_PRODUCER for group in heartbeat.producers):
+            demand(principal, Action.PUBLISH)
+        for data in heartbeat.consumers:
+            demand(principal, Action.CONSUME, data.group)
+            for subscription in data.subscriptions:
+                demand(principal, Action.SUBSCRIBE, subscription.topic)
 
     def _make_group(self, data: ConsumerData) -> None:
         """The group and its retry topic. A group that is not created is shown to administrators all the same."""
@@ -60,12 +73,15 @@ class HeartbeatHandler:
     def unregister(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """35."""
         header = decode_header(UnregisterClient, request.fields)
+        if header.consumer_group:
+            demand(session.principal, Action.CONSUME, header.consumer_group)
         self._context.clients.unregister(session, header.producer_group, header.consumer_group)
         return EMPTY
 
     def members(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """38: all members see the same list, each client once."""
         header = decode_header(ConsumerGroupOnly, request.fields)
+        demand(session.principal, Action.CONSUME, header.consumer_group)
         group = self._context.clients.consumer_group(header.consumer_group)
         if group is None:
             reason = f"no consumer of the group {header.consumer_group} is connected"
@@ -75,6 +91,7 @@ class HeartbeatHandler:
     def check(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """46: whether a subscription can be made."""
         subscription = decode_client_check(request.body)
+        demand(session.principal, Action.SUBSCRIBE, subscription.topic)
         if subscription.kind is ExpressionKind.SQL92:
             if not self._context.settings.sql_filter:
                 raise RequestFailed(Response.SYSTEM_ERROR, NO_SQL_FILTER)

@@ -20,7 +20,7 @@ from metaq.server.handlers.consumer import commit
 from metaq.server.handlers.heartbeat import NO_SQL_FILTER
 from metaq.server.hold import Holds
 from metaq.server.look import Looks, Question
-from metaq.server.permissions import Action, allowed
+from metaq.server.permissions import Action, Principal, demand
 from metaq.server.remoting import Answer, RemotingSession
 from metaq.server.session import Buffer
 from metaq.store.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
@@ -101,6 +101,7 @@ class PullHandler:
         return None
 
     def _check(self, session: RemotingSession, header: PullMessage) -> Group:
+        demand(session.principal, Action.CONSUME, header.consumer_group)
         group = self.context.groups.ensure(header.consumer_group)
         if not group.consume_enable:
             raise AccessDenied(f"the group {group.name} may not consume (consumeEnable is false)")
@@ -154,10 +155,9 @@ def _filter_of(subscription: Subscription) -> Filter:
     return (_filter_long if len(subscription.expression) > LONG else _filter_short)(subscription)
 
 
-def check_readable(context: Context, principal: str, name: str, partition: int) -> None:
+def check_readable(context: Context, principal: Principal, name: str, partition: int) -> None:
     """Raise why somebody may not read a partition of a topic: it may not be read, or is not there."""
-    if not allowed(principal, Action.SUBSCRIBE, name):
-        raise AccessDenied(f"{principal} may not read {name}")
+    demand(principal, Action.SUBSCRIBE, name)
     topic = context.topics.get(name)
     if topic is None:
         raise UnknownTopic(f"the topic {name} does not exist on this broker")

@@ -19,7 +19,7 @@ from metaq.protocol.commands import BROKER_CHOOSES, NO_CHECKSUM, Command, Put
 from metaq.protocol.record import MAX_PROPERTIES_LENGTH, TAGS, constant_middle, encode_properties, java_hash, record_tail
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT, id_base, split_attribute
 from metaq.server.context import Context
-from metaq.server.permissions import Action, allowed
+from metaq.server.permissions import Action, Principal, allowed, demand, denied
 from metaq.server.tables import FORBIDDEN
 from metaq.server.textsession import TextOutcome, TextSession, result
 from metaq.server.turn import Turns
@@ -60,7 +60,7 @@ class PutHandler:
                     raise obstacle
                 if put_topic != topic or number != asked or number < 0:
                     self._check_allowed(session, put)
-                    queue = known.get((put_topic, number)) or self._partition(put)
+                    queue = known.get((put_topic, number)) or self._partition(session.principal, put)
                     topic, asked = put_topic, number
                 position = queue.text_end
                 if flag & 1:
@@ -111,13 +111,13 @@ class PutHandler:
             self._partitions.clear()
             self._known_for = self._context.topics.version
         self._check_allowed(session, put)
-        return self._partitions.get((put.topic, put.partition)) or self._partition(put)
+        return self._partitions.get((put.topic, put.partition)) or self._partition(session.principal, put)
 
     def _check_allowed(self, session: TextSession, put: Put) -> None:
         if not allowed(session.principal, Action.PUBLISH, put.topic):
-            raise AccessDenied(f"{session.principal} may not publish to {put.topic}")
+            raise denied(session.principal, Action.PUBLISH, put.topic)
 
-    def _partition(self, put: Put) -> ConsumeQueue:
+    def _partition(self, principal: Principal, put: Put) -> ConsumeQueue:
         """The partition that a put names or leaves open, its topic created when that is allowed."""
         context = self._context
         if put.topic in FORBIDDEN:
@@ -126,6 +126,7 @@ class PutHandler:
         if topic is None:
             if not context.settings.auto_create_topics:
                 raise UnknownTopic(f"The server do not accept topic {put.topic}")
+            demand(principal, Action.CREATE, put.topic)
             topic = context.topics.ensure(put.topic, context.settings.default_partitions)
         if not topic.permission & WRITE:
             raise AccessDenied(f"topic {put.topic} does not accept puts (accept_publish)")

@@ -66,12 +66,13 @@ class QueryHandler:
     def view(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """33: the message at a log offset, which is the end of its id."""
         header = decode_header(ViewMessage, request.fields)
+        principal = session.principal
 
         def find(read: Read) -> Answer:
             stored = self._store.record_at_offset(header.offset, read)
             if stored is None:
                 raise RequestFailed(Response.SYSTEM_ERROR, f"there is no message at the log offset {header.offset}")
-            demand(session.principal, Action.SUBSCRIBE, identity(_bytes(stored)).topic)
+            demand(principal, Action.SUBSCRIBE, identity(_bytes(stored)).topic)
             return Answer(body=[_bytes(stored)])
 
         self._later.read(session, request, find)

@@ -47,7 +47,8 @@ from metaq.protocol.routes import (
 )
 from metaq.registry.kvconfig import ORDER_TOPICS, KvConfig
 from metaq.registry.routes import BrokerKey, Registered, Removed, RouteTables
-from metaq.server.front import RequestHandler
+from metaq.server.front import RequestHandler, asking
+from metaq.server.permissions import Action, demand
 from metaq.server.remoting import DONE, Answer, RemotingSession, failure
 from metaq.store.files import Run
 
@@ -78,23 +79,19 @@ class RegistryHandler:
 
     def requests(self) -> Mapping[int, RequestHandler]:
         """Code → method."""
+        return {
+            Request.GET_ROUTEINFO_BY_TOPIC: self.route,
+            **asking(Action.INSPECT, self._looking()),
+            **asking(Action.ADMINISTER, self._changing_requests()),
+        }
+
+    def _looking(self) -> dict[int, RequestHandler]:
         tables = self.tables
         return {
-            Request.PUT_KV_CONFIG: self.put_key,
             Request.GET_KV_CONFIG: self.get_key,
-            Request.DELETE_KV_CONFIG: self.delete_key,
             Request.GET_KVLIST_BY_NAMESPACE: self.keys,
-            Request.REGISTER_BROKER: self.register_broker,
-            Request.UNREGISTER_BROKER: self.unregister_broker,
-            Request.QUERY_DATA_VERSION: self.query_data_version,
-            Request.BROKER_HEARTBEAT: self.heartbeat,
-            Request.GET_ROUTEINFO_BY_TOPIC: self.route,
             Request.GET_BROKER_CLUSTER_INFO: lambda *_: _body(encode_cluster_info(tables.cluster_info())),
             Request.GET_BROKER_MEMBER_GROUP: self.member_group,
-            Request.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_permission,
-            Request.ADD_WRITE_PERM_OF_BROKER: self.add_write_permission,
-            Request.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
-            Request.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
             Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: lambda *_: _topics(tables.topics()),
             Request.GET_TOPICS_BY_CLUSTER: self.topics_of_cluster,
             Request.GET_SYSTEM_TOPIC_LIST_FROM_NS: lambda *_: _topics(*tables.system_topics()),
@@ -103,8 +100,22 @@ class RegistryHandler:
             Request.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: lambda *_: _topics(
                 tables.unit_subscribed_topics(only_outside_units=True)
             ),
-            Request.UPDATE_NAMESRV_CONFIG: self.update_settings,
             Request.GET_NAMESRV_CONFIG: self.settings,
+        }
+
+    def _changing_requests(self) -> dict[int, RequestHandler]:
+        return {
+            Request.PUT_KV_CONFIG: self.put_key,
+            Request.DELETE_KV_CONFIG: self.delete_key,
+            Request.REGISTER_BROKER: self.register_broker,
+            Request.UNREGISTER_BROKER: self.unregister_broker,
+            Request.QUERY_DATA_VERSION: self.query_data_version,
+            Request.BROKER_HEARTBEAT: self.heartbeat,
+            Request.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_permission,
+            Request.ADD_WRITE_PERM_OF_BROKER: self.add_write_permission,
+            Request.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
+            Request.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
+            Request.UPDATE_NAMESRV_CONFIG: self.update_settings,
         }
 
     @property
@@ -194,9 +205,10 @@ class RegistryHandler:
 
     # -- routes -------------------------------------------------------------------------------------------------------
 
-    def route(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+    def route(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """105."""
         topic = decode_header(TopicOnly, request.fields).topic
+        demand(session.principal, Action.LOCATE, topic)
         route = self.tables.route(topic, self.now_ms)
         if self._order_in_routes:
             route = route._replace(order_conf=self.ordered_topics().get(topic))

@@ -32,7 +32,7 @@ from metaq.server.counters import Counters
 from metaq.server.front import RequestHandler
 from metaq.server.handlers.half import HalfHandler, half_of, is_half, is_transactional
 from metaq.server.handlers.sendback import dead_letter, most_retries, report_dead_letter
-from metaq.server.permissions import Action, allowed
+from metaq.server.permissions import Action, Principal, allowed, demand, denied
 from metaq.server.remoting import Answer, RemotingSession
 from metaq.server.tables import DEFAULT_TOPIC, FORBIDDEN, HALF_TOPIC, RETRY_PREFIX, Topic
 from metaq.server.turn import Short, Turns
@@ -356,8 +356,8 @@ class SendHandler:
         if name in FORBIDDEN:
             raise AccessDenied(f"nobody may send to the topic {name}")
         if not allowed(session.principal, Action.PUBLISH, name):
-            raise AccessDenied(f"{session.principal} may not publish to {name}")
-        topic = self._context.topics.get(name) or self._create(header)
+            raise denied(session.principal, Action.PUBLISH, name)
+        topic = self._context.topics.get(name) or self._create(session.principal, header)
         self._context.topics.check(topic, WRITE)
         number: int = header.queue_id
         if number < 0:
@@ -369,7 +369,7 @@ class SendHandler:
             self._known[name, str(number)] = queue
         return queue
 
-    def _create(self, header: SendMessage) -> Topic:
+    def _create(self, principal: Principal, header: SendMessage) -> Topic:
         """The topic that a client creates by sending to it; ``UnknownTopic`` says why it may not."""
         topics, name = self._context.topics, header.topic
         template = topics.get(header.default_topic)
@@ -377,6 +377,7 @@ class SendHandler:
         if header.default_topic == DEFAULT_TOPIC and not self._context.settings.auto_create_topics:
             reason = "topics are not created by sending to them (auto_create_topics)"
         elif template is not None and template.permission & INHERIT:
+            demand(principal, Action.CREATE, name)
             partitions = min(max(0, header.default_topic_queue_nums), template.partitions)
             return topics.put(Topic(name, partitions, partitions, template.permission & ~INHERIT))
         elif template is not None:

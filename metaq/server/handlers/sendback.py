@@ -74,6 +74,7 @@ class SendBackHandler:
     def send_back(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Answered when the copy is as durable as any message."""
         header = decode_header(SendBack, request.fields)
+        demand(session.principal, Action.CONSUME, header.group)
         group = self.context.groups.ensure(header.group)
         if not self.context.topics.permission & WRITE:
             raise AccessDenied("the broker does not take messages (its permission)")
@@ -110,7 +111,7 @@ class _SendBack(Change):
         if stored is None:
             raise RequestFailed(Response.SYSTEM_ERROR, f"there is no message at the log offset {self._header.offset}")
         record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
-        demand(self.session.principal, Action.SUBSCRIBE, record.topic)
+        demand(self.principal, Action.SUBSCRIBE, record.topic)
         self.check_load()
         draft = self._again(record)
         stage(context, draft)

@@ -69,7 +69,8 @@ class TopicsHandler:
     def create(self, session: RemotingSession, request: RemotingCommand) -> None:
         """17."""
         header = decode_header(CreateTopic, request.fields)
-        demand(session.principal, Action.CREATE, header.topic)
+        action = Action.CREATE if self._topics.get(header.topic) is None else Action.ADMINISTER
+        demand(session.principal, action, header.topic)
         self._check_ours(header.topic)
         if min(header.read_queue_nums, header.write_queue_nums) < 0:
             numbers = f"{header.write_queue_nums} to write, {header.read_queue_nums} to read"

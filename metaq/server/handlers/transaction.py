@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from metaq.errors import BadRequest, BrokerError, MetaqError, WrongPartition
+from metaq.errors import AccessDenied, BadRequest, BrokerError, MetaqError, WrongPartition
 from metaq.protocol.commands import BROKER_CHOOSES, NO_CHECKSUM, Command, Put, Transaction
 from metaq.protocol.replies import ERROR, OK, write_result
 from metaq.protocol.textmessage import split_attribute
@@ -352,4 +352,4 @@ def refusal(error: MetaqError, opaque: str) -> bytes:
     """What a client is told; the code of an XA error stands in the text."""
     if isinstance(error, XaError):
         return write_result(ERROR, error.wire, opaque)
-    return write_result(error.status if isinstance(error, BadRequest) else ERROR, str(error), opaque)
+    return write_result(error.status if isinstance(error, BadRequest | AccessDenied) else ERROR, str(error), opaque)

@@ -1,0 +1,154 @@
+"""How connections to brokers and registries are protected: who asks, and TLS."""
+
+import socket
+import ssl
+import threading
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from metaq.errors import BadRequest, ConnectionFailed
+from metaq.protocol.signature import Credentials
+
+Tls = bool | str | ssl.SSLContext
+"""Whether to speak TLS: checked with the certificates of this machine, with those in a file (PEM), or by a context."""
+
+_RECEIVE_BYTES: Final = 64 * 1024
+
+
+class Stream(Protocol):
+    """What the clients need of a socket."""
+
+    def recv(self, size: int, /) -> bytes: ...
+
+    def sendall(self, data: bytes, /) -> None: ...
+
+    def settimeout(self, seconds: float | None, /) -> None: ...
+
+    def dup(self) -> "Stream":
+        """Another handle of the same connection, with a time limit of its own."""
+        ...
+
+    def shutdown(self, how: int, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Access:
+    """What a client has: a user's name and password, TLS, both or neither."""
+
+    def __init__(self, user: str = "", password: str = "", tls: Tls = False) -> None:
+        """``BadRequest`` for a user without a password, and for certificates that cannot be read."""
+        if bool(user) != bool(password):
+            raise BadRequest("a user needs a password, and a password a user")
+        self.user = user
+        self.password = password
+        self.credentials = Credentials(user, password) if user else None
+        self.tls = _context(tls)
+
+    def signed(self, fields: Mapping[str, str] | None, body: bytes) -> Mapping[str, str] | None:
+        """The fields of a request of the remoting protocol, as this user sends it."""
+        return fields if self.credentials is None else self.credentials.signed(fields, body)
+
+    def connect(self, address: tuple[str, int], timeout_s: float) -> Stream:
+        """A connection, TLS agreed; ``ConnectionFailed`` when there is none within ``timeout_s``."""
+        name = f"{address[0]}:{address[1]}"
+        try:
+            connection = socket.create_connection(address, timeout_s)
+        except OSError as error:
+            raise ConnectionFailed(f"cannot connect to {name}: {error}; does a broker listen there?") from error
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.tls is None:
+            return connection
+        try:
+            return _Secured.agree(connection, self.tls, address[0])
+        except OSError as error:
+            connection.close()
+            raise ConnectionFailed(f"no TLS with {name}: {error}; has the broker a tls_certificate for this name?") from error
+
+
+def _context(tls: Tls) -> ssl.SSLContext | None:
+    if isinstance(tls, ssl.SSLContext):
+        return tls
+    if not tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=tls if isinstance(tls, str) else None)
+    except OSError as error:
+        raise BadRequest(f"the certificates {tls} cannot be used: {error}") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+OPEN: Final = Access()
+"""No user, no TLS."""
+
+
+class _Secured:
+    """A TLS connection that one thread may read while others write, as they may with a socket.
+
+    OpenSSL does not allow that for one connection, and Python's own TLS sockets cannot be duplicated. So the bytes go through
+    memory: nobody holds the lock while waiting for the network.
+    """
+
+    def __init__(self, raw: socket.socket, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> None:
+        self._raw = raw
+        self._tls = tls
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._guard = threading.Lock()  # guards the three above
+        self._sending = threading.Lock()
+
+    @classmethod
+    def agree(cls, raw: socket.socket, context: ssl.SSLContext, name: str) -> "_Secured":
+        """Do the handshake."""
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(incoming, outgoing, server_hostname=name)
+        while True:
+            try:
+                tls.do_handshake()
+            except ssl.SSLWantReadError:
+                raw.sendall(outgoing.read())
+                data = raw.recv(_RECEIVE_BYTES)
+                if not data:
+                    raise ConnectionResetError("the other side closed the connection") from None
+                incoming.write(data)
+            else:
+                raw.sendall(outgoing.read())
+                return cls(raw, tls, incoming, outgoing)
+
+    def dup(self) -> "_Secured":
+        other = _Secured(self._raw.dup(), self._tls, self._incoming, self._outgoing)
+        other._guard, other._sending = self._guard, self._sending
+        return other
+
+    def recv(self, size: int, /) -> bytes:
+        while True:
+            with self._guard:
+                try:
+                    return self._tls.read(size)
+                except ssl.SSLWantReadError:
+                    pass
+                except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                    return b""
+            data = self._raw.recv(_RECEIVE_BYTES)
+            with self._guard:
+                if data:
+                    self._incoming.write(data)
+                else:
+                    self._incoming.write_eof()
+
+    def sendall(self, data: bytes, /) -> None:
+        with self._sending:
+            with self._guard:
+                self._tls.write(data)
+                records = self._outgoing.read()  # with what reading had to answer
+            self._raw.sendall(records)
+
+    def settimeout(self, seconds: float | None, /) -> None:
+        self._raw.settimeout(seconds)
+
+    def shutdown(self, how: int, /) -> None:
+        self._raw.shutdown(how)
+
+    def close(self) -> None:
+        self._raw.close()
