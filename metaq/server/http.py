@@ -121,7 +121,7 @@ class Monitor:
             self._open(settings, settings.http_listen or _next_port(beside))
 
     def _open(self, settings: Settings, where: str) -> None:
-        listener = Listener("http_listen", resolve("http_listen", where, allow_public=settings.allow_public))
+        listener = Listener("http_listen", resolve("http_listen", where, settings))
         listener.listen()
         self.address = listener.address
         tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
