@@ -83,6 +83,7 @@ MODULES: Final = {
     "cluster": "cluster",
     "doctor": "doctor",
     "verify": "verify",
+    "debug-bundle": "bundle",
     "bench": "bench",
 }
 """Where each command is. Imported when it is used: a broker needs no rich, and a put none of the settings' libraries."""
