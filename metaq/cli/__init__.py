@@ -84,6 +84,7 @@ MODULES: Final = {
     "doctor": "doctor",
     "user": "users",
     "verify": "verify",
+    "debug-bundle": "bundle",
     "bench": "bench",
 }
 """Where each command is. Imported when it is used: a broker needs no rich, and a put none of the settings' libraries."""

@@ -70,7 +70,7 @@ def _scalar(text: str) -> int | bool | str:
 def stats(item: str, broker: tuple[str, int], as_json: bool) -> None:
     """Print statistics of the broker.
 
-    ITEM is a topic, or one of: topics, offsets, realtime, config, help. As text they are the broker's own lines.
+    ITEM is a topic, or one of: topics, offsets, realtime, config, stacks, help. As text they are the broker's own lines.
     """
     with connect(broker) as client:
         text = client.stats(item)

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
+import metaq
 from metaq.config import REGISTRY_SETTINGS, Settings, load
 from metaq.errors import ConfigError
 from metaq.protocol.record import HEADER_SIZE
@@ -165,6 +166,14 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_the_list_of_changes_has_this_version_first() -> None:
+    """SG-137: in the form of keep a changelog."""
+    headings = re.findall(r"^## (.+)$", text_of("CHANGELOG.md"), re.MULTILINE)
+    assert re.fullmatch(rf"\[({re.escape(metaq.__version__)}|Unreleased)\]( - (unreleased|\d{{4}}-\d\d-\d\d))?", headings[0])
+    kinds = set(re.findall(r"^### (.+)$", text_of("CHANGELOG.md"), re.MULTILINE))
+    assert kinds and kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
 # -- features ---------------------------------------------------------------------------------------------------------
 
 
@@ -200,7 +209,7 @@ def promised() -> Iterator[str]:
     ):
         for first, last in ranges:
             yield from (f"{system}-{number:03d}" for number in range(first, last + 1))
-    yield from ("E-04", "E-10", "E-15", "E-19", "E-20", "E-29")
+    yield from ("E-04", "E-10", "E-15", "E-17", "E-19", "E-20", "E-29", "E-31")
 
 
 def test_the_table_of_features_is_complete() -> None:

@@ -19,6 +19,7 @@ from metaq.server.context import Context
 from metaq.server.counters import Meter
 from metaq.server.permissions import Action, allowed, demand, denied
 from metaq.server.session import Session
+from metaq.server.stacks import stacks
 from metaq.server.tables import Topic
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.files import ColdRead, Read, read_cached
@@ -42,6 +43,7 @@ stats topics <opaque>    all topics
 stats offsets <opaque>   first and next position of every partition
 stats realtime <opaque>  counters since the last reset
 stats config <opaque>    the settings in force and the topics, as an INI file
+stats stacks <opaque>    what each thread and each greenlet is doing
 stats reset <opaque>     begin new real-time counters
 stats <topic> <opaque>   one topic
 """
@@ -136,6 +138,8 @@ class AdminHandler:
                 return self._offsets_lines()
             case "realtime":
                 return self._realtime_lines()
+            case "stacks":
+                return stacks().splitlines()
             case "help":
                 return STATS_HELP.splitlines()
             case "reset":

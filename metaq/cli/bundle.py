@@ -1,0 +1,160 @@
+"""``metaq debug-bundle``: what somebody needs who is to find out why a broker misbehaves, in one file."""
+
+import importlib.metadata
+import io
+import os
+import platform
+import re
+import shutil
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import click
+
+from metaq import TextClient, __version__
+from metaq.cli.admin import CONFIG, parse_config
+from metaq.cli.common import FAILED, broker_option, connect, examples
+from metaq.errors import MetaqError
+
+LOG_BYTES: Final = 1 << 20
+"""Of the end of a log file."""
+ITEMS: Final = ("", "topics", "offsets", "realtime", "stacks")
+"""Of ``stats``; the first is the broker itself."""
+DEPENDENCIES: Final = (
+    "click",
+    "crcmod",
+    "gevent",
+    "greenlet",
+    "kazoo",
+    "orjson",
+    "pydantic",
+    "pydantic-core",
+    "pyyaml",
+    "rich",
+)
+HIDDEN: Final = "(hidden)"
+_TELLING: Final = "pass(?:word|wd|phrase)?|secret|token|credential|api_?key|authorization|signature"
+_ASSIGNED: Final = re.compile(
+    rf"""(?i)([\w.-]*(?:{_TELLING})[\w.-]*["']?\s*[=:]\s*)(?:(?:Basic|Bearer)\s+)?("[^"]*"|'[^']*'|\S+)"""
+)
+_IN_URL: Final = re.compile(r"(?<=://)[^\s/@]+:[^\s/@]+(?=@)")
+_PEM: Final = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+
+Part = tuple[str, Callable[[], str]]
+"""Name of a file in the bundle, and what makes its text."""
+
+
+def redact(text: str) -> str:
+    """The text without what looks like a secret: values of telling names, users in addresses, private keys."""
+    text = _PEM.sub(HIDDEN, text)
+    return _IN_URL.sub(HIDDEN, _ASSIGNED.sub(rf"\g<1>{HIDDEN}", text))
+
+
+@click.command(
+    "debug-bundle", epilog=examples("metaq debug-bundle --log /var/log/metaq.log", "metaq debug-bundle --out - | tar tz")
+)
+@broker_option
+@click.option(
+    "--data", type=click.Path(path_type=Path), metavar="DIR", help="The data folder, when the broker does not answer."
+)
+@click.option("--log", type=click.Path(path_type=Path), metavar="FILE", help="The broker's log: its last megabyte is taken.")
+@click.option(
+    "--out", type=click.Path(), metavar="FILE", help="Where to write it; - is standard output.  [default: by the time]"
+)
+def debug_bundle(broker: tuple[str, int], data: Path | None, log: Path | None, out: str | None) -> int:
+    """Collect what shows why a broker misbehaves into a tar.gz: settings, statistics, stacks, versions, disk use, log lines.
+
+    No message bodies, no passwords: what looks like a secret is hidden. All the same, look into the file before you give it
+    to anybody. What could not be collected is in problems.txt; exit code 1 when that was everything about the broker.
+    """
+    at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    name = f"metaq-debug-{at}"
+    parts: list[Part] = [("versions.txt", _versions)]
+    problems = []
+    folder, reached = data, False
+    try:
+        with connect(broker) as client:
+            parts += _asked(client)
+            folder = data or Path(parse_config(client.stats(CONFIG))["metaq"]["data"])
+        reached = True
+    except MetaqError as error:
+        problems.append(f"broker: {error}")
+    if folder is not None:
+        parts.append(("disk.txt", partial(_disk, folder)))
+    if log is not None:
+        parts.append(("log.txt", partial(_end_of, log)))
+    target = f"{name}.tar.gz" if out is None else out
+    with click.open_file(target, "wb") as stream, tarfile.open(fileobj=stream, mode="w:gz") as bundle:
+        for file, make in parts:
+            try:
+                _add(bundle, f"{name}/{file}", make())
+            except OSError as error:
+                problems.append(f"{file}: {error}")
+        _add(bundle, f"{name}/problems.txt", "".join(f"{problem}\n" for problem in problems))
+    for problem in problems:
+        click.echo(f"not collected: {problem}", err=True)
+    if target != "-":
+        click.echo(target)
+    return 0 if reached else FAILED
+
+
+def _add(bundle: tarfile.TarFile, name: str, text: str) -> None:
+    content = redact(text).encode(errors="replace")
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
+    bundle.addfile(entry, io.BytesIO(content))
+
+
+def _asked(client: TextClient) -> list[Part]:
+    """What the broker answers, asked for now, while it does."""
+    texts = {f"stats{'-' if item else ''}{item}.txt": client.stats(item) for item in ITEMS}
+    texts["settings.ini"] = client.stats(CONFIG)
+    texts["broker-version.txt"] = client.version() + "\n"
+    return [(file, partial(str, text)) for file, text in texts.items()]
+
+
+def _versions() -> str:
+    return "".join(f"{line}\n" for line in _version_lines())
+
+
+def _version_lines() -> Iterator[str]:
+    yield f"metaq {__version__}"
+    yield f"python {sys.version}"
+    yield f"platform {platform.platform()}"
+    yield f"processors {os.cpu_count()}"
+    for name in DEPENDENCIES:
+        try:
+            yield f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            yield f"{name} not installed"
+
+
+def _disk(folder: Path) -> str:
+    usage = shutil.disk_usage(folder)
+    lines = [f"disk total={usage.total} used={usage.used} free={usage.free}"]
+    for place, _, files in sorted(os.walk(folder)):
+        found = [_status(Path(place) / file) for file in files]
+        sizes = [status.st_size for status in found if status is not None]
+        blocks = sum(status.st_blocks * 512 for status in found if status is not None)
+        lines.append(f"folder path={place} files={len(sizes)} bytes={sum(sizes)} on_disk={blocks}")
+    return "\n".join(lines) + "\n"
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:  # deleted since it was listed
+        return None
+
+
+def _end_of(log: Path) -> str:
+    with log.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, size - LOG_BYTES))
+        text = stream.read().decode(errors="replace")
+    return text.partition("\n")[2] if size > LOG_BYTES else text  # from the first whole line on

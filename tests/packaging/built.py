@@ -1,0 +1,97 @@
+"""The distribution as a user gets it: built from the tracked files, installed in an environment of its own."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.docs.examples import ROOT
+from tests.support.broker import wait_until
+
+DEADLINE_S: Final = 540.0
+READY: Final = re.compile(r"^metaq ready listen=(\S+) remoting=(\S+) registry=(\S+) data=data pid=(\d+)$", re.MULTILINE)
+NO_PORTS: Final = dict.fromkeys(("METAQ_LISTEN", "METAQ_REMOTING_LISTEN", "METAQ_REGISTRY_LISTEN"), "127.0.0.1:0")
+"""The only thing that a test changes: the ports of a broker that may run on this machine already."""
+
+
+class Serving(NamedTuple):
+    """A broker of the installed command."""
+
+    address: str
+    pid: int
+    process: "subprocess.Popen[bytes]"
+
+    def resident_kib(self) -> int:
+        """VmRSS."""
+        found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{self.pid}/status").read_text("ascii"), re.MULTILINE)
+        assert found is not None
+        return int(found[1])
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """This one's, without metaq's settings and without what leads Python to this project."""
+    ours = ("METAQ_", "PYTHON", "VIRTUAL_ENV")
+    return {**{name: value for name, value in os.environ.items() if not name.startswith(ours)}, **more}
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    """Standard output; an error has both."""
+    environ, words = clean_environment(**environment), list(map(str, command))
+    done = subprocess.run(words, cwd=cwd, env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def tracked() -> list[str]:
+    """The tracked files of this project that are there."""
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [name for name in listing.split("\0") if name and (ROOT / name).is_file()]
+
+
+def copy(names: Iterable[str], to: Path) -> Path:
+    """Files of this project: what else lies about in a work tree must not get into a distribution."""
+    for name in names:
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, to / name)
+    return to
+
+
+def build(folder: Path) -> tuple[Path, Path]:
+    """The sdist, and the wheel that is made of it."""
+    source = copy([name for name in tracked() if not name.startswith(("tests/", "benchmarks/"))], folder / "source")
+    run(sys.executable, "-m", "build", "--outdir", folder / "dist", source, cwd=folder)
+    (sdist,) = (folder / "dist").glob("*.tar.gz")
+    (wheel,) = (folder / "dist").glob("*.whl")
+    return sdist, wheel
+
+
+def install(wheel: Path, environment: Path) -> Path:
+    """An environment of its own with the wheel and what that needs, from pip's cache if it is there; its folder of commands."""
+    venv.create(environment, with_pip=True)
+    binaries = environment / "bin"
+    run(binaries / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel, cwd=environment)
+    return binaries
+
+
+@contextmanager
+def serving(binaries: Path, folder: Path) -> Iterator[Serving]:
+    """``metaq serve`` with no configuration, in an empty folder."""
+    folder.mkdir()
+    out, err = folder / "out", folder / "err"
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        command = [str(binaries / "metaq"), "serve"]
+        process = subprocess.Popen(command, cwd=folder, env=clean_environment(**NO_PORTS), stdout=stdout, stderr=stderr)
+    try:
+        wait_until(lambda: bool(READY.search(out.read_text())) or process.poll() is not None, DEADLINE_S, "it serves")
+        ready = READY.search(out.read_text())
+        assert ready is not None, err.read_text()
+        yield Serving(ready[1], int(ready[4]), process)
+    finally:
+        process.kill()
+        process.wait()
