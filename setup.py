@@ -111,6 +111,7 @@ setup(
             "build>=1.2",
             "hypothesis>=6.100",
             "import-linter>=2.16",
+            "prometheus-client>=0.20",
             "psycopg[binary]>=3.1",
             "pytest>=9.0",
             "pytest-randomly>=3.15",

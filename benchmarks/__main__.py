@@ -15,13 +15,26 @@ from benchmarks.bench import Bench
 from benchmarks.peers import all_systems
 from benchmarks.programs import BUILD
 from benchmarks.report import Report, describe_machine, print_report, save
-from benchmarks.suites import backlog, connections, get, put, recovery, remoting, replication, spark, targets, transactions
+from benchmarks.suites import (
+    backlog,
+    connections,
+    get,
+    metrics,
+    put,
+    recovery,
+    remoting,
+    replication,
+    spark,
+    targets,
+    transactions,
+)
 
 SUITES: dict[str, Callable[[Bench], Report]] = {
     "targets": targets.run,
     "remoting": remoting.run,
     "transactions": transactions.run,
     "replication": replication.run,
+    "metrics": metrics.run,
     "spark": spark.run,
     "put": put.run,
     "get": get.run,

@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 NONE: Final = "none"
 LOOPBACK: Final = "127.0.0.1"
 MOST_CONNECTIONS: Final = 16
-CONNECTION_S: Final = 20.0
-"""Prometheus gives up after 10 s by itself."""
+CONNECTION_S: Final = 10.0
+"""After that, Prometheus gives up by itself."""
 SLICE_S: Final = 0.002
 """How long others wait while metrics are written, and"""
 REST_S: Final = 0.008
@@ -253,12 +253,18 @@ class _Slices:
             self._began = time.monotonic()
 
 
+class _Handler(pywsgi.WSGIHandler):
+    """What is no request is refused without a word in the log."""
+
+    def _handle_client_error(self, error: Exception) -> tuple[str, bytes]:
+        return "400", b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
 class _Server(pywsgi.WSGIServer):
-    """One request a connection; a first byte of TLS is answered by TLS, as on every port. The log hears nothing of what clients
-    send."""
+    """One request a connection; a first byte of TLS is answered by TLS, as on every port."""
 
     def __init__(self, listening: socket.socket, answer: Callable[..., Iterable[bytes]], tls: TlsContext | None) -> None:
-        super().__init__(listening, answer, log=None, error_log=None, spawn=Pool(MOST_CONNECTIONS))
+        super().__init__(*(listening, answer), log=None, error_log=None, spawn=Pool(MOST_CONNECTIONS), handler_class=_Handler)
         self._tls = tls
 
     def handle(self, connection: socket.socket, address: Any) -> None:

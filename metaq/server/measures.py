@@ -145,17 +145,17 @@ REGISTRY_TOPICS: Final = _gauge("metaq_registry_topics", "topics", "Topics in th
 REGISTRY_BROKERS: Final = _gauge("metaq_registry_brokers", "processes", "Masters and slaves in the tables of that registry.")
 
 OF_TRANSACTIONS: Final = {
-    "tx_open": BRANCHES,
-    "tx_open_bytes": BRANCH_BYTES,
-    "tx_prepared": PREPARED,
-    "tx_heuristic": HEURISTIC,
-    "tx_oldest_prepared_s": PREPARED_AGE,
     "half_undecided": HALVES,
     "half_oldest_s": HALF_AGE,
     "half_committed": HALF_COMMITTED,
     "half_rolled_back": HALF_ROLLED_BACK,
     "half_given_up": HALF_GIVEN_UP,
     "half_checks": HALF_CHECKS,
+    "tx_open": BRANCHES,
+    "tx_open_bytes": BRANCH_BYTES,
+    "tx_prepared": PREPARED,
+    "tx_oldest_prepared_s": PREPARED_AGE,
+    "tx_heuristic": HEURISTIC,
 }
 """By the names that ``stats`` has for them."""
 OF_REGISTRIES: Final = (REGISTRY_TOPICS, REGISTRY_BROKERS)
