@@ -15,7 +15,9 @@ from metaq.errors import ConfigError, MetaqError, NotMaster
 from metaq.message import Durability
 from metaq.protocol.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.protocol.record import host_bytes
+from metaq.protocol.signature import Credentials
 from metaq.registry.kvconfig import KvConfig
+from metaq.replication.peers import Peers
 from metaq.server.checkback import CheckBack
 from metaq.server.clients import Clients
 from metaq.server.context import Context
@@ -181,6 +183,9 @@ class Broker:
         self._hub = get_hub()
         tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
         self._front = front = Front(settings, self._hub.loop, tls, bound)
+        self.gate = front.gate
+        self.peers = Peers(self._own_credentials, settings.cluster_tls_ca)
+        self._own_credentials()
         try:
             self.addresses = self._bind(front)
             store, self.recovery = open_store(settings.data, store_settings(settings, role), clock or SystemClock(), disk)
@@ -204,7 +209,7 @@ class Broker:
         self._identity = IdentityHandler(settings.broker_name)
         self._registry = self._embed_registry() if self.addresses.registry is not None else None
         self.registration = Registration(
-            settings, role, self.addresses.advertised, topics, self._identity, self.store.clock, self._registry
+            *(settings, role, self.addresses.advertised, topics, self._identity, self.store.clock, self._registry, self.peers)
         )
         self._zookeeper = self._enter_zookeeper(topics) if settings.zookeeper else None
         in_zookeeper = None if self._zookeeper is None else self._zookeeper.group_offsets
@@ -223,6 +228,10 @@ class Broker:
             self._only_give()
         if store.settings.durability.on_replicas:
             hide_from(store, role.readable_end)
+
+    def _own_credentials(self) -> Credentials | None:
+        name = self._settings.cluster_user
+        return self.gate.credentials(name) if name else None
 
     def _load_tables(self, store_host: bytes) -> Context:
         """The tables of topics and groups as they were saved, and those that are in memory only."""
@@ -296,7 +305,7 @@ class Broker:
         from metaq.server.zkregistration import InZooKeeper  # noqa: PLC0415 - kazoo is needed with ZooKeeper only
 
         clock, is_master = self.store.clock, self.role.is_master
-        return InZooKeeper(self._settings, self.addresses, topics, self._registry, clock, is_master=is_master)
+        return InZooKeeper(self._settings, self.addresses, topics, self._registry, clock, self.peers, is_master=is_master)
 
     def _topic_changed(self, name: str) -> None:
         """A topic was made, changed or removed."""
@@ -328,7 +337,7 @@ class Broker:
             Version: admin.version,
             Help: admin.help,
             Create: admin.create,
-            Auth: partial(log_in, self._front.gate),
+            Auth: partial(log_in, self.gate),
             Transaction: self._branches.transaction,
             Sync: admin.sync,
         }
@@ -339,7 +348,7 @@ class Broker:
         self._check_back = CheckBack(decisions, self._duties.rest, self.run)
         self._duties.keepers.append(self._check_back)
         self._sends = SendHandler(self.context, self.turns, decisions)
-        self._front.sends = self._front.gate.signed(self._sends.sends)
+        self._front.sends = self.gate.signed(self._sends.sends)
         self._pulls = PullHandler(self.context, self.holds, self._looks, self._hub.loop)
         later = self.later
         sent_back = SendBackHandler(self.context, self.turns, self._looks)
@@ -385,7 +394,7 @@ class Broker:
         self._front.start()
         self._duties.start()
         self._duties.every(IDLE_SCAN_S, self._front.close_idle)
-        self._duties.every(LOOK_S, self._front.gate.look)
+        self._duties.every(LOOK_S, self.gate.look)
         self._duties.every(SAMPLE_S, self._sample)
         self._duties.every(self._settings.client_scan_ms / 1000, self._look_for_silent_clients)
         if self.role.is_master:
@@ -421,7 +430,7 @@ class Broker:
 
     def reload(self) -> None:
         """Read the users again."""
-        self._front.gate.reload()
+        self.gate.reload()
 
     def stop(self) -> None:
         """Take no more commands, send every answer that is due, then close the store in order."""
