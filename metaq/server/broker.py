@@ -15,16 +15,14 @@ from metaq.errors import ConfigError, MetaqError, NotMaster
 from metaq.message import Durability
 from metaq.protocol.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.protocol.record import host_bytes
-from metaq.protocol.signature import Credentials
 from metaq.registry.kvconfig import KvConfig
-from metaq.replication.peers import Peers
 from metaq.server.checkback import CheckBack
 from metaq.server.clients import Clients
 from metaq.server.context import Context
 from metaq.server.counters import Counters
 from metaq.server.duties import Duties, Keeper
 from metaq.server.front import Address, Front, Listener, RequestHandler
-from metaq.server.gate import LOOK_S
+from metaq.server.gate import LOOK_S, Gate
 from metaq.server.groups import GroupTable
 from metaq.server.handlers.admin import AdminHandler
 from metaq.server.handlers.brokerinfo import BrokerInfoHandler
@@ -175,17 +173,18 @@ class Broker:
         disk: Disk | None = None,
         role: Role = ALONE,
         bound: Mapping[str, Listener] | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        """Bind the addresses, unless they are ``bound``, and open the store; nothing is served before ``start``."""
+        """Bind the addresses, unless they are ``bound``, and open the store; nothing is served before ``start``. ``bound`` and
+        ``gate`` are those of the broker before, in another role."""
         self._settings = settings
         self.role = role
         self.run = run_in_pool
         self._hub = get_hub()
         tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
-        self._front = front = Front(settings, self._hub.loop, tls, bound)
+        self._front = front = Front(settings, self._hub.loop, tls, bound, gate)
         self.gate = front.gate
-        self.peers = Peers(self._own_credentials, settings.cluster_tls_ca)
-        self._own_credentials()
+        self.peers = self.gate.peers(settings)
         try:
             self.addresses = self._bind(front)
             store, self.recovery = open_store(settings.data, store_settings(settings, role), clock or SystemClock(), disk)
@@ -228,10 +227,6 @@ class Broker:
             self._only_give()
         if store.settings.durability.on_replicas:
             hide_from(store, role.readable_end)
-
-    def _own_credentials(self) -> Credentials | None:
-        name = self._settings.cluster_user
-        return self.gate.credentials(name) if name else None
 
     def _load_tables(self, store_host: bytes) -> Context:
         """The tables of topics and groups as they were saved, and those that are in memory only."""

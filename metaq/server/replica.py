@@ -29,6 +29,7 @@ from metaq.replication.insync import of_nobody
 from metaq.server.broker import Broker
 from metaq.server.daemon import STARTED_NOT
 from metaq.server.front import Listener, resolve
+from metaq.server.gate import Gate
 from metaq.server.handlers.replica import ReplicaHandler
 from metaq.server.registration import parse_address, reached_at, written
 from metaq.server.role import Role
@@ -78,6 +79,7 @@ class Replica:
         self.settings = settings.model_copy(update={"replication_listen": written(self.address)})
         self.side: MasterSide | SlaveSide
         self._election: Election | None = None
+        self._gate: Gate | None = None
         self.broker = self._open(self._first_role(), None)
         if settings.role == ELECTED:
             self._election = self._join_group()
@@ -149,7 +151,8 @@ class Replica:
         return Role(role == "master", NEXT_EPOCH if role == "master" else 0, self._kept.readable_end)
 
     def _open(self, role: Role, bound: Any) -> Broker:
-        broker = Broker(self.settings, disk=self._disk, role=role, bound=bound)
+        broker = Broker(self.settings, disk=self._disk, role=role, bound=bound, gate=self._gate)
+        self._gate = broker.gate
         if role.is_master:
             self.side = MasterSide(broker, self.settings, of_nobody if self._election is None else self._election.agree)
             if self._election is not None:
