@@ -53,6 +53,7 @@ def use(client: ClientProcess, broker: BrokerProcess, language: str) -> None:
     client.start_producer("nobody", f"{language}-nobody")
     refused(client, "nobody")
     assert stored(broker) == before + len(messages)
+    client.kill()  # the next one's consumer is of the same group
 
 
 def stored(broker: BrokerProcess) -> int:
