@@ -2,19 +2,21 @@
 
 import contextlib
 import logging
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import gevent
-from gevent import socket
+from gevent import socket, ssl
 from gevent.event import Event
 
-from metaq.errors import MetaqError, ProtocolError
+from metaq.errors import AccessDenied, MetaqError, ProtocolError
 from metaq.protocol.record import CHECKSUM_SIZE
 from metaq.replication import frames
 from metaq.replication.documents import Documents
-from metaq.replication.frames import REPORT, Hello, encode_control, encode_data
+from metaq.replication.frames import LENGTH, REPORT, Hello, encode_control, encode_data
 from metaq.replication.insync import TICK_S, InSync
+from metaq.replication.peers import MOST_PROOF, TLS, Certificate, Doorkeeper, Proof, check_claim
 from metaq.store.copying import piece
 from metaq.store.epochs import FIRST, Epoch, Epochs, common_end
 from metaq.store.files import Run, read_through
@@ -63,8 +65,11 @@ class Feeder:
         state: State,
         documents: Callable[[], Documents],
         run: Run,
+        keeper: Doorkeeper | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
-        """``documents`` makes what one slave is sent of the tables; ``run`` takes reads of cold parts off the hub."""
+        """``documents`` makes what one slave is sent of the tables; ``run`` takes reads of cold parts off the hub; ``keeper``
+        lets only administrators in."""
         self.store = store
         self.epochs = epochs
         self.in_sync = in_sync
@@ -72,6 +77,8 @@ class Feeder:
         self.state = state
         self.documents = documents
         self.read = read_through(run)
+        self._keeper = keeper
+        self._certificate = certificate
         self._slaves: dict[int, _Slave] = {}
         self._nameless: dict[socket.socket, str] = {}
         """Connections that have not become slaves, the oldest first, with their addresses."""
@@ -139,9 +146,12 @@ class Feeder:
         slave: _Slave | None = None
         try:
             with gevent.Timeout(HELLO_TIMEOUT_S, ProtocolError(f"no hello within {HELLO_TIMEOUT_S:.0f} s")):
-                hello = _read_hello(connection)
+                connection = self._secure(connection)
+                said = _read_hello(connection)
+                own_proof = self._identify(connection, said, address)
             connection.settimeout(SILENCE_S)
-            answer = self._answer(hello)
+            hello = Hello.decode(said)
+            answer = {**self._answer(hello), **own_proof}
             connection.sendall(encode_control(self.store.log.end, answer))
             if "follow" in answer and answer["follow"] == hello.end:
                 slave = self._enter(hello, connection, address)
@@ -157,6 +167,38 @@ class Feeder:
             if slave is not None and self._slaves.get(slave.replica) is slave:
                 del self._slaves[slave.replica]
                 self.in_sync.left(slave.replica)
+
+    def _secure(self, connection: socket.socket) -> socket.socket:
+        """The connection, in TLS when it begins so."""
+        if connection.recv(1, socket.MSG_PEEK)[:1] != bytes((TLS,)):
+            return connection
+        if self._certificate is None:
+            raise ProtocolError("it speaks TLS, and no certificate is configured (tls_certificate)")
+        secured = self._certificate.secured(connection)
+        self._nameless[secured] = self._nameless.pop(connection, "")
+        try:
+            secured.do_handshake()
+        except BaseException:
+            self._nameless.pop(secured, None)
+            secured.close()
+            raise
+        return secured
+
+    def _identify(self, connection: socket.socket, hello: bytes, address: str) -> dict[str, str]:
+        """Have a slave prove who it is; the members of the answer that prove it of this master."""
+        if self._keeper is None:
+            return {}
+        challenge = secrets.token_hex(16)
+        connection.sendall(encode_control(self.store.log.end, {"challenge": challenge}))
+        length: int = LENGTH.unpack(_read_exactly(connection, LENGTH.size))[0]
+        if not 2 <= length <= MOST_PROOF:
+            raise ProtocolError(f"a proof of {length} bytes")
+        proof = Proof.decode(_read_exactly(connection, length))
+        try:
+            return {"proof": check_claim(self._keeper, proof, challenge, hello, address.rpartition(":")[0])}
+        except AccessDenied as error:
+            connection.sendall(encode_control(self.store.log.end, {"refused": str(error)}))
+            raise
 
     def _enter(self, hello: Hello, connection: socket.socket, address: str) -> "_Slave":
         self._nameless.pop(connection, None)
@@ -230,9 +272,10 @@ def checksum_text(record: memoryview | bytes) -> str:
     return bytes(record[len(record) - CHECKSUM_SIZE :]).decode("latin-1")
 
 
-def _read_hello(connection: socket.socket) -> Hello:
+def _read_hello(connection: socket.socket) -> bytes:
+    """The JSON of a hello."""
     head = _read_exactly(connection, frames.HELLO_HEAD)
-    return Hello.decode(_read_exactly(connection, frames.hello_length(head)))
+    return _read_exactly(connection, frames.hello_length(head))
 
 
 def _read_exactly(connection: socket.socket, size: int) -> bytes:
@@ -282,6 +325,9 @@ class _Slave:
 
     def _send(self, parts: Sequence[bytes | memoryview]) -> None:
         """All of them, mostly without copying the log's part."""
+        if isinstance(self._connection, ssl.SSLSocket):  # it takes one piece only
+            self._connection.sendall(b"".join(parts))
+            return
         sent = self._connection.sendmsg(parts)
         if sent < sum(map(len, parts)):
             self._connection.sendall(memoryview(b"".join(parts))[sent:])

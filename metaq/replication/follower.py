@@ -14,7 +14,8 @@ from gevent.lock import BoundedSemaphore
 from metaq.errors import DiskFull, MetaqError, ProtocolError, StoreError
 from metaq.replication import documents
 from metaq.replication.feeder import Identity, checksum_text
-from metaq.replication.frames import REPORT, Control, Data, FrameReader, Hello
+from metaq.replication.frames import HELLO_HEAD, REPORT, Control, Data, FrameReader, Hello
+from metaq.replication.peers import STRANGER, Claim, Peers
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.copying import Copier
 from metaq.store.epochs import Epochs, last_record
@@ -83,6 +84,7 @@ class Follower:
         took: Callable[[Collection[str]], None],
         published: Callable[[Sequence[ConsumeQueue]], None],
         replaced: Callable[[], None],
+        peers: Peers = STRANGER,
     ) -> None:
         """``took`` is given the names of tables that the master has sent, and that are written; ``published`` the queues in
         which readers see more; ``replaced`` is called when the store has to be closed and opened anew."""
@@ -97,6 +99,7 @@ class Follower:
         self._took = took
         self._published = published
         self._replaced = replaced
+        self._peers = peers
         self._monotonic = store.clock.monotonic
         self._on_disk = store.settings.durability.on_disk
         self._connection: socket.socket | None = None
@@ -188,10 +191,12 @@ class Follower:
             raise ProtocolError("nobody knows a master")
         self._tried = f"{address[0]}:{address[1]}"
         self._store.check_healthy()
-        connection = self._connection = socket.create_connection(address, CONNECT_TIMEOUT_S)
+        connection = self._connection = self._peers.connect(address, CONNECT_TIMEOUT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(SILENCE_S)
-        connection.sendall(self._hello().encode())
+        hello = self._hello().encode()
+        connection.sendall(hello)
+        claim = Claim(self._peers.credentials(), hello[HELLO_HEAD:])
         self._reported = -1
         reader, copier, agreed = FrameReader(), Copier(self._store), False
         rest_due = self._monotonic() + WORK_S
@@ -200,8 +205,10 @@ class Follower:
             if not data:
                 raise ProtocolError("the master closed the connection")
             for item in reader.receive(data):
-                if not agreed:
-                    self._agree(item)
+                if not agreed and isinstance(item, Control) and "challenge" in item.content:
+                    connection.sendall(claim.answer(item.content["challenge"]))
+                elif not agreed:
+                    self._agree(item, claim)
                     agreed = True
                     self.seen.address, self.seen.problem = self._tried, None
                     logger.info("following master=%s from=%d", self.seen.address, self._store.log.end)
@@ -228,7 +235,7 @@ class Follower:
             *([list(epoch) for epoch in self._epochs.table], last, self._text_address),
         )
 
-    def _agree(self, first: Data | Control) -> None:
+    def _agree(self, first: Data | Control, claim: Claim) -> None:
         """Do what the master's first frame says; ``Replaced`` when the store has to be opened anew for it."""
         if isinstance(first, Data):
             raise ProtocolError("the master begins without saying where")
@@ -237,6 +244,7 @@ class Follower:
             raise Refused(f"the master refuses this slave: {content['refused']}")
         if "no_master" in content:
             raise NoMaster(f"not a master: {content['no_master']}")
+        claim.check(content.get("proof", ""))
         if "copy" in content:
             begin, partitions = content["copy"]["begin"], content["copy"]["partitions"]
             logger.warning("log is copied anew begin=%d own_begin=%d own_end=%d", begin, store.log.begin, store.log.end)

@@ -10,7 +10,7 @@
 The magic is negative as a number, which no report of a RocketMQ slave is: the two protocols are not the same, and such a slave
 is refused. Frames hold whole records mostly; a record that is longer than a frame goes on in the next one. A frame that does
 not begin where the one before ended begins the next segment. The first thing that a master says is a control frame with
-``follow``, ``copy`` or ``refused``.
+``follow``, ``copy`` or ``refused``; a master with users asks first who the slave is (``metaq.replication.peers``).
 """
 
 import struct
@@ -104,7 +104,7 @@ class Control(NamedTuple):
     (numbers of the replicas): how it stands now. ``documents``: name → text of a table that has changed. ``follow``: the log
     offset up to which the two logs are the same. ``copy``: where the master's log begins, and of each partition topic,
     number, ordinal and text position there, for a slave that has to begin anew. ``refused``: why there is nothing to follow.
-    ``no_master``: why there is nothing to follow yet.
+    ``no_master``: why there is nothing to follow yet. ``challenge`` and ``proof``: see ``metaq.replication.peers``.
     """
 
     log_end: int
@@ -129,7 +129,7 @@ _MEMBERS: Final[dict[str, Callable[[Any], bool]]] = {
     "in_sync": lambda value: isinstance(value, list) and all(map(_is_offset, value)),
     "documents": lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
     "copy": _is_copy,
-    **dict.fromkeys(("refused", "no_master"), lambda value: isinstance(value, str)),
+    **dict.fromkeys(("refused", "no_master", "challenge", "proof"), lambda value: isinstance(value, str)),
 }
 
 

@@ -22,7 +22,7 @@ from metaq.server.context import Context
 from metaq.server.counters import Counters
 from metaq.server.duties import Duties, Keeper
 from metaq.server.front import Address, Front, Listener, RequestHandler
-from metaq.server.gate import LOOK_S
+from metaq.server.gate import LOOK_S, Gate
 from metaq.server.groups import GroupTable
 from metaq.server.handlers.admin import AdminHandler
 from metaq.server.handlers.brokerinfo import BrokerInfoHandler
@@ -137,15 +137,18 @@ class Broker:
         role: Role = ALONE,
         bound: Mapping[str, Listener] | None = None,
         tell: Tell = nobody,
+        gate: Gate | None = None,
     ) -> None:
         """Bind the addresses, unless they are ``bound``, and open the store, of which ``tell`` hears; nothing is served before
-        ``start``."""
+        ``start``. ``bound`` and ``gate`` are those of the broker before, in another role."""
         self._settings = settings
         self.role = role
         self.run = run_in_pool
         self._hub = get_hub()
         tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
-        self._front = front = Front(settings, self._hub.loop, tls, bound)
+        self._front = front = Front(settings, self._hub.loop, tls, bound, gate)
+        self.gate = front.gate
+        self.peers = self.gate.peers(settings)
         try:
             self.addresses = self._bind(front)
             clock = clock or SystemClock()
@@ -170,7 +173,7 @@ class Broker:
         self._identity = IdentityHandler(settings.broker_name)
         self._registry = self._embed_registry() if self.addresses.registry is not None else None
         self.registration = Registration(
-            settings, role, self.addresses.advertised, topics, self._identity, self.store.clock, self._registry
+            *(settings, role, self.addresses.advertised, topics, self._identity, self.store.clock, self._registry, self.peers)
         )
         self._zookeeper = self._enter_zookeeper(topics) if settings.zookeeper else None
         in_zookeeper = None if self._zookeeper is None else self._zookeeper.group_offsets
@@ -247,7 +250,7 @@ class Broker:
         self.halves.check_after_ms = settings.check_after_ms
         for part in (self._front, self.turns, self._looks, self._sends):
             part.configure(settings)
-        self._front.gate.reload()
+        self.gate.reload()
 
     def keep(self, keeper: Keeper) -> None:
         """Retention leaves what somebody needs."""
@@ -281,7 +284,7 @@ class Broker:
         from metaq.server.zkregistration import InZooKeeper  # noqa: PLC0415 - kazoo is needed with ZooKeeper only
 
         clock, is_master = self.store.clock, self.role.is_master
-        return InZooKeeper(self._settings, self.addresses, topics, self._registry, clock, is_master=is_master)
+        return InZooKeeper(self._settings, self.addresses, topics, self._registry, clock, self.peers, is_master=is_master)
 
     def _topic_changed(self, name: str) -> None:
         """A topic was made, changed or removed."""
@@ -323,7 +326,7 @@ class Broker:
             Version: admin.version,
             Help: admin.help,
             Create: admin.create,
-            Auth: partial(log_in, self._front.gate),
+            Auth: partial(log_in, self.gate),
             Transaction: self._branches.transaction,
             Sync: admin.sync,
         }
@@ -334,7 +337,7 @@ class Broker:
         self._check_back = CheckBack(decisions, self._duties.rest, self.run)
         self._duties.keepers.append(self._check_back)
         self._sends = SendHandler(self.context, self.turns, decisions)
-        self._front.sends = self._front.gate.signed(self._sends.sends)
+        self._front.sends = self.gate.signed(self._sends.sends)
         self._pulls = PullHandler(self.context, self.holds, self._looks, self._hub.loop)
         later = self.later
         sent_back = SendBackHandler(self.context, self.turns, self._looks)
@@ -382,7 +385,7 @@ class Broker:
         self._front.start()
         self._duties.start()
         self._duties.every(IDLE_SCAN_S, self._front.close_idle)
-        self._duties.every(LOOK_S, self._front.gate.look)
+        self._duties.every(LOOK_S, self.gate.look)
         self._duties.every(SAMPLE_S, self._sample)
         self._duties.every(self._settings.client_scan_ms / 1000, self._look_for_silent_clients)
         if self.role.is_master:

@@ -98,13 +98,19 @@ class Front:
     """All listeners and sessions of a process. It is the ``Host`` of its sessions and the ``Door`` of new connections."""
 
     def __init__(
-        self, settings: Settings, loop: Any, tls: TlsContext | None, bound: Mapping[str, "Listener"] | None = None
+        self,
+        settings: Settings,
+        loop: Any,
+        tls: TlsContext | None,
+        bound: Mapping[str, "Listener"] | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        """The handlers are filled in before ``start``. ``bound`` are listeners by setting that were bound before."""
+        """The handlers are filled in before ``start``. ``bound`` are listeners by setting that were bound before, and ``gate``
+        knows the users already."""
         self.configure(settings)
         self._loop = loop
         self.tls = tls
-        self.gate = Gate(settings.users_file, settings.failed_logins_per_minute, self.now)
+        self.gate = gate or Gate(settings.users_file, settings.failed_logins_per_minute, self.now)
         self.anonymous = self.gate.anonymous
         self.unfinished_bytes = 0
         self.most_unfinished_bytes = MOST_UNFINISHED_BYTES

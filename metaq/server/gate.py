@@ -15,9 +15,11 @@ from typing import Final
 
 from gevent.lock import BoundedSemaphore
 
+from metaq.config import Settings
 from metaq.errors import AccessDenied, ConfigError, Overloaded
 from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.signature import ACCESS_KEY, Credentials, is_signed_with
+from metaq.replication.peers import Peers
 from metaq.server.guesses import Guesses
 from metaq.server.permissions import ANONYMOUS, ANYBODY, Principal
 from metaq.server.pool import run_in_pool
@@ -104,9 +106,15 @@ class Gate:
         for name, user in users.items():
             self._principals.setdefault(name, Principal(name)).become(user.topics, user.groups, admin=user.admin)
 
-    def credentials(self, name: str) -> Credentials:
-        """What a user of the file signs with; ``ConfigError`` when it cannot."""
-        return credentials(self._users, name)
+    def peers(self, settings: Settings) -> Peers:
+        """How this process connects to registries and masters; ``ConfigError`` when ``cluster_user`` cannot sign."""
+        name = settings.cluster_user
+
+        def own() -> Credentials | None:
+            return credentials(self._users, name) if name else None
+
+        own()
+        return Peers(own, settings.cluster_tls_ca)
 
     # -- signatures ---------------------------------------------------------------------------------------------------
 

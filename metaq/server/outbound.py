@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import gevent
-from gevent import socket
 from gevent.event import AsyncResult
 
 from metaq.errors import ConnectionFailed, Refused, RequestTimeout
 from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request
+from metaq.replication.peers import STRANGER, Peers
 from metaq.server.front import Address
 
 RECEIVE_BYTES: Final = 64 * 1024
@@ -18,16 +18,19 @@ RECEIVE_BYTES: Final = 64 * 1024
 class Outbound:
     """Requests of this process's greenlets. What the other side asks of its own accord is not answered."""
 
-    def __init__(self, address: Address, timeout_s: float, ended: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, address: Address, timeout_s: float, ended: Callable[[], None] | None = None, peers: Peers = STRANGER
+    ) -> None:
         """Connect; ``ConnectionFailed`` after ``timeout_s`` at the latest. ``ended`` is called when the connection breaks."""
         self._name = f"{address[0]}:{address[1]}"
         self._timeout_s = timeout_s
         self._ended = ended
+        self._peers = peers
         self._opaques = itertools.count(1)
         self._waiting: dict[int, Any] = {}
         self._failure: str | None = None
         try:
-            self._socket = socket.create_connection(address, timeout=timeout_s)
+            self._socket = peers.connect(address, timeout_s)
         except OSError as error:
             raise ConnectionFailed(f"cannot connect to {self._name}: {error.strerror or error}") from error
         self._socket.settimeout(None)
@@ -37,6 +40,9 @@ class Outbound:
         """The answer to a request. ``ConnectionFailed``, ``RequestTimeout``, or ``Refused`` when its code is not 0."""
         if self._failure is not None:
             raise ConnectionFailed(self._failure)
+        credentials = self._peers.credentials()
+        if credentials is not None:
+            fields = credentials.signed(fields, body)
         opaque = next(self._opaques)
         answered = self._waiting[opaque] = AsyncResult()
         late = RequestTimeout(f"{self._name} did not answer request {int(code)} within {self._timeout_s} s")

@@ -20,6 +20,7 @@ from metaq.protocol.codes import Request
 from metaq.protocol.headers import BrokerIdentity, RegisterBroker, encode_header
 from metaq.protocol.routes import DataVersion, TopicConfig, TopicTable, decode_kv_table, encode_registration
 from metaq.registry.routes import MASTER, BrokerKey
+from metaq.replication.peers import Peers
 from metaq.server import tables
 from metaq.server.front import Address
 from metaq.server.handlers.identity import IdentityHandler
@@ -79,6 +80,7 @@ class Registration:
         identity: IdentityHandler,
         clock: Clock,
         registry: RegistryHandler | None,
+        peers: Peers,
     ) -> None:
         """``registry`` is the one in this process; without it, the settings name others."""
         self._advertised = advertised
@@ -90,6 +92,7 @@ class Registration:
         self._identity = identity
         self._started_ms = clock.now_ms()
         self._registry = registry
+        self.peers = peers
         self.interval_s = settings.registration_interval_ms / 1000
         self.monotonic = clock.monotonic
         self._ordered: dict[Address, Collection[str]] = {}
@@ -257,7 +260,7 @@ class _Member:
 
     def _register_until_it_fails(self) -> None:
         registration = self._registration
-        link = self._link = Outbound(self._address, TIMEOUT_S, self._wake.set)
+        link = self._link = Outbound(self._address, TIMEOUT_S, self._wake.set, registration.peers)
         due_s = registration.monotonic()
         registered = False
         while True:

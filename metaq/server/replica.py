@@ -29,6 +29,7 @@ from metaq.replication.insync import of_nobody
 from metaq.server.broker import Broker
 from metaq.server.daemon import STARTED_NOT
 from metaq.server.front import Listener, resolve
+from metaq.server.gate import Gate
 from metaq.server.handlers.replica import ReplicaHandler
 from metaq.server.measured import Measured
 from metaq.server.registration import parse_address, reached_at, written
@@ -80,6 +81,7 @@ class Replica:
         self.settings = settings.model_copy(update={"replication_listen": written(self.address)})
         self.side: MasterSide | SlaveSide
         self._election: Election | None = None
+        self._gate: Gate | None = None
         self.broker = self._open(self._first_role(), None, tell)
         if settings.role == ELECTED:
             self._election = self._join_group()
@@ -153,7 +155,8 @@ class Replica:
         return Role(role == "master", NEXT_EPOCH if role == "master" else 0, self._kept.readable_end)
 
     def _open(self, role: Role, bound: Any, tell: Tell = nobody) -> Broker:
-        broker = Broker(self.settings, disk=self._disk, role=role, bound=bound, tell=tell)
+        broker = Broker(self.settings, disk=self._disk, role=role, bound=bound, tell=tell, gate=self._gate)
+        self._gate = broker.gate
         if role.is_master:
             self.side = MasterSide(broker, self.settings, of_nobody if self._election is None else self._election.agree)
             if self._election is not None:

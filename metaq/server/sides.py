@@ -10,6 +10,7 @@ from metaq.replication.documents import Documents
 from metaq.replication.feeder import Feeder, Identity
 from metaq.replication.follower import Address, Follower, Seen
 from metaq.replication.insync import Agree, InSync
+from metaq.replication.peers import Certificate
 from metaq.server.broker import Broker
 from metaq.server.groups import GROUPS
 from metaq.server.handlers.masteronly import MasterOnlyHandler
@@ -48,6 +49,8 @@ class MasterSide:
         self.feeder = Feeder(
             *(store, broker.epochs, self.in_sync, identity_of(settings), self),
             *(lambda: Documents(folder, store.disk), broker.run),
+            keeper=broker.gate if broker.gate.has_users else None,
+            certificate=Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None,
         )
         broker.turns.grown = self.feeder.wake
         if self._waits:
@@ -127,6 +130,7 @@ class SlaveSide:
             took=self._take_tables,
             published=self._published,
             replaced=replaced,
+            peers=broker.peers,
         )
         # until the master says more: what was cut off meanwhile, others will take the place of
         self.follower.seen.readable_end = min(broker.role.readable_end, broker.store.log.end)

@@ -36,6 +36,7 @@ from metaq.registry.paths import (
 from metaq.registry.routes import MASTER, BrokerKey
 from metaq.registry.session import Set, greenlets
 from metaq.registry.zookeeper import ZooKeeper
+from metaq.replication.peers import Peers
 from metaq.server.front import Address
 from metaq.server.handlers.registry import RegistryHandler
 from metaq.server.outbound import Outbound
@@ -102,6 +103,7 @@ class InZooKeeper:
         topics: Topics,
         registry: RegistryHandler | None,
         clock: Clock,
+        peers: Peers,
         *,
         is_master: bool,
     ) -> None:
@@ -110,7 +112,7 @@ class InZooKeeper:
         places = places_of(listening, settings)
         self.group_offsets = GroupOffsets(self.zookeeper, Layout(settings.zookeeper_root), settings.broker_number)
         self._own = OwnNodes(self.zookeeper, settings, places, topics, clock.now_ms(), is_master=is_master)
-        self._others = None if registry is None else OtherBrokers(self.zookeeper, self._own.member, registry, clock)
+        self._others = None if registry is None else OtherBrokers(self.zookeeper, self._own.member, registry, clock, peers)
 
     def start(self) -> None:
         """Register and follow the others, as soon as ZooKeeper can be reached; returns at once."""
@@ -254,7 +256,8 @@ def _same_process(found: bytes, own: bytes) -> bool:
 class OtherBrokers:
     """Fills this broker's registry with the others that ZooKeeper knows."""
 
-    def __init__(self, zookeeper: ZooKeeper, own: Member, registry: RegistryHandler, clock: Clock) -> None:
+    def __init__(self, zookeeper: ZooKeeper, own: Member, registry: RegistryHandler, clock: Clock, peers: Peers) -> None:
+        self._peers = peers
         self._own = own
         self._registry = registry
         self._wake = Event()
@@ -300,7 +303,7 @@ class OtherBrokers:
         self._entered[member] = node
 
     def _ask(self, node: BrokerNode) -> TopicTable:
-        link = Outbound(parse_address("remoting", node.remoting), ASK_TIMEOUT_S)
+        link = Outbound(parse_address("remoting", node.remoting), ASK_TIMEOUT_S, peers=self._peers)
         try:
             return decode_topic_table(link.call(Request.GET_ALL_TOPIC_CONFIG, {}).body)
         finally:

@@ -246,7 +246,8 @@ class ClientProcess:
         return answer["returned"]
 
     def start_producer(self, producer: str, group: str, **options: object) -> None:
-        """``options`` of the Java driver: hurry_ms, how often it asks the registry and greets brokers; usually 30 s."""
+        """``options`` of the Java driver: hurry_ms, how often it asks the registry and greets brokers; usually 30 s;
+        ``user`` and ``secret``, of the Go driver too."""
         self.call("start_producer", producer=producer, group=group, **options)
 
     def send(self, producer: str, message: Outgoing, way: str = "sync") -> Sent:

@@ -26,12 +26,16 @@ func selector(r *request) consumer.MessageSelector {
 }
 
 func (d *driver) options(r *request) []consumer.Option {
-	return []consumer.Option{
+	options := []consumer.Option{
 		consumer.WithGroupName(r.Group),
 		consumer.WithInstance(d.instance()),
 		consumer.WithNsResolver(primitive.NewPassthroughResolver(d.registry)),
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
 	}
+	if r.User != "" {
+		options = append(options, consumer.WithCredentials(primitive.Credentials{AccessKey: r.User, SecretKey: r.Secret}))
+	}
+	return options
 }
 
 func (d *driver) startConsumer(r *request) error {

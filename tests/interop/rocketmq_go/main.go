@@ -46,6 +46,8 @@ type request struct {
 	Failing           bool      `json:"failing"`
 	Replier           string    `json:"replier"`
 	MaxReconsumeTimes *int32    `json:"max_reconsume_times"`
+	User              string    `json:"user"`
+	Secret            string    `json:"secret"`
 }
 
 type driver struct {

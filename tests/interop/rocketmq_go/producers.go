@@ -41,13 +41,17 @@ func (d *driver) producer(name string) (startedProducer, error) {
 }
 
 func (d *driver) startProducer(r *request) error {
-	p, err := rocketmq.NewProducer(
+	options := []producer.Option{
 		producer.WithGroupName(r.Group),
 		producer.WithInstanceName(d.instance()),
 		producer.WithNsResolver(primitive.NewPassthroughResolver(d.registry)),
 		producer.WithRetry(sendTries-1),
 		producer.WithQueueSelector(byKeyOrInTurn{producer.NewHashQueueSelector(), producer.NewRoundRobinQueueSelector()}),
-	)
+	}
+	if r.User != "" {
+		options = append(options, producer.WithCredentials(primitive.Credentials{AccessKey: r.User, SecretKey: r.Secret}))
+	}
+	p, err := rocketmq.NewProducer(options...)
 	if err != nil {
 		return err
 	}

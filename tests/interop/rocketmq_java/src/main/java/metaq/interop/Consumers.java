@@ -17,6 +17,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -41,7 +42,8 @@ final class Consumers {
     }
 
     Object start(JSONObject request) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(request.getString("group"));
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
+                request.getString("group"), Users.hook(request), new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(registry);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeMessageBatchMaxSize(1);

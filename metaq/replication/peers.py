@@ -1,0 +1,159 @@
+"""How registries, masters and slaves know each other: TLS, and a proof that both sides have the secret of one administrator.
+
+::
+
+    slave   hello                                     (``metaq.replication.frames``)
+    master  control  challenge: 32 hexadecimal digits; without users the proof is left out on both sides
+    slave   proof    4 length │ JSON: user, nonce, proof
+    master  control  the answer to the hello, with the master's proof as one more member
+
+    proof = hexadecimal HMAC-SHA-256(secret, side │ 0 │ challenge │ 0 │ nonce │ 0 │ the hello's JSON); side is slave or master
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol, Self
+
+import orjson
+from gevent import socket, ssl
+
+from metaq.errors import AccessDenied, ConfigError, ProtocolError
+from metaq.protocol.signature import Credentials
+from metaq.replication.frames import LENGTH
+
+SLAVE: Final = b"slave"
+MASTER: Final = b"master"
+MOST_PROOF: Final = 1024
+TLS: Final = 0x16
+"""The first byte of a TLS handshake, and of nothing that a slave says."""
+
+Credential = Callable[[], Credentials | None]
+
+
+class Doorkeeper(Protocol):
+    """What a master asks about who connects."""
+
+    def secret_of(self, name: str, address: str) -> str:
+        """Of an administrator; of somebody else one that nobody knows. ``AccessDenied`` when too many were wrong before."""
+        ...
+
+    def proved(self, name: str, address: str) -> None:
+        """Its proof was right."""
+        ...
+
+
+class Proof(NamedTuple):
+    """What a slave answers to a challenge."""
+
+    user: str
+    nonce: str
+    proof: str
+
+    def encode(self) -> bytes:
+        body = orjson.dumps(self._asdict())
+        return LENGTH.pack(len(body)) + body
+
+    @classmethod
+    def decode(cls, body: bytes) -> Self:
+        """``ProtocolError`` for what is no proof."""
+        try:
+            proof = cls(**orjson.loads(body))
+        except (orjson.JSONDecodeError, TypeError) as error:
+            raise ProtocolError("the answer to the challenge is no proof") from error
+        if not all(isinstance(part, str) and part.isascii() for part in proof):
+            raise ProtocolError("a proof with values of other kinds than text")
+        return proof
+
+
+def prove(secret: str, side: bytes, challenge: str, nonce: str, hello: bytes) -> str:
+    """The proof of one side."""
+    said = b"\0".join((side, challenge.encode(), nonce.encode(), hello))
+    return hmac.new(secret.encode(), said, hashlib.sha256).hexdigest()
+
+
+class Peers:
+    """How this process connects to registries and masters."""
+
+    def __init__(self, credentials: Credential, tls_ca: str) -> None:
+        """``credentials`` are those of now, if any; ``ConfigError`` when the certificates cannot be used."""
+        self.credentials = credentials
+        self._tls: Any = None
+        if tls_ca:
+            try:
+                self._tls = ssl.create_default_context(cafile=tls_ca)
+            except OSError as error:
+                raise ConfigError(f"cluster_tls_ca {tls_ca}: cannot be used: {error}") from error
+            self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
+
+    def connect(self, address: tuple[str, int], timeout_s: float) -> socket.socket:
+        """A connection, TLS agreed; ``OSError``."""
+        connection = socket.create_connection(address, timeout_s)
+        if self._tls is None:
+            return connection
+        try:
+            secured: socket.socket = self._tls.wrap_socket(connection, server_hostname=address[0])
+        except BaseException:
+            connection.close()
+            raise
+        return secured
+
+
+STRANGER: Final = Peers(lambda: None, "")
+"""Neither proves who it is nor speaks TLS."""
+
+
+class Certificate:
+    """The server's side of TLS, on a port where it may be spoken or not."""
+
+    def __init__(self, chain: str, key: str) -> None:
+        """``ConfigError`` when they cannot be used."""
+        self._tls: Any = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            self._tls.load_cert_chain(chain, key or None)
+        except OSError as error:
+            raise ConfigError(f"tls_certificate {chain}, tls_key {key}: cannot be used: {error}") from error
+
+    def secured(self, connection: socket.socket) -> ssl.SSLSocket:
+        """The connection in TLS; its handshake is still to be done (``do_handshake``)."""
+        secured: ssl.SSLSocket = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return secured
+
+
+class Claim:
+    """A slave's side of the proof, on one connection."""
+
+    def __init__(self, credentials: Credentials | None, hello: bytes) -> None:
+        """``hello`` is its JSON."""
+        self._credentials = credentials
+        self._hello = hello
+        self._expected = ""
+
+    def answer(self, challenge: str) -> bytes:
+        """What to send; ``ProtocolError`` without credentials."""
+        if self._credentials is None:
+            raise ProtocolError("the master has users and asks who this is; set cluster_user")
+        if self._expected:
+            raise ProtocolError("the master asks twice who this is")
+        name, secret = self._credentials
+        nonce = secrets.token_hex(16)
+        self._expected = prove(secret, MASTER, challenge, nonce, self._hello)
+        return Proof(name, nonce, prove(secret, SLAVE, challenge, nonce, self._hello)).encode()
+
+    def check(self, proof: str) -> None:
+        """``ProtocolError`` when a master that has to prove itself does not."""
+        if self._credentials is None:
+            return
+        if not self._expected or not hmac.compare_digest(self._expected.encode(), proof.encode()):
+            raise ProtocolError("the master does not prove that it knows the secret of cluster_user; has it the users_file?")
+
+
+def check_claim(keeper: Doorkeeper, proof: Proof, challenge: str, hello: bytes, address: str) -> str:
+    """A master's own proof, in return for that of a slave at ``address``, a host; ``AccessDenied`` when that is wrong."""
+    secret = keeper.secret_of(proof.user, address)
+    if not hmac.compare_digest(prove(secret, SLAVE, challenge, proof.nonce, hello), proof.proof):
+        raise AccessDenied("the slave does not prove to be an administrator; check cluster_user and users_file on both sides")
+    keeper.proved(proof.user, address)
+    return prove(secret, MASTER, challenge, proof.nonce, hello)

@@ -1,0 +1,261 @@
+"""Mutated beginnings of connections against a broker with users: what somebody says who wants to get in.
+
+TLS handshakes, first bytes, logins, signed requests and hellos of slaves, each with bytes changed, lost, added or repeated, one
+connection after the other, from the address from which others work. Meanwhile a client that is logged in puts and reads, and
+logs in anew.
+
+What must hold: nobody gets in who has not proven it, the process lives and prints no traceback, the others are served, and
+memory that was taken is given back.
+
+``python -m tests.crash.handshakes --seed 7 --count 100000`` runs it; a failure names the seed and the number of the connection.
+"""
+
+import argparse
+import contextlib
+import random
+import socket
+import ssl
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+import metaq
+from metaq.protocol.codes import Request, Response
+from metaq.protocol.remoting import FrameReader, encode_request
+from metaq.protocol.signature import ACCESS_KEY, is_signed_with
+from metaq.protocol.text import write_line
+from metaq.replication.frames import CONTROL, FRAME, HELLO_HEAD, LENGTH, Hello
+from metaq.replication.peers import SLAVE, Proof, prove
+from tests.crash.command import Result
+from tests.crash.garbage import resident_kb
+from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
+from tests.support.tls import issue
+from tests.support.users import ADMIN, GROUP, TOPIC, WRITER, write_users
+
+Chance = random.Random
+
+CHECK_EVERY: Final = 200
+WARM_UP: Final = 500
+MAX_GROWTH_KB: Final = 30 * 1024
+"""Of it some megabytes are the connections and names that are remembered."""
+SETTLE_DEADLINE_S: Final = 60.0
+SEND: Final = {"a": "p", "b": TOPIC, "c": "TBW102", "d": "1", "e": "0", "f": "0", "g": "1", "h": "0"}
+HELLO: Final = Hello("DefaultCluster", "metaq", 0, 2, 32 << 20, 0, 0, [[0, 0, 0]], None, "127.0.0.1:1").encode()
+
+
+class Violation(AssertionError):
+    """The broker broke a promise."""
+
+
+def mutate(chance: Chance, data: bytes) -> bytes:
+    """The same with one to three changes."""
+    changed = bytearray(data)
+    for _ in range(chance.randint(1, 3)):
+        at = chance.randrange(len(changed) + 1)
+        match chance.randrange(6):
+            case 0 if at < len(changed):
+                changed[at] ^= 1 << chance.randrange(8)
+            case 1:
+                changed[at:at] = chance.randbytes(chance.randint(1, 20))
+            case 2:
+                del changed[at : at + chance.randint(1, 20)]
+            case 3:
+                del changed[at:]
+            case 4:
+                changed[at : at + 4] = chance.choice((b"\xff" * 4, b"\x7f\xff\xff\xff", b"\x80\0\0\0", bytes(4)))
+            case _:
+                changed += changed[at : at + 200]
+    return bytes(changed)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What comes until the broker closes."""
+    data = b""
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(65536):
+            data += part
+    return data
+
+
+def say(address: tuple[str, int], data: bytes) -> bytes:
+    """Everything that is answered to these bytes, after which nothing comes."""
+    with socket.create_connection(address, timeout=SOCKET_TIMEOUT_S) as connection:
+        with contextlib.suppress(OSError):  # the broker may have closed it already
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+        return read_all(connection)
+
+
+class Attacker:
+    """Says one thing after the other."""
+
+    def __init__(self, broker: BrokerProcess, chance: Chance) -> None:
+        self._text = (broker.host, broker.port)
+        host, _, port = broker.replication.rpartition(":")
+        self._replication = (host, int(port))
+        self._chance = chance
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._context.check_hostname = False
+        self._context.verify_mode = ssl.CERT_NONE
+        self.kinds: dict[str, Callable[[], None]] = {
+            "first bytes": self.first_bytes,
+            "TLS hellos": self.tls_hello,
+            "TLS endings": self.tls_ending,
+            "logins": self.login,
+            "signatures": self.signature,
+            "slaves": self.slave,
+            "TLS slaves": self.tls_slave,
+        }
+
+    def first_bytes(self) -> None:
+        data = self._chance.randbytes(self._chance.randint(1, 40))
+        say(self._chance.choice((self._text, self._replication)), data)
+
+    def tls_hello(self) -> None:
+        say(self._text, mutate(self._chance, self._client_hello()))
+
+    def tls_slave(self) -> None:
+        say(self._replication, mutate(self._chance, self._client_hello()))
+
+    def _client_hello(self) -> bytes:
+        outgoing = ssl.MemoryBIO()
+        tls = self._context.wrap_bio(ssl.MemoryBIO(), outgoing)
+        with contextlib.suppress(ssl.SSLWantReadError):
+            tls.do_handshake()
+        return outgoing.read()
+
+    def tls_ending(self) -> None:
+        """A right handshake, whose last message or what follows it is wrong."""
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = self._context.wrap_bio(incoming, outgoing)
+        with socket.create_connection(self._text, timeout=SOCKET_TIMEOUT_S) as connection:
+            while True:
+                try:
+                    tls.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    connection.sendall(outgoing.read())
+                    incoming.write(connection.recv(65536))
+            tls.write(write_line("auth", WRITER.name, "wrong-secret", 1))
+            with contextlib.suppress(OSError):
+                connection.sendall(mutate(self._chance, outgoing.read()))
+                connection.shutdown(socket.SHUT_WR)
+            read_all(connection)
+
+    def login(self) -> None:
+        password = self._chance.choice((WRITER.secret, "wrong-secret"))
+        data = mutate(self._chance, write_line("auth", WRITER.name, password, 1))
+        answer = say(self._text, data)
+        right = f"auth {WRITER.name} {WRITER.secret}".encode()
+        if b"result 200" in answer and right not in data:
+            raise Violation(f"{data!r} was answered {answer!r}")
+
+    def signature(self) -> None:
+        frame = encode_request(Request.SEND_MESSAGE_V2, 1, WRITER.signed(SEND, b"body"), b"body")
+        data = mutate(self._chance, frame)
+        requests, answers = FrameReader().receive(data), FrameReader().receive(say(self._text, data))
+        may = sum(
+            is_signed_with(user.secret, request.fields, request.body)
+            for request in requests
+            for user in (WRITER, ADMIN)
+            if request.fields.get(ACCESS_KEY) == user.name
+        )
+        taken = sum(answer.code == Response.SUCCESS and "msgId" in (answer.fields or {}) for answer in answers)
+        if taken > may:
+            raise Violation(f"{data!r} was stored")
+
+    def slave(self) -> None:
+        """A hello, right or not, and then a proof that is not."""
+        chance = self._chance
+        hello = mutate(chance, HELLO) if chance.random() < 0.5 else HELLO
+        with socket.create_connection(self._replication, timeout=SOCKET_TIMEOUT_S) as connection:
+            with contextlib.suppress(OSError):
+                connection.sendall(hello)
+                answer = b""
+                if hello is HELLO:
+                    answer = connection.recv(65536)
+                    challenge = orjson.loads(answer[FRAME.size + LENGTH.size :])["challenge"]
+                    proof = prove(ADMIN.secret, SLAVE, challenge, "n", HELLO[HELLO_HEAD:])
+                    right = Proof(ADMIN.name, "n", proof).encode()
+                    wrong = mutate(chance, right)
+                    connection.sendall(wrong[: len(right)] if wrong[: len(right)] != right else b"")
+                connection.shutdown(socket.SHUT_WR)
+            rest = read_all(connection)
+        if FRAME.pack(0, CONTROL)[8:] in rest and (b'"follow"' in rest or b'"copy"' in rest):
+            raise Violation(f"{hello!r} was taken for a slave: {rest!r}")
+
+
+class Others:
+    """Clients that are in, at the same address."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._broker = broker
+        self._client = self._connect()
+        self._client.put(TOPIC, b"first")
+
+    def _connect(self) -> metaq.TextClient:
+        return metaq.TextClient(self._broker.host, self._broker.port, user=ADMIN.name, password=ADMIN.secret)
+
+    def check(self) -> None:
+        sent = self._client.put(TOPIC, b"body")
+        (message, *_) = self._client.get(TOPIC, position=sent.position, group=GROUP).messages
+        if message.body != b"body":
+            raise Violation(f"the others read {message.body!r}")
+        self._connect().close()
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[BrokerProcess]:
+    """A broker with users and a certificate."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        users = write_users(folder / "users.yaml")
+        flags = ("--users-file", str(users), "--replication-listen", "127.0.0.1:0", *issue(folder).flags)
+        with BrokerProcess(folder / "data", *flags) as broker:
+            yield broker
+
+
+def run(seed: int, count: int) -> Result:
+    """Say ``count`` things."""
+    chance = Chance(seed)
+    done: Counter[str] = Counter()
+    with guarded() as broker, contextlib.closing(Others(broker)) as others:
+        attacker = Attacker(broker, chance)
+        before_kb = 0
+        for number in range(count):
+            kind = chance.choice(list(attacker.kinds))
+            try:
+                attacker.kinds[kind]()
+                if number % CHECK_EVERY == 0:
+                    others.check()
+            except (Violation, OSError, metaq.MetaqError) as error:
+                raise Violation(f"seed {seed}, connection {number} ({kind}): {error!r}") from error
+            done[kind] += 1
+            if number == WARM_UP:
+                before_kb = resident_kb(broker.pid)["RssAnon"]
+        others.check()
+        log = broker.stderr()
+        if "Traceback" in log or not broker.running:
+            raise Violation(f"seed {seed}: the log holds {log[log.find('Traceback') :][:2000]}")
+        if before_kb:
+            wait_until(
+                lambda: resident_kb(broker.pid)["RssAnon"] - before_kb < MAX_GROWTH_KB,
+                SETTLE_DEADLINE_S,
+                f"seed {seed}: memory is given back",
+            )
+    return Result("handshakes", range(seed, seed + 1), count, dict(done))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=100_000)
+    options = parser.parse_args()
+    print(run(options.seed, options.count))
