@@ -219,7 +219,7 @@ def load(
     """
     values: dict[str, Any] = {}
     if file is not None:
-        values.update(_checked(_read_file(file), names, str(file)))
+        values.update(_checked(read_yaml(file), names, str(file)))
     variables = {
         name[len(ENVIRONMENT_PREFIX) :].lower(): value
         for name, value in environment.items()
@@ -238,7 +238,8 @@ def load(
         raise ConfigError("; ".join(problems)) from error
 
 
-def _read_file(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The lines of a YAML file; ``ConfigError`` when it cannot be read, or is something else than ``name: value`` lines."""
     try:
         content = yaml.safe_load(file.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -67,6 +67,7 @@ MODULES: Final = {
     "serve": "serve",
     "registry": "registry",
     "zookeeper": "zookeeper",
+    "systemd": "systemd",
     "put": "lines",
     "get": "lines",
     "tail": "lines",

@@ -10,11 +10,12 @@ from typing import Protocol
 
 import gevent
 from gevent.event import Event
-from gevent.hub import Hub
+from gevent.hub import Hub, get_hub
 
 from metaq import logs
 from metaq.config import Settings
 from metaq.errors import MetaqError
+from metaq.server.notify import Notifier
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,10 @@ def run(settings: Settings, make: Callable[[Settings], Server]) -> int:
     stopping = Event()
     watchers = [gevent.signal_handler(number, stopping.set) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
-        server = make(settings)
-        server.start()
+        notifier = Notifier(os.environ)
+        with notifier.extending(f"opening {settings.data}"):
+            server = make(settings)
+            server.start()
     except MetaqError as error:
         print(f"metaq: {error}", file=sys.stderr)
         return STARTED_NOT
@@ -61,9 +64,13 @@ def run(settings: Settings, make: Callable[[Settings], Server]) -> int:
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG, GC_MIDDLE)
     print(f"{server.ready} pid={os.getpid()}", flush=True)
+    notifier.tell("READY=1", f"STATUS={server.ready}")
+    notifier.watch(get_hub().loop)
     stopping.wait()
     logger.info("stopping")
-    server.stop()
+    notifier.tell("STOPPING=1")
+    with notifier.extending("stopping"):
+        server.stop()
     for watcher in watchers:
         watcher.cancel()
     logger.info("stopped")
