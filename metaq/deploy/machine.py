@@ -35,7 +35,10 @@ class Machine:
         self._connection = Connection(
             settings.address, settings.ssh_user, settings.ssh_port, connect_timeout=CONNECT_S, connect_kwargs=keys
         )
-        self._connection.client.load_system_host_keys(settings.known_hosts or None)
+        try:
+            self._connection.client.load_system_host_keys(settings.known_hosts or None)
+        except OSError as error:
+            raise self.fail(f"known_hosts: {error}") from error
         self._connection.client.set_missing_host_key_policy(RejectPolicy())
 
     def __str__(self) -> str:

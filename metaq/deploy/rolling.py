@@ -20,7 +20,9 @@ Change = Callable[[Node], None]
 class Roll:
     """The services of some machines: registries first, then groups of replicas, each one its slaves first."""
 
-    def __init__(self, nodes: Sequence[Node], deadline_s: float, say: Say) -> None:
+    def __init__(self, nodes: Sequence[Node], deadline_s: float, say: Say, *, complete: bool = True) -> None:
+        """``complete``: these are all hosts, so that groups of replicas can be whole."""
+        self._complete = complete
         self._nodes = {service: node for node in nodes for service in node.host.services}
         self._deadline_s = deadline_s
         self._say = say
@@ -33,7 +35,7 @@ class Roll:
         return [problem for group in running if (problem := group.problem(group.looks()))]
 
     def start(self, change: Change) -> set[Service]:
-        """Start what does not run; returns what was started, when it serves and all groups are whole."""
+        """Start what does not run; returns what was started, when it serves and, of a complete roll, all groups are whole."""
         stopped = [service for service in self._ordered() if not self._nodes[service].runs(service)]
         for service in stopped:
             node = self._nodes[service]
@@ -43,7 +45,7 @@ class Roll:
         for service in stopped:
             self._wait_serving(service)
         for group in self.groups:
-            if any(service in stopped for service in group.members):
+            if self._complete and any(service in stopped for service in group.members):
                 group.wait_whole(self._deadline_s)
         return set(stopped)
 

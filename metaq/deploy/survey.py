@@ -63,9 +63,9 @@ def surveyed(hosts: Sequence[Host]) -> Iterator[list[Node]]:
     with contextlib.ExitStack() as stack:
         nodes, problems = [], []
         for host in hosts:
-            machine = Machine(host)
-            stack.callback(machine.close)
             try:
+                machine = Machine(host)
+                stack.callback(machine.close)
                 nodes.append(Node.look(machine))
             except DeployFailed as error:
                 problems.append(str(error))

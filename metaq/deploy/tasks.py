@@ -105,7 +105,8 @@ def start(cluster: Cluster, say: Say, hosts: Sequence[Host]) -> None:
     """Start what does not run, and wait until it serves."""
     with surveyed(hosts) as nodes:
         _need_release(nodes)
-        Roll(nodes, cluster.settings.start_deadline_s, say).start(lambda node: None)
+        complete = len(hosts) == len(cluster.hosts)
+        Roll(nodes, cluster.settings.start_deadline_s, say, complete=complete).start(lambda node: None)
 
 
 def stop(cluster: Cluster, say: Say, hosts: Sequence[Host]) -> None:
@@ -135,8 +136,8 @@ def status(cluster: Cluster, say: Say, hosts: Sequence[Host]) -> bool:
     say(COLUMNS.format("host", "service", "process", "release", "role", "epoch", "health"))
     well, nodes = True, []
     for host in hosts:
-        machine = Machine(host)
         try:
+            machine = Machine(host)
             node = Node.look(machine)
             nodes.append(node)
             for service in host.services:

@@ -11,6 +11,7 @@ from metaq.client import TextClient
 from metaq.server.notify import EXTEND_USEC
 from tests.broker.slowstart import SLEEPS_S
 from tests.support.broker import BrokerFailed, BrokerProcess
+from tests.support.cli import Cli
 from tests.support.systemd import NotifySocket
 
 EXTEND: Final = f"EXTEND_TIMEOUT_USEC={EXTEND_USEC}"
@@ -46,6 +47,34 @@ def test_no_watchdog_where_none_is_asked_for(tmp_path: Path, monkeypatch: pytest
             assert broker.terminate() == 0
             systemd.wait_for("STOPPING=1")
         assert "WATCHDOG=1" not in systemd.lines
+
+
+@pytest.mark.partner("systemd")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), ("metaq serve --data /var/lib/metaq\n", "StateDirectory=metaq\n", "User=metaq\n")),
+        (
+            ("--data", "/srv/orders", "--user", "o", "--config", "/o.yaml"),
+            ("--config /o.yaml\n", "ReadWritePaths=/srv/orders\n"),
+        ),
+        (("registry", "--data", "/var/lib/a/b"), ("metaq registry --data /var/lib/a/b\n", "StateDirectory=a/b\n")),
+    ],
+)
+def test_the_unit(tmp_path: Path, words: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    """E-18: systemd understands every line of it, and finds the program."""
+    text = Cli("").text("systemd", *words)
+    for part in (*expected, "Type=notify\n", "LimitNOFILE=65536\n", "WatchdogSec=60\n"):
+        assert part in text
+    file = tmp_path / "metaq.service"
+    file.write_text(text)
+    done = subprocess.run(["systemd-analyze", "verify", file], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_unit_needs_absolute_paths() -> None:
+    """E-18: since it is started anywhere."""
+    assert "data: a unit needs absolute paths" in Cli("").run("systemd", "--data", "data", code=2).stderr
 
 
 def start(how: str, folder: Path, systemd: NotifySocket) -> "subprocess.Popen[bytes]":
