@@ -25,6 +25,9 @@ ZOOKEEPER = ["kazoo>=2.10"]
 # Spark, and what it needs to read from Python; its jars also hold the ZooKeeper that `metaq zookeeper` starts.
 SPARK = ["numpy>=1.24", "pyarrow>=18", "pyspark>=4.2"]
 
+# What fabfile.py works with.
+DEPLOY = ["fabric>=3.2"]
+
 # Pictures beside the page of `metaq offsets report`.
 REPORT = ["matplotlib>=3.9"]
 
@@ -97,11 +100,13 @@ setup(
         "rich>=13.0",
     ],
     extras_require={
+        "deploy": DEPLOY,
         "report": [*SPARK, *REPORT],
         "spark": SPARK,
         "transaction": TRANSACTION,
         "zookeeper": ZOOKEEPER,
         "dev": [
+            *DEPLOY,
             *LINTERS,
             *REPORT,
             *SPARK,

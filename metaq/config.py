@@ -266,7 +266,7 @@ def gather(
     The file may speak of ``names`` only; what the environment says of other settings is meant for other processes.
     ``ConfigError`` names the file or the variable that says what is no setting.
     """
-    given = {} if file is None else _checked(_read_file(file), names)
+    given = {} if file is None else _checked(read_yaml(file), names)
     variables = {
         name[len(ENVIRONMENT_PREFIX) :].lower(): Given(value, name)
         for name, value in environment.items()
@@ -305,7 +305,8 @@ def write_value(value: Any) -> str:
     )
 
 
-def _read_file(file: Path) -> dict[str, Given]:
+def read_yaml(file: Path) -> dict[str, Given]:
+    """The lines of a YAML file; ``ConfigError`` when it cannot be read, or is something else than ``name: value`` lines."""
     try:
         with file.open(encoding="utf-8") as stream:
             loader = yaml.SafeLoader(stream)

@@ -4,6 +4,7 @@
 
     MetaqError
     ├── ConfigError              a setting is unknown, out of range or contradicts another
+    ├── DeployFailed             a machine cannot do what a deployment asks of it
     ├── ProtocolError            bytes that are not a valid command or frame
     │   ├── BadRequest           the frame is known, a field of it is wrong; the stream stays in step
     │   │   └── SubscriptionInvalid  a consumer's tag expression or SQL92 filter cannot be read
@@ -61,6 +62,10 @@ class MetaqError(Exception):
 
 class ConfigError(MetaqError):
     """A setting is unknown, out of range or contradicts another."""
+
+
+class DeployFailed(MetaqError):
+    """A machine cannot do what a deployment asks of it; the text begins with the name of the host."""
 
 
 class ProtocolError(MetaqError):

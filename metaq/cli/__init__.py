@@ -68,6 +68,7 @@ MODULES: Final = {
     "registry": "registry",
     "config": "configuration",
     "zookeeper": "zookeeper",
+    "systemd": "systemd",
     "put": "lines",
     "get": "lines",
     "tail": "lines",

@@ -10,12 +10,13 @@ from typing import Protocol
 
 import gevent
 from gevent.event import Event
-from gevent.hub import Hub
+from gevent.hub import Hub, get_hub
 
 from metaq import logs
 from metaq.config import Settings
 from metaq.errors import MetaqError
 from metaq.server.http import Monitor, Monitored
+from metaq.server.notify import Notifier
 from metaq.server.registration import written
 from metaq.server.reload import Configurable, Reload
 from metaq.store.progress import Tell
@@ -71,9 +72,11 @@ def run(
     watchers = [gevent.signal_handler(number, stopping.set) for number in (signal.SIGTERM, signal.SIGINT)]
     reload = Reload(settings, read or (lambda: settings), stopping.set)
     try:
+        notifier = Notifier(os.environ)
         monitor = Monitor(settings, settings.listen if listen is None else listen)
-        server = make(settings, monitor.recovering)
-        server.start()
+        with notifier.extending(f"opening {settings.data}"):
+            server = make(settings, monitor.recovering)
+            server.start()
     except MetaqError as error:
         print(f"metaq: {error}", file=sys.stderr)
         return STARTED_NOT
@@ -84,12 +87,16 @@ def run(
     monitor.serving(lambda: server.measured)
     where = "" if monitor.address is None else f" http={written(monitor.address)}"
     print(f"{server.ready} pid={os.getpid()}{where}", flush=True)
+    notifier.tell("READY=1", f"STATUS={server.ready}")
+    notifier.watch(get_hub().loop)
     reload.start(server)
     stopping.wait()
     logger.info("stopping")
+    notifier.tell("STOPPING=1")
     reload.stop()
     monitor.stopping()
-    server.stop()
+    with notifier.extending("stopping"):
+        server.stop()
     monitor.close()
     for watcher in watchers:
         watcher.cancel()

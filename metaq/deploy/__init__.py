@@ -1,0 +1,1 @@
+"""Deploying brokers and registries on several machines: what ``fabfile.py`` calls, and systemd units."""

@@ -1,0 +1,251 @@
+"""``conf/cluster.yaml``: which brokers and registries run on which machines.
+
+::
+
+    package, keep_releases, start_deadline_s           of the deployment
+    settings: {durability: replica, …}                 of all brokers, named as in conf/broker.yaml
+    ssh_user, folder, user, …                          of every host that says nothing else
+    hosts:
+      one:
+        address: 10.0.0.1
+        broker: {data: /var/lib/metaq, listen: …}      settings of the broker there
+        registry: {…}                                  settings of the registry there
+
+The settings are those of the broker itself (``metaq.config``), and are checked by it.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from metaq.config import REGISTRY_SETTINGS, Settings, load, read_yaml
+from metaq.errors import ConfigError
+
+FAST_PORT_BELOW: Final = 2
+"""A broker also listens that far below its remoting_listen."""
+ELECTED: Final = "elected"
+
+Model = TypeVar("Model", bound=BaseModel)
+COMMANDS: Final = {"broker": "serve", "registry": "registry"}
+
+# Paths are written into units, shell commands and files of supervisor.
+AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[\w./+-]+$")]
+Kind = Literal["broker", "registry"]
+
+
+class HostSettings(BaseModel):
+    """One machine, and how it is reached."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    address: str = Field(min_length=1)
+    ssh_user: str = "root"
+    ssh_port: int = Field(22, ge=1, le=65535)
+    ssh_key: str = ""
+    known_hosts: str = ""
+    python: str = "python3"
+    folder: AbsolutePath = "/opt/metaq"
+    user: str = ""
+    processes: Literal["auto", "systemd", "supervisor"] = "auto"
+    broker: dict[str, Any] | None = None
+    registry: dict[str, Any] | None = None
+
+
+OF_ONE_HOST: Final = ("address", "broker", "registry")
+
+
+class ClusterSettings(BaseModel):
+    """The file, but for what all hosts have in common."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    package: str = "."
+    keep_releases: int = Field(3, ge=1)
+    start_deadline_s: float = Field(300, gt=0)
+    settings: dict[str, Any] = {}
+    hosts: dict[Annotated[str, StringConstraints(pattern=r"^[\w.-]+$")], Any] = Field(min_length=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Service:
+    """A broker or a registry on one of the hosts."""
+
+    host: str
+    kind: Kind
+    given: Mapping[str, Any]
+    """The settings that the file gives it."""
+    settings: Settings
+
+    def __str__(self) -> str:
+        return f"{self.kind} on {self.host}"
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """The replicas that it belongs to."""
+        return self.settings.cluster_name, self.settings.broker_name
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether others may copy it, or it them."""
+        return self.kind == "broker" and self.settings.replication_listen != "none"
+
+    @property
+    def asked_at(self) -> str:
+        """HOST:PORT where it is asked how it is, on its own machine."""
+        name = "listen" if self.kind == "broker" else "registry_listen"
+        return reachable(getattr(self.settings, name))
+
+    @property
+    def registries(self) -> str:
+        """Where a command on its machine asks for brokers."""
+        return self.settings.registries or reachable(self.settings.registry_listen)
+
+    def addresses(self) -> list[tuple[str, str, int]]:
+        """Setting, host and port of everything that it listens on."""
+        names = [name for name in Settings.model_fields if name.endswith("listen")]
+        if self.kind == "registry":
+            names = ["registry_listen"]
+        elif self.settings.registries:
+            names.remove("registry_listen")
+        found = []
+        for name in names:
+            value = str(getattr(self.settings, name))
+            if value not in ("none", ""):
+                host, port = address(f"hosts.{self.host}.{self.kind}.{name}", value)
+                found.append((name, host, port))
+                if name == "remoting_listen":
+                    found.append((f"{name}, the port {FAST_PORT_BELOW} below", host, port - FAST_PORT_BELOW))
+        return found
+
+    def text(self) -> str:
+        """Its configuration file: YAML, every value as JSON, which is YAML, too."""
+        return "".join(f"{name}: {json.dumps(value)}\n" for name, value in self.given.items())
+
+
+@dataclass(frozen=True, eq=False)
+class Host:
+    """A machine and its services, the registry first."""
+
+    name: str
+    settings: HostSettings
+    services: tuple[Service, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Everything that is deployed together."""
+
+    settings: ClusterSettings
+    hosts: tuple[Host, ...]
+
+    @property
+    def extras(self) -> str:
+        """Of the package, that its settings need."""
+        needed = any(service.settings.zookeeper for host in self.hosts for service in host.services)
+        return "[zookeeper]" if needed else ""
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """``ConfigError`` names host and key."""
+        try:
+            return cls._of({name: given.value for name, given in read_yaml(file).items()})
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error}") from error
+
+    @classmethod
+    def _of(cls, raw: dict[str, Any]) -> Self:
+        common = {name: raw.pop(name) for name in HostSettings.model_fields if name in raw and name not in OF_ONE_HOST}
+        settings = _model(ClusterSettings, raw, "")
+        hosts = tuple(_host(name, common, given, settings.settings) for name, given in settings.hosts.items())
+        _check_replicas([service for host in hosts for service in host.services])
+        return cls(settings, hosts)
+
+    def only(self, names: str) -> tuple[Host, ...]:
+        """Those of the hosts, all without a name; names with commas between. ``ConfigError`` names one that is unknown."""
+        if not names:
+            return self.hosts
+        wanted = [name.strip() for name in names.split(",")]
+        known = {host.name: host for host in self.hosts}
+        for name in wanted:
+            if name not in known:
+                raise ConfigError(f"no host {name!r}; there are {', '.join(known)}")
+        return tuple(known[name] for name in wanted)
+
+
+def address(key: str, value: str) -> tuple[str, int]:
+    """Host and port. A port that the system chooses would be another one after every restart."""
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{key}: {value!r} is not HOST:PORT with a port from 1 to 65535")
+    return host.strip("[]"), int(port)
+
+
+def reachable(listen: str) -> str:
+    """Where its own machine reaches what listens there."""
+    host, _, port = listen.rpartition(":")
+    return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}"  # noqa: S104 - not listened on
+
+
+def _model(model: type[Model], values: Any, where: str) -> Model:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems = []
+        for problem in error.errors():
+            name = ".".join(map(str, problem["loc"]))
+            near = difflib.get_close_matches(name, model.model_fields, 1) if problem["type"] == "extra_forbidden" else []
+            hint = f"; did you mean {near[0]}?" if near else ""
+            problems.append(f"{'.'.join(filter(None, (where, name)))}: {problem['msg']}{hint}")
+        raise ConfigError("; ".join(problems)) from error
+
+
+def _host(name: str, common: Mapping[str, Any], given: Any, of_brokers: Mapping[str, Any]) -> Host:
+    where = f"hosts.{name}"
+    if not isinstance(given, dict):
+        raise ConfigError(f"{where}: has no lines of its own; it needs an address, and a broker or a registry")
+    settings = _model(HostSettings, {**common, **given}, where)
+    services = []
+    if settings.registry is not None:
+        services.append(_service(name, "registry", settings.registry))
+    if settings.broker is not None:
+        services.append(_service(name, "broker", {**of_brokers, **settings.broker}))
+    if not services:
+        raise ConfigError(f"{where}: runs nothing; it needs a broker or a registry")
+    return Host(name, settings, tuple(services))
+
+
+def _service(host: str, kind: Kind, given: Mapping[str, Any]) -> Service:
+    where = f"hosts.{host}.{kind}"
+    names = Settings.model_fields if kind == "broker" else REGISTRY_SETTINGS
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            raise ConfigError(f"{where}.{name}: unknown setting{f'; did you mean {near[0]}?' if near else ''}")
+    if not Path(given.get("data", "")).is_absolute():
+        raise ConfigError(f"{where}.data: needs an absolute path; it is {given.get('data', 'not there')}")
+    try:
+        settings = load(None, {}, given, names)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{error}") from error
+    service = Service(host, kind, given, settings)
+    service.addresses()
+    return service
+
+
+def _check_replicas(services: list[Service]) -> None:
+    seen: dict[tuple[object, ...], Service] = {}
+    for service in services:
+        if service.kind == "broker":
+            key = (*service.group, service.settings.replica_number)
+            if key in seen:
+                raise ConfigError(
+                    f"hosts.{service.host}.broker.replica_number: {service.settings.replica_number} of "
+                    f"{service.settings.broker_name} is on {seen[key].host} already; each replica has a number of its own, "
+                    f"and each other broker a broker_name"
+                )
+            seen[key] = service

@@ -1,0 +1,96 @@
+"""One machine, over SSH: its commands and files. Only this module knows fabric.
+
+A host key that is not known is refused: ``ssh`` to the host once, or name a ``known_hosts`` file.
+"""
+
+import json
+import logging
+import shlex
+from pathlib import Path
+from typing import Any, Final
+
+from fabric import Connection
+from invoke.exceptions import CommandTimedOut
+from paramiko import RejectPolicy, SSHException
+
+from metaq.deploy.cluster import Host
+from metaq.errors import DeployFailed
+
+CONNECT_S: Final = 10
+COMMAND_S: Final = 900
+PROBE: Final = Path(__file__).with_name("probe.py")
+
+
+class Machine:
+    """Commands on one host. Every failure is a ``DeployFailed`` that begins with the host's name."""
+
+    def __init__(self, host: Host) -> None:
+        """Nothing is connected before the first command."""
+        self.host = host
+        self.folder = host.settings.folder
+        # paramiko writes what it meets to its own log; what matters is raised
+        logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+        settings = host.settings
+        keys = {"key_filename": settings.ssh_key} if settings.ssh_key else {}
+        self._connection = Connection(
+            settings.address, settings.ssh_user, settings.ssh_port, connect_timeout=CONNECT_S, connect_kwargs=keys
+        )
+        try:
+            self._connection.client.load_system_host_keys(settings.known_hosts or None)
+        except OSError as error:
+            raise self.fail(f"known_hosts: {error}") from error
+        self._connection.client.set_missing_host_key_policy(RejectPolicy())
+
+    def __str__(self) -> str:
+        return self.host.name
+
+    def fail(self, reason: object) -> DeployFailed:
+        """What to raise."""
+        return DeployFailed(f"{self.host.name}: {reason}")
+
+    def run(self, command: str, *, what: str = "", deadline_s: float = COMMAND_S) -> str:
+        """Standard output of a shell command; ``DeployFailed`` when it fails. ``what`` says what it was for."""
+        code, output, errors = self.attempt(command, deadline_s=deadline_s)
+        if code:
+            said = (errors.strip() or output.strip() or "it said nothing").splitlines()
+            raise self.fail(f"{what or command.split(maxsplit=1)[0]} failed with exit code {code}: {' / '.join(said[-3:])}")
+        return output
+
+    def attempt(self, command: str, *, deadline_s: float = COMMAND_S) -> tuple[int, str, str]:
+        """Exit code, standard output and error of a shell command."""
+        try:
+            done = self._connection.run(command, hide=True, warn=True, in_stream=False, timeout=deadline_s)
+        except CommandTimedOut as error:
+            raise self.fail(f"no end within {deadline_s:.0f} s: {command.split(maxsplit=1)[0]}") from error
+        except (SSHException, OSError, EOFError) as error:
+            raise self.fail(self._unreachable(error)) from error
+        return done.exited, done.stdout, done.stderr
+
+    def upload(self, local: Path, remote: str) -> None:
+        """Copy one file."""
+        try:
+            self._connection.put(str(local), remote)
+        except (SSHException, OSError, EOFError) as error:
+            raise self.fail(f"cannot write {remote}: {error}") from error
+
+    def probe(self, questions: dict[str, Any]) -> dict[str, Any]:
+        """What the machine is like (``metaq.deploy.probe``)."""
+        words = (self.host.settings.python, "-c", PROBE.read_text("utf-8"), json.dumps(questions))
+        code, output, errors = self.attempt(shlex.join(words))
+        if code in (126, 127):
+            raise self.fail(
+                f"no Python: {self.host.settings.python} cannot be run; install Python 3.11 or newer, or set python"
+            )
+        if code:
+            raise self.fail(f"the look at it failed: {errors.strip()[-300:]}")
+        facts: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return facts
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+    def _unreachable(self, error: Exception) -> str:
+        settings = self.host.settings
+        where = f"{settings.ssh_user}@{settings.address}:{settings.ssh_port}"
+        return f"no SSH to {where}: {error or type(error).__name__}"

@@ -1,0 +1,101 @@
+"""What a machine is like: run there by its own Python, as ``python3 -c SOURCE QUESTIONS``, and changes nothing.
+
+It has to run on any Python 3, however old, and prints one line of JSON.
+"""
+
+import json
+import os
+import pwd
+import resource
+import socket
+import sys
+import sysconfig
+
+
+def nearest(path: str) -> str:
+    """The path, or the folder above it that exists."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def folder(path: str) -> "dict[str, object]":
+    """Whether a folder can be made or used, and how much room there is."""
+    there = nearest(path)
+    problem = None
+    if not os.path.isdir(there):
+        problem = there + " is no folder"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        problem = "no permission to write into " + there
+    space = os.statvfs(there)
+    return {
+        "path": path,
+        "problem": problem,
+        "device": os.stat(there).st_dev,
+        "free": space.f_bavail * space.f_frsize,
+        "empty": there != path or not os.listdir(path),
+    }
+
+
+def taken(host: str, port: int) -> "str | None":
+    """Why nobody can listen there now, or nothing."""
+    probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        probe.listen(1)
+    except (OSError, OverflowError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    finally:
+        probe.close()
+    return None
+
+
+def user_problem(name: str) -> "str | None":
+    """Why services cannot run as a user, or nothing."""
+    if not name:
+        return None
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return "there is no user " + name + "; make it with useradd --system"
+    return None
+
+
+def read(path: str) -> str:
+    """A file's text; empty when it is not there."""
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def main() -> None:
+    """Answer."""
+    asked = json.loads(sys.argv[1])
+    home = asked["folder"]
+    releases = os.path.join(home, "releases")
+    names = os.listdir(releases) if os.path.isdir(releases) else []
+    complete = [name for name in names if os.path.exists(os.path.join(releases, name, "complete"))]
+    current = os.path.join(home, "current")
+    facts = {
+        "python": list(sys.version_info[:2]),
+        "platform": sysconfig.get_platform(),
+        "root": os.geteuid() == 0,
+        "systemd": os.path.isdir("/run/systemd/system"),
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        "user_problem": user_problem(asked["user"]),
+        "home": folder(home),
+        "data": [folder(path) for path in asked["data"]],
+        "formats": [read(os.path.join(path, "store.json")) for path in asked["data"]],
+        "taken": [[host, port, taken(host, port)] for host, port in asked["addresses"]],
+        "releases": sorted(complete, key=lambda name: os.stat(os.path.join(releases, name, "complete")).st_mtime),
+        "current": os.path.basename(os.readlink(current)) if os.path.islink(current) else "",
+        "configuration": {kind: read(os.path.join(current, "conf", kind + ".yaml")) for kind in ("broker", "registry")},
+    }
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""A release: wheels of metaq and of all it needs, made once on the deploying machine, so that all hosts get the same.
+
+Its name is VERSION-DIGEST. The digest covers the contents of the wheels and the configuration of all hosts: deploying the same
+again changes nothing, and a rollback takes the configuration back, too.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from metaq.deploy.cluster import Cluster
+from metaq.errors import DeployFailed
+
+BUILD_S: Final = 900
+BESIDE: Final = ("pip", "supervisor")
+"""Hosts need no pip of their own; where there is no systemd, supervisor looks after the processes."""
+
+
+class Release(NamedTuple):
+    """What is deployed."""
+
+    name: str
+    version: str
+    extras: str
+    wheels: Path
+    """The folder that holds them."""
+
+    def size(self) -> int:
+        """Bytes of its wheels."""
+        return sum(wheel.stat().st_size for wheel in self.wheels.glob("*.whl"))
+
+    def unpacked(self) -> int:
+        """Bytes of what is in them."""
+        total = 0
+        for wheel in self.wheels.glob("*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                total += sum(member.file_size for member in archive.infolist())
+        return total
+
+
+def build(cluster: Cluster, into: Path) -> Release:
+    """Build the wheels, unless ``package`` is a folder that has them. ``DeployFailed`` has what pip said."""
+    package = cluster.settings.package
+    wheels = Path(package)
+    if not any(wheels.glob("*.whl")):
+        wheels = into / "wheels"
+        wheels.mkdir()
+        source = package if not Path(package).is_dir() else str(Path(package).resolve())
+        _pip(into, "wheel", "--wheel-dir", str(wheels), f"{source}{cluster.extras}", *BESIDE)
+    own = sorted(wheels.glob("metaq_broker-*.whl"))
+    if len(own) != 1:
+        raise DeployFailed(f"package: {len(own)} wheels of metaq-broker in {wheels}; a release has one")
+    version = own[0].name.split("-")[1]
+    return Release(f"{version}-{_digest(wheels, cluster)[:10]}", version, cluster.extras, wheels)
+
+
+def bundle(release: Release, configuration: Path, file: Path) -> None:
+    """Pack the wheels, and the folder with the configuration of one host, into one file to upload."""
+    with tarfile.open(file, "w") as archive:
+        archive.add(release.wheels, "wheels")
+        archive.add(configuration, "conf")
+
+
+def _pip(folder: Path, *arguments: str) -> None:
+    """Run it with ``folder`` for what setuptools makes on the way: what it leaves in a source tree gets into the next wheel."""
+    extra = folder / "setup.cfg"
+    extra.write_text(f"[build]\nbuild_base={folder}\n[egg_info]\negg_base={folder}\n")
+    environment = {**os.environ, "DIST_EXTRA_CONFIG": str(extra)}
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False, env=environment)  # noqa: S603 - our own words
+    if done.returncode:
+        raise DeployFailed(f"package: the wheels cannot be made here: {done.stderr.strip()[-1000:]}")
+
+
+def _digest(wheels: Path, cluster: Cluster) -> str:
+    """Of names and checksums in the wheels: built again from the same source they have other times, and so other bytes."""
+    digest = hashlib.sha256()
+    for wheel in sorted(wheels.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            for member in sorted(archive.infolist(), key=lambda member: member.filename):
+                digest.update(f"{wheel.name} {member.filename} {member.CRC}\n".encode())
+    for host in cluster.hosts:
+        for service in host.services:
+            digest.update(f"{service}\n{service.text()}".encode())
+    return digest.hexdigest()

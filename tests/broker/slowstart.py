@@ -1,0 +1,38 @@
+"""A process that is slow to start: ``python -m tests.broker.slowstart works|sleeps GO``, until the file GO is there."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import gevent
+
+from metaq.config import Settings, load
+from metaq.server.daemon import run
+
+SLEEPS_S: Final = 5.0
+LONG_S: Final = 600.0
+
+
+class Slow:
+    """A server that serves nothing."""
+
+    ready = "slow ready"
+
+    def __init__(self, settings: Settings) -> None:
+        how, go = sys.argv[1:]
+        if how == "sleeps":
+            time.sleep(SLEEPS_S)
+        while not Path(go).exists():
+            pass
+
+    def start(self) -> None:
+        """Something that the loop waits for."""
+        gevent.spawn(gevent.sleep, LONG_S)
+
+    def stop(self) -> None:
+        """Nothing to undo."""
+
+
+if __name__ == "__main__":
+    sys.exit(run(load(None, {}, {}), Slow))

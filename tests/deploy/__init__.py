@@ -1,0 +1,1 @@
+"""The fabric tasks, over real SSH."""

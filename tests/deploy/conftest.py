@@ -1,0 +1,45 @@
+"""Wheels that the tests deploy, made once."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from metaq.deploy.cluster import Cluster, ClusterSettings
+from metaq.deploy.wheels import build
+
+ROOT: Final = Path(__file__).parents[2]
+SOURCES: Final = ("setup.py", "pyproject.toml", "README.md", "pyspark_metaq.py", "metaq")
+SECOND: Final = "0.1.999"
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This source tree, and all that it needs with ZooKeeper, as ``fab deploy`` makes them."""
+    folder = tmp_path_factory.mktemp("build")
+    settings = ClusterSettings.model_validate({"package": str(ROOT), "hosts": {"none": None}})
+    release = build(Cluster(settings, ()), folder)
+    add = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(release.wheels), "kazoo"]
+    subprocess.run(add, check=True)
+    return release.wheels
+
+
+@pytest.fixture(scope="session")
+def second_wheels(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with another version."""
+    folder = tmp_path_factory.mktemp("second")
+    source, built = folder / "source", folder / "wheels"
+    source.mkdir()
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    version = source / "metaq" / "__init__.py"
+    lines = version.read_text().splitlines()
+    version.write_text("\n".join(f'__version__ = "{SECOND}"' if line.startswith("__version__") else line for line in lines))
+    shutil.copytree(wheels, built, ignore=shutil.ignore_patterns("metaq_broker-*"))
+    make = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(built), str(source)]
+    subprocess.run(make, check=True)
+    return built

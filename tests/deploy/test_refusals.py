@@ -1,0 +1,156 @@
+"""What keeps a deployment from beginning, or ends it: said with the host and the reason, and nothing is changed."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.support.fab import Fab
+from tests.support.sshd import SshHost
+from tests.support.zookeeper import free_ports
+
+pytestmark = [pytest.mark.partner("sshd"), pytest.mark.timeout(900)]
+
+UNTOUCHED: Final = "nothing was changed on any host"
+SMALL: Final = 32 * 1024**2
+MIB: Final = 1024**2
+
+
+class Pair:
+    """Two machines with an unreplicated broker each; nothing is deployed yet."""
+
+    def __init__(self, folder: Path, hosts: list[SshHost], wheels: Path) -> None:
+        self.hosts = hosts
+        self.fab = Fab(folder / "cluster.yaml")
+        self._wheels = wheels
+        self.ports = {host.name: free_ports(3) for host in hosts}
+
+    def configure(self, **of_b: Any) -> None:
+        """Write cluster.yaml; what is given is of host b."""
+        hosts = {host.name: host.settings(broker=self.broker(host)) for host in self.hosts}
+        hosts["b"].update(of_b)
+        self.fab.configure(hosts, package=str(self._wheels), start_deadline_s=60)
+
+    def broker(self, host: SshHost, **others: Any) -> dict[str, Any]:
+        """Its settings."""
+        names = ("listen", "remoting_listen", "registry_listen")
+        addresses = {name: f"127.0.0.1:{port}" for name, port in zip(names, self.ports[host.name], strict=True)}
+        return {"data": str(host.home / "data"), "broker_name": host.name, "segment_bytes": SMALL, **addresses, **others}
+
+    def untouched(self) -> bool:
+        """Whether no host has anything of ours."""
+        return not any((host.home / "metaq").exists() for host in self.hosts)
+
+
+@pytest.fixture
+def pair(tmp_path: Path, wheels: Path) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        hosts = [stack.enter_context(SshHost(tmp_path, name)) for name in ("a", "b")]
+        pair = Pair(tmp_path, hosts, wheels)
+        pair.configure()
+        yield pair
+
+
+def test_a_host_that_is_down(pair: Pair) -> None:
+    """E-18: is named; status shows the others all the same."""
+    pair.hosts[1].stop()
+    said = pair.fab.refused("deploy")
+    assert f"b: no SSH to root@127.0.0.1:{pair.hosts[1].port}" in said and UNTOUCHED in said
+    assert pair.untouched()
+    rows = {line.split()[0]: line for line in pair.fab.run_any("status").output.splitlines()}
+    assert "not deployed" in rows["a"] and "no SSH to" in rows["b"]
+    assert "b: no SSH" in pair.fab.refused("restart")
+
+
+def test_a_host_whose_key_is_not_known(pair: Pair, tmp_path: Path) -> None:
+    """E-05: nobody else's machine is taken for ours."""
+    (tmp_path / "nobody").touch()
+    pair.configure(known_hosts=str(tmp_path / "nobody"))
+    said = pair.fab.refused("deploy")
+    assert "b: no SSH to" in said and "not found in known_hosts" in said and UNTOUCHED in said
+
+
+def test_a_port_that_is_taken(pair: Pair) -> None:
+    """E-18: with the setting that names it; also the one two below."""
+    taken = pair.ports["b"][1] - 2
+    with socket.create_server(("127.0.0.1", taken)):
+        for task in ("deploy", "upgrade-check"):
+            said = pair.fab.refused(task)
+            reason = f"cannot listen on 127.0.0.1:{taken}: Address already in use"
+            assert f"b: broker.remoting_listen, the port 2 below: {reason}" in said and UNTOUCHED in said
+    assert pair.untouched()
+
+
+def test_python(pair: Pair, tmp_path: Path) -> None:
+    """E-18: there is none, it is too old, or another one than here."""
+    pair.configure(python="python9")
+    assert "b: no Python: python9 cannot be run" in pair.fab.refused("deploy")
+    old = tmp_path / "old-python"
+    pretend = "import sys; sys.version_info = (3, 9, 2); exec(sys.argv.pop(1))"
+    old.write_text(f'#!/bin/sh\nexec python3 -c "{pretend}" "$2" "$3"\n')
+    old.chmod(0o755)
+    pair.configure(python=str(old))
+    assert f"b: {old} is 3.9, and metaq needs 3.11 or newer" in pair.fab.refused("deploy")
+    assert pair.untouched()
+
+
+def test_users_and_permissions(pair: Pair) -> None:
+    """E-18: a user that is not there, a folder that cannot be one, systemd where there is none."""
+    pair.configure(user="nobody-at-all", folder="/dev/null/metaq")
+    said = pair.fab.refused("deploy")
+    assert "b: there is no user nobody-at-all" in said and "b: /dev/null is no folder" in said
+    if not Path("/run/systemd/system").exists():
+        pair.configure(processes="systemd")
+        assert "b: systemd is not the init of this machine" in pair.fab.refused("deploy")
+    assert pair.untouched()
+
+
+@contextmanager
+def small_disk(folder: Path, *options: str) -> Iterator[Path]:
+    """A file system with a limit; it needs root, as in CI."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+
+
+@needs_root
+def test_a_disk_that_is_too_small(pair: Pair, tmp_path: Path) -> None:
+    """E-18: for the release, or for the data: before anything is uploaded."""
+    with small_disk(tmp_path / "small", f"size={20 * MIB}") as disk:
+        pair.configure(folder=str(disk / "metaq"))
+        assert f"b: disk full: {disk / 'metaq'} has 20 MiB free, and" in pair.fab.refused("deploy")
+        pair.configure(broker=pair.broker(pair.hosts[1], data=str(disk / "data")))
+        said = pair.fab.refused("deploy")
+        assert f"b: disk full: {disk / 'data'} has 20 MiB free, and 128 MiB are needed" in said and UNTOUCHED in said
+        assert pair.untouched() and list(disk.iterdir()) == []
+
+
+@needs_root
+def test_a_disk_that_fills_up_meanwhile(pair: Pair, tmp_path: Path) -> None:
+    """E-18: no file can be made any more: what was installed is taken away, what ran runs on, and later it succeeds."""
+    a, b = pair.hosts
+    with small_disk(tmp_path / "small", "nr_inodes=200") as disk:
+        pair.configure(folder=str(disk / "metaq"))
+        said = pair.fab.refused("deploy")
+        assert "b: installing metaq-broker==" in said and "No space left on device" in said
+        assert list((disk / "metaq" / "releases").iterdir()) == []
+        assert not (a.home / "metaq" / "current").exists()
+    pair.configure()
+    assert "runs on 2 hosts" in pair.fab.run("deploy")
+    pair.fab.run("stop", "--on", "b")
+    (b.home / "data").rename(b.home / "other")
+    (b.home / "data").write_text("no folder")
+    said = pair.fab.refused("start", "--on", "b")
+    assert "b: broker does not" in said and "the end of its log:\n" in said
+    assert "running" in pair.fab.run("status", "--on", "a")

@@ -1,0 +1,90 @@
+"""``conf/cluster.yaml``: what it says, and how it is refused."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from metaq.deploy.cluster import OF_ONE_HOST, Cluster, ClusterSettings, HostSettings
+from metaq.errors import ConfigError
+
+EXAMPLE: Final = Path(__file__).parents[2] / "conf" / "cluster.yaml"
+
+
+def host(number: int = 1, **others: Any) -> dict[str, Any]:
+    """One that is right."""
+    broker = {"data": "/data", "listen": f"10.0.0.{number}:8123", "replica_number": number}
+    return {"address": f"10.0.0.{number}", "broker": broker, **others}
+
+
+def refused(tmp_path: Path, content: Any) -> str:
+    """Why a file is refused."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError) as error:
+        Cluster.read(file)
+    return str(error.value).removeprefix(f"{file}: ")
+
+
+def test_the_example_names_every_key() -> None:
+    """E-18: and is read; each key stands with its default, but for the user and the settings."""
+    cluster = Cluster.read(EXAMPLE)
+    assert [str(service) for host in cluster.hosts for service in host.services] == [
+        f"broker on {name}" for name in ("one", "two", "three")
+    ]
+    assert cluster.extras == "[zookeeper]"
+    content: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text("utf-8"))
+    fields = {**ClusterSettings.model_fields, **HostSettings.model_fields}
+    common = fields.keys() - set(OF_ONE_HOST)
+    assert content.keys() == common
+    others = common - {"hosts", "settings", "user"}
+    assert {name: content[name] for name in others} == {name: fields[name].default for name in others}
+
+
+def test_a_host_wins_over_what_all_have(tmp_path: Path) -> None:
+    """E-18: also with the settings of its broker."""
+    file = tmp_path / "cluster.yaml"
+    given = host(ssh_port=2022)
+    given["broker"]["durability"] = "memory"
+    file.write_text(yaml.safe_dump({"ssh_user": "me", "settings": {"durability": "disk"}, "hosts": {"a": given, "b": host(2)}}))
+    first, second = Cluster.read(file).hosts
+    assert (first.settings.ssh_user, first.settings.ssh_port, second.settings.ssh_port) == ("me", 2022, 22)
+    assert [found.services[0].settings.durability for found in (first, second)] == ["memory", "disk"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"ssh_prt": 22}, "hosts.a.ssh_prt: Extra inputs are not permitted; did you mean ssh_port?"),
+        ({"ssh_port": "x"}, "hosts.a.ssh_port: Input should be a valid integer"),
+        ({"folder": "metaq"}, "hosts.a.folder: String should match pattern"),
+        ({"broker": None}, "hosts.a: runs nothing; it needs a broker or a registry"),
+        ({"broker": {"data": "/data", "lissten": "x"}}, "hosts.a.broker.lissten: unknown setting; did you mean listen?"),
+        ({"broker": {"data": "data"}}, "hosts.a.broker.data: needs an absolute path; it is data"),
+        ({"broker": {}}, "hosts.a.broker.data: needs an absolute path; it is not there"),
+        ({"broker": {"data": "/d", "listen": "127.0.0.1:0"}}, "hosts.a.broker.listen: '127.0.0.1:0' is not HOST:PORT"),
+        ({"broker": {"data": "/d", "role": "elected"}}, "hosts.a.broker.settings: role elected needs zookeeper"),
+        ({"registry": {"data": "/d", "listen": "x:1"}}, "hosts.a.registry.listen: unknown setting"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_host(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    """E-18: before any host is reached."""
+    assert refused(tmp_path, {"hosts": {"a": host(**change)}}).startswith(reason)
+
+
+def test_what_is_wrong_with_the_whole(tmp_path: Path) -> None:
+    """E-18: a key, no host, a host without lines, two replicas of one number."""
+    assert refused(tmp_path, {"pakage": ".", "hosts": {"a": host()}}).startswith("pakage: Extra inputs are not permitted")
+    assert refused(tmp_path, {"hosts": {}}).startswith("hosts: Dictionary should have at least 1 item")
+    assert refused(tmp_path, {"hosts": {"a": None}}).startswith("hosts.a: has no lines of its own")
+    twice = refused(tmp_path, {"hosts": {"a": host(), "b": host()}})
+    assert twice.startswith("hosts.b.broker.replica_number: 1 of metaq is on a already")
+    assert "cannot read the configuration file" in refused_file(tmp_path / "none.yaml")
+
+
+def refused_file(file: Path) -> str:
+    """Why a file that is not there is refused."""
+    with pytest.raises(ConfigError) as error:
+        Cluster.read(file)
+    return str(error.value)
