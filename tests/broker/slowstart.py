@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +10,8 @@ import gevent
 
 from metaq.config import Settings, load
 from metaq.server.daemon import run
+from metaq.server.metrics import Family
+from metaq.store.progress import Tell
 
 SLEEPS_S: Final = 5.0
 LONG_S: Final = 600.0
@@ -19,12 +22,29 @@ class Slow:
 
     ready = "slow ready"
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, tell: Tell) -> None:
         how, go = sys.argv[1:]
         if how == "sleeps":
             time.sleep(SLEEPS_S)
         while not Path(go).exists():
             pass
+
+    @property
+    def measured(self) -> "Slow":
+        """Itself."""
+        return self
+
+    def reasons(self) -> list[str]:
+        return []
+
+    def facts(self) -> Mapping[str, object]:
+        return {}
+
+    def families(self) -> Iterator[Family]:
+        return iter(())
+
+    def configure(self, settings: Settings) -> None:
+        """Nothing can change."""
 
     def start(self) -> None:
         """Something that the loop waits for."""
@@ -35,4 +55,4 @@ class Slow:
 
 
 if __name__ == "__main__":
-    sys.exit(run(load(None, {}, {}), Slow))
+    sys.exit(run(load(None, {}, {"http_listen": "none"}), Slow))
