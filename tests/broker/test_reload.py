@@ -17,6 +17,7 @@ from metaq.cli.admin import parse_config
 from metaq.config import LIVE, Settings
 from metaq.errors import MetaqError
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
+from tests.support.cluster import ReplicaProcess
 
 DEADLINE_S: Final = 60.0
 # Of every setting that can change another value than the default's.
@@ -39,10 +40,11 @@ OTHERS: Final[dict[str, Any]] = {
 class Reloaded:
     """A broker, and the file it was started with."""
 
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / "broker.yaml"
+    def __init__(self, broker: BrokerProcess) -> None:
+        self.file = broker.data.with_name("broker.yaml")
         self.file.write_text("")
-        self.broker = BrokerProcess(folder / "data", "--config", str(self.file))
+        self.broker = broker
+        broker.flags = (*broker.flags, "--config", str(self.file))
 
     def reload(self, text: str, outcome: str = "settings reloaded") -> str:
         """Write the file, have it read, and wait for the line that ends a reload; what the log said meanwhile."""
@@ -63,7 +65,7 @@ class Reloaded:
 
 @pytest.fixture
 def reloaded(tmp_path: Path) -> Iterator[Reloaded]:
-    made = Reloaded(tmp_path)
+    made = Reloaded(BrokerProcess(tmp_path / "data"))
     with made.broker:
         yield made
 
@@ -142,7 +144,7 @@ def test_what_needs_a_restart_is_told(reloaded: Reloaded) -> None:
 )
 def test_a_bad_file_leaves_everything_as_it_was(tmp_path: Path, text: str, reason: str) -> None:
     """E-29: and says why, in one line."""
-    made = Reloaded(tmp_path)
+    made = Reloaded(BrokerProcess(tmp_path / "data"))
     # the file is to speak of segment_bytes
     made.broker.own_flags = lambda: ["--remoting-listen", "none", "--registry-listen", "127.0.0.1:0"]  # type: ignore[method-assign]
     made.file.write_text("max_groups: 8\nsegment_bytes: 33554432\n")
@@ -152,6 +154,20 @@ def test_a_bad_file_leaves_everything_as_it_was(tmp_path: Path, text: str, reaso
         assert reason in log
         assert len([line for line in log.splitlines() if "settings not reloaded" in line]) == 1
         assert made.in_force()["metaq"] == before["metaq"]
+
+
+def test_a_replica_reloads_and_keeps_it_through_a_change_of_role(tmp_path: Path) -> None:
+    """E-29: its broker is made anew with the settings that are in force."""
+    replica = ReplicaProcess(tmp_path / "data", 1, "", durability="memory")
+    made = Reloaded(replica)
+    with replica:
+        made.reload("max_topics: 7\n")
+        assert made.in_force()["metaq"]["max_topics"] == 7
+        replica.demote("127.0.0.1:1")
+        assert made.in_force()["metaq"]["max_topics"] == 7
+        made.reload("max_topics: 8\n")
+        found = made.in_force()["metaq"]
+        assert (found["max_topics"], found["replication_listen"]) == (8, replica.replication)
 
 
 def test_a_registry_reloads(tmp_path: Path) -> None:

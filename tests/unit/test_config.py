@@ -1,5 +1,7 @@
 """Where settings come from, and what is said of wrong ones."""
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +11,7 @@ import yaml
 from metaq.config import LIVE, Settings, check, gather, load, write_value
 from metaq.errors import ConfigError
 from metaq.server.parts import retention_rules, room
+from tests.docs.examples import ROOT
 
 FILE: Final = "max_topics: 30\n\nmax_groups: 40\ntopics:\n  made: {partitions: 2}\n"
 
@@ -93,3 +96,22 @@ def test_limits_of_transactions_and_of_retention_are_taken_over() -> None:
     assert (old.max_branches, old.max_branch_bytes, old.max_timeout_s, old.open_bytes) == (7, 2048, 3.0, 5)
     rules = retention_rules(load(None, {}, {"keep_hours": 1, "delete_hour": 9, "least_free_bytes": 1}))
     assert (rules.keep_ms, rules.hour, rules.least_free_bytes) == (3_600_000, 9, 1)
+
+
+def copies(path: Path) -> Iterator[str]:
+    """The live settings that a constructor reads: it runs once, so what it keeps of them would never change."""
+    for function in ast.walk(ast.parse(path.read_bytes())):
+        if not (isinstance(function, ast.FunctionDef) and function.name == "__init__"):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.Attribute) and node.attr in LIVE and "settings" in ast.unparse(node.value):
+                yield f"{path.name}: {node.attr}"
+
+
+def test_no_part_keeps_a_copy_of_a_setting_that_can_change() -> None:
+    """E-29: what copies one does it in `configure`, which a reload calls."""
+    found = {copy for path in (ROOT / "metaq" / "server").rglob("*.py") for copy in copies(path)}
+    assert found == {
+        "broker.py: check_after_ms",  # told to a part that does not know the settings; `Broker.configure` tells it again
+        "pull.py: max_hold_ms",  # of one question, which is made anew for each pull
+    }
