@@ -32,7 +32,7 @@ from metaq.store.files import Read, Run
 LACKS: Final = {
     Response.FLUSH_DISK_TIMEOUT: "disk",
     Response.FLUSH_SLAVE_TIMEOUT: "replicas",
-    Response.SLAVE_NOT_AVAILABLE: "in_sync",
+    Response.SLAVE_NOT_AVAILABLE: "enough_replicas",
 }
 """What was lacking when an answer was late."""
 _HUMP: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
