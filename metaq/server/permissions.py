@@ -16,7 +16,7 @@ ANONYMOUS: Final = "anonymous"
 RETRY_PREFIX: Final = "%RETRY%"
 """Of the topic in which a group gets its messages again: whoever may consume for the group may use it."""
 _KNOWN: Final = 4096
-"""Names whose permissions are remembered for each principal."""
+"""Answers that are remembered for each principal."""
 
 
 class Action(enum.Enum):
@@ -65,7 +65,7 @@ class Principal:
         """Has logged in, and is still a user."""
         self._topics: Grants = {}
         self._groups: Grants = {}
-        self._known: dict[tuple[bool, str], Permission] = {}
+        self._known: dict[tuple[Action, str], bool] = {}
 
     def __str__(self) -> str:
         return self.name
@@ -79,12 +79,20 @@ class Principal:
     def end(self) -> None:
         """Is a user no more, and may do nothing."""
         self.become({}, {}, admin=False)
-        self.named = False
+        self.named = False  # nothing has been asked since
 
     def may(self, action: Action, resource: str) -> bool:
         """Whether it may do this; ``allowed`` asks it of those who are no administrators."""
+        known = self._known.get((action, resource))
+        if known is None:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            known = self._known[action, resource] = self._look_up(action, resource)
+        return known
+
+    def _look_up(self, action: Action, resource: str) -> bool:
         if action is Action.CONSUME:
-            return Permission.SUB in self._granted(resource, of_group=True)
+            return Permission.SUB in _find(self._groups, resource)
         if action is Action.INSPECT:
             return self.named
         if action is Action.ADMINISTER or resource in INTERNAL_TOPICS:
@@ -94,17 +102,8 @@ class Principal:
         if not resource:
             return any(_NEEDED[action] & grant for grant in self._topics.values())
         if resource.startswith(RETRY_PREFIX):
-            return Permission.SUB in self._granted(resource.removeprefix(RETRY_PREFIX), of_group=True)
-        return bool(_NEEDED[action] & self._granted(resource, of_group=False))
-
-    def _granted(self, name: str, *, of_group: bool) -> Permission:
-        known = self._known.get((of_group, name))
-        if known is None:
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            grants = self._groups if of_group else self._topics
-            known = self._known[of_group, name] = _find(grants, name)
-        return known
+            return Permission.SUB in _find(self._groups, resource.removeprefix(RETRY_PREFIX))
+        return bool(_NEEDED[action] & _find(self._topics, resource))
 
 
 def _find(grants: Grants, name: str) -> Permission:

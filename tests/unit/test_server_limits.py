@@ -14,6 +14,7 @@ from metaq.server import locks
 from metaq.server.front import Front
 from metaq.server.locks import LOCK_S, QueueLocks
 from metaq.server.look import Looks, Question
+from metaq.server.permissions import ANYBODY
 from metaq.server.remoting import SMALL_BYTES, RemotingSession
 from metaq.store.files import Read
 
@@ -34,6 +35,7 @@ class Host:
     """What a session needs of a broker, for one that asks nothing."""
 
     max_unsent_bytes = LIMIT
+    anonymous = ANYBODY
     unfinished_bytes = 0
     most_unfinished_bytes = 3 * SMALL_BYTES
 
