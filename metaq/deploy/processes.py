@@ -77,7 +77,7 @@ class Processes(Protocol):
         ...
 
     def stop(self, kind: str) -> None:
-        """Stop it in order; returns when it has ended."""
+        """Stop it in order; returns when it has ended, at once when it does not run."""
         ...
 
     def state(self, kind: str) -> str:
@@ -108,7 +108,8 @@ class Systemd:
         self._machine.run(f"systemctl reset-failed metaq-{kind}; systemctl start --no-block metaq-{kind}", what=f"start {kind}")
 
     def stop(self, kind: str) -> None:
-        self._machine.run(f"systemctl stop metaq-{kind}", what=f"stop {kind}")
+        if self.state(kind) in (RUNNING, STARTING):
+            self._machine.run(f"systemctl stop metaq-{kind}", what=f"stop {kind}")
 
     def state(self, kind: str) -> str:
         said = self._machine.attempt(f"systemctl is-active metaq-{kind}")[1].strip()
@@ -150,7 +151,7 @@ class Supervisor:
         )
 
     def stop(self, kind: str) -> None:
-        if self.state(kind) != STOPPED:
+        if self.state(kind) in (RUNNING, STARTING):
             self._machine.run(f"{self._control} stop {kind}", what=f"stop {kind}")
 
     def state(self, kind: str) -> str:

@@ -61,7 +61,7 @@ def _go_over(roll: Roll, nodes: Sequence[Node], name: str) -> None:
         node.releases.switch(name)
         node.processes.install(node.host.services)
 
-    started = roll.start(change)
+    started = roll.start(change, mend=True)
     old = [service for node in nodes if node.current != name for service in node.host.services if service not in started]
     roll.restart(change, old)
 
@@ -122,7 +122,7 @@ def restart(cluster: Cluster, say: Say) -> None:
         _need_release(nodes)
         roll = Roll(nodes, cluster.settings.start_deadline_s, say)
         refuse(roll.problems())
-        started = roll.start(lambda node: None)
+        started = roll.start(lambda node: None, mend=True)
         rest = [service for node in nodes for service in node.host.services if service not in started]
         roll.restart(lambda node: None, rest)
 
