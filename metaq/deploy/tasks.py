@@ -8,7 +8,7 @@ from typing import Final
 from metaq.deploy.cluster import Cluster, Host
 from metaq.deploy.health import look
 from metaq.deploy.machine import Machine
-from metaq.deploy.processes import Systemd
+from metaq.deploy.processes import RUNNING, Systemd
 from metaq.deploy.rolling import Roll, Say
 from metaq.deploy.survey import Node, problems_of, refuse, surveyed
 from metaq.deploy.wheels import Release, build
@@ -143,6 +143,7 @@ def status(cluster: Cluster, say: Say, hosts: Sequence[Host]) -> bool:
             for service in host.services:
                 state = node.processes.state(service.kind) if node.current else "absent"
                 found = look(machine, service) if node.current else None
+                state = RUNNING if found and found.answers else state
                 health = "not deployed" if found is None else (found.problem or "serves")
                 role, epoch = (found.role, found.stats.get("epoch", "")) if found else ("", "")
                 well = well and found is not None and found.answers
