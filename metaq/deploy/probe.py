@@ -33,7 +33,7 @@ def folder(path: str) -> "dict[str, object]":
         "problem": problem,
         "device": os.stat(there).st_dev,
         "free": space.f_bavail * space.f_frsize,
-        "empty": there != path or not os.listdir(path),
+        "empty": there != path or (os.path.isdir(path) and os.access(path, os.R_OK) and not os.listdir(path)),
     }
 
 

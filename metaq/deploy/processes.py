@@ -1,14 +1,14 @@
 """What looks after the processes of a host: systemd, or supervisor where there is none.
 
-======================  =============================================  ================================================
+======================  =============================================  =================================================
                         systemd                                        supervisor
-======================  =============================================  ================================================
+======================  =============================================  =================================================
 who may deploy          root                                           any user
 started after a boot    yes                                            when something starts ``supervisord``: cron's @reboot
-a start that fails      5 times in 5 minutes, 5 s apart                5 times, 1 to 5 s apart
+a start that fails      5 times in 5 minutes, 5 s apart                5 times within 30 s each, 1 to 5 s apart
 one that hangs          ended by the watchdog                          not noticed
 its log                 the journal                                    FOLDER/log/KIND.log, 4 files of 50 MB
-======================  =============================================  ================================================
+======================  =============================================  =================================================
 """
 
 import shlex
@@ -45,12 +45,22 @@ supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 [supervisorctl]
 serverurl=unix://{home}/socket
 """
+# supervisorctl would wait for startsecs
+START: Final = """\
+import supervisor.xmlrpc, xmlrpc.client
+transport = supervisor.xmlrpc.SupervisorTransport(None, None, "unix://{home}/socket")
+try:
+    xmlrpc.client.ServerProxy("http://localhost", transport).supervisor.startProcess("{kind}", False)
+except xmlrpc.client.Fault as fault:
+    if fault.faultCode != supervisor.xmlrpc.Faults.ALREADY_STARTED:
+        raise
+"""
 PROGRAM: Final = """
 [program:{kind}]
 command={command}
 {user}autorestart=unexpected
 exitcodes=0,2
-startsecs=2
+startsecs=30
 startretries=5
 stopwaitsecs=60
 redirect_stderr=true
@@ -77,7 +87,7 @@ class Processes(Protocol):
         ...
 
     def stop(self, kind: str) -> None:
-        """Stop it in order; returns when it has ended."""
+        """Stop it in order; returns when it has ended, at once when it does not run."""
         ...
 
     def state(self, kind: str) -> str:
@@ -108,7 +118,8 @@ class Systemd:
         self._machine.run(f"systemctl reset-failed metaq-{kind}; systemctl start --no-block metaq-{kind}", what=f"start {kind}")
 
     def stop(self, kind: str) -> None:
-        self._machine.run(f"systemctl stop metaq-{kind}", what=f"stop {kind}")
+        if self.state(kind) in (RUNNING, STARTING):
+            self._machine.run(f"systemctl stop metaq-{kind}", what=f"stop {kind}")
 
     def state(self, kind: str) -> str:
         said = self._machine.attempt(f"systemctl is-active metaq-{kind}")[1].strip()
@@ -142,15 +153,17 @@ class Supervisor:
         )
 
     def start(self, kind: str) -> None:
-        # supervisord starts everything that it knows when it is started itself; whether one comes up is for who asks its state
+        control, home = self._control, self._home
+        start = shlex.quote(START.format(home=home, kind=kind))
+        # supervisord starts everything that it knows when it is started itself, and what is new when it hears of it
         self._machine.run(
-            f"if {self._control} pid >/dev/null 2>&1; then {self._control} start {kind} || true; "
-            f"else {self._home}/venv/bin/supervisord -c {self._home}/supervisord.conf; fi",
+            f"if {control} pid >/dev/null 2>&1; then {home}/venv/bin/python -c {start}; "
+            f"else {home}/venv/bin/supervisord -c {home}/supervisord.conf; fi",
             what=f"start {kind}",
         )
 
     def stop(self, kind: str) -> None:
-        if self.state(kind) != STOPPED:
+        if self.state(kind) in (RUNNING, STARTING):
             self._machine.run(f"{self._control} stop {kind}", what=f"stop {kind}")
 
     def state(self, kind: str) -> str:

@@ -30,15 +30,20 @@ class Roll:
         self.registries = [service for service in self._nodes if service.kind == "registry"]
 
     def problems(self) -> list[str]:
-        """Groups that run, and are not whole: no member of such a one may be stopped."""
-        running = [group for group in self.groups if all(self._nodes[service].runs(service) for service in group.members)]
-        return [problem for group in running if (problem := group.problem(group.looks()))]
+        """Groups that serve, and are not whole: no member of such a one may be stopped."""
+        looks = [(group, group.looks()) for group in self.groups]
+        serving = [(group, found) for group, found in looks if all(look.answers for look in found.values())]
+        return [problem for group, found in serving if (problem := group.problem(found))]
 
-    def start(self, change: Change) -> set[Service]:
-        """Start what does not run; returns what was started, when it serves and, of a complete roll, all groups are whole."""
-        stopped = [service for service in self._ordered() if not self._nodes[service].runs(service)]
+    def start(self, change: Change, *, mend: bool = False) -> set[Service]:
+        """Start what does not run; returns what was started, when it serves and, of a complete roll, all groups are whole.
+
+        With ``mend`` also what runs and does not answer, after it was stopped: it may be failing again and again.
+        """
+        stopped = [service for service in self._ordered() if not self._serves(service, mend=mend)]
         for service in stopped:
             node = self._nodes[service]
+            node.processes.stop(service.kind)
             change(node)
             self._say(f"{node.host.name}: start {service.kind}")
             node.processes.start(service.kind)
@@ -70,6 +75,10 @@ class Roll:
                 self._stop_one(service)
         for service in self.registries:
             self._stop_one(service)
+
+    def _serves(self, service: Service, *, mend: bool) -> bool:
+        node = self._nodes[service]
+        return node.runs(service) and (not mend or look(node.machine, service).answers)
 
     def _ordered(self) -> list[Service]:
         return [*self.registries, *(service for group in self.groups for service in group.members)]

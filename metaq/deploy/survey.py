@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from metaq.deploy.cluster import FAST_PORT_BELOW, Cluster, Host, Service
 from metaq.deploy.machine import Machine
-from metaq.deploy.processes import STOPPED, Processes, processes_of
+from metaq.deploy.processes import RUNNING, STARTING, Processes, processes_of
 from metaq.deploy.releases import Releases
 from metaq.deploy.wheels import Release
 from metaq.errors import DeployFailed
@@ -40,7 +40,7 @@ class Node(NamedTuple):
 
     def runs(self, service: Service) -> bool:
         """Whether its process is there, serving or not yet."""
-        return bool(self.current) and self.processes.state(service.kind) != STOPPED
+        return bool(self.current) and self.processes.state(service.kind) in (RUNNING, STARTING)
 
     def present(self, kind: str) -> dict[str, Any]:
         """The settings that a service was deployed with."""

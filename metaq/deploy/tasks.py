@@ -8,7 +8,7 @@ from typing import Final
 from metaq.deploy.cluster import Cluster, Host
 from metaq.deploy.health import look
 from metaq.deploy.machine import Machine
-from metaq.deploy.processes import Systemd
+from metaq.deploy.processes import RUNNING, Systemd
 from metaq.deploy.rolling import Roll, Say
 from metaq.deploy.survey import Node, problems_of, refuse, surveyed
 from metaq.deploy.wheels import Release, build
@@ -61,7 +61,7 @@ def _go_over(roll: Roll, nodes: Sequence[Node], name: str) -> None:
         node.releases.switch(name)
         node.processes.install(node.host.services)
 
-    started = roll.start(change)
+    started = roll.start(change, mend=True)
     old = [service for node in nodes if node.current != name for service in node.host.services if service not in started]
     roll.restart(change, old)
 
@@ -122,7 +122,7 @@ def restart(cluster: Cluster, say: Say) -> None:
         _need_release(nodes)
         roll = Roll(nodes, cluster.settings.start_deadline_s, say)
         refuse(roll.problems())
-        started = roll.start(lambda node: None)
+        started = roll.start(lambda node: None, mend=True)
         rest = [service for node in nodes for service in node.host.services if service not in started]
         roll.restart(lambda node: None, rest)
 
@@ -143,6 +143,7 @@ def status(cluster: Cluster, say: Say, hosts: Sequence[Host]) -> bool:
             for service in host.services:
                 state = node.processes.state(service.kind) if node.current else "absent"
                 found = look(machine, service) if node.current else None
+                state = RUNNING if found and found.answers else state
                 health = "not deployed" if found is None else (found.problem or "serves")
                 role, epoch = (found.role, found.stats.get("epoch", "")) if found else ("", "")
                 well = well and found is not None and found.answers

@@ -99,11 +99,14 @@ def test_python(pair: Pair, tmp_path: Path) -> None:
     assert pair.untouched()
 
 
-def test_users_and_permissions(pair: Pair) -> None:
+def test_users_and_permissions(pair: Pair, tmp_path: Path) -> None:
     """E-18: a user that is not there, a folder that cannot be one, systemd where there is none."""
     pair.configure(user="nobody-at-all", folder="/dev/null/metaq")
     said = pair.fab.refused("deploy")
     assert "b: there is no user nobody-at-all" in said and "b: /dev/null is no folder" in said
+    (tmp_path / "file").touch()
+    pair.configure(broker=pair.broker(pair.hosts[1], data=str(tmp_path / "file")))
+    assert f"b: {tmp_path / 'file'} is no folder" in pair.fab.refused("deploy")
     if not Path("/run/systemd/system").exists():
         pair.configure(processes="systemd")
         assert "b: systemd is not the init of this machine" in pair.fab.refused("deploy")
@@ -137,8 +140,11 @@ def test_a_disk_that_is_too_small(pair: Pair, tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_disk_that_fills_up_meanwhile(pair: Pair, tmp_path: Path) -> None:
-    """E-18: no file can be made any more: what was installed is taken away, what ran runs on, and later it succeeds."""
+def test_deployments_that_fail_half_way(pair: Pair, tmp_path: Path) -> None:
+    """E-18: no file can be made any more: what was installed is taken away, and later it succeeds.
+
+    Then a release whose broker does not start: nothing more is restarted, and a rollback mends it.
+    """
     a, b = pair.hosts
     with small_disk(tmp_path / "small", "nr_inodes=200") as disk:
         pair.configure(folder=str(disk / "metaq"))
@@ -148,9 +154,13 @@ def test_a_disk_that_fills_up_meanwhile(pair: Pair, tmp_path: Path) -> None:
         assert not (a.home / "metaq" / "current").exists()
     pair.configure()
     assert "runs on 2 hosts" in pair.fab.run("deploy")
-    pair.fab.run("stop", "--on", "b")
-    (b.home / "data").rename(b.home / "other")
-    (b.home / "data").write_text("no folder")
-    said = pair.fab.refused("start", "--on", "b")
-    assert "b: broker does not" in said and "the end of its log:\n" in said
-    assert "running" in pair.fab.run("status", "--on", "a")
+    first = (b.home / "metaq" / "current").readlink()
+
+    pair.configure(broker=pair.broker(b, tls_certificate="/dev/null/none"))
+    said = pair.fab.refused("deploy")
+    assert "metaq: b: broker does not" in said and "/dev/null/none" in said
+    assert said.endswith("stopped here; still to do: broker on b\n")
+    rows = {line.split()[0]: line.split() for line in pair.fab.run_any("status").output.splitlines()}
+    assert rows["a"][2] == "running" and rows["b"][2] != "running"
+    assert "runs on 2 hosts" in pair.fab.run("rollback")
+    assert (b.home / "metaq" / "current").readlink() == first
