@@ -145,18 +145,16 @@ class Broker:
         self.role = role
         self.run = run_in_pool
         self._hub = get_hub()
-        tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
-        self._front = front = Front(settings, self._hub.loop, tls, bound, gate)
-        self.gate = front.gate
-        self.peers = self.gate.peers(settings)
+        self._front = front = self._open_front(bound, gate)
+        self.peers = front.gate.peers(settings)
         try:
             self.addresses = self._bind(front)
-            clock = clock or SystemClock()
-            store, self.recovery = open_store(settings.data, store_settings(settings, role), clock, disk, tell=tell)
+            self.store, self.recovery = open_store(
+                *(settings.data, store_settings(settings, role), clock or SystemClock(), disk), tell=tell
+            )
         except BaseException:
             front.close_listeners()
             raise
-        self.store = store
         self.epochs = self._begin_epoch()
         store_host = host_bytes(*self.addresses.advertised)
         self.context = self._load_tables(store_host)
@@ -191,8 +189,18 @@ class Broker:
         self._duties.keepers.append(self.epochs)
         if not role.is_master:
             self._only_give()
-        if store.settings.durability.on_replicas:
-            hide_from(store, role.readable_end)
+        if self.store.settings.durability.on_replicas:
+            hide_from(self.store, role.readable_end)
+
+    @property
+    def gate(self) -> Gate:
+        """Who comes in, and as whom."""
+        return self._front.gate
+
+    def _open_front(self, bound: Mapping[str, Listener] | None, gate: Gate | None) -> Front:
+        settings = self._settings
+        tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
+        return Front(settings, self._hub.loop, tls, bound, gate)
 
     def _load_tables(self, store_host: bytes) -> Context:
         """The tables of topics and groups as they were saved, and those that are in memory only."""
