@@ -60,7 +60,7 @@ RUNS: Final = [
     Run("replication_garbage", 100_000, spread=False, package="tests.cluster"),
     Run("fullcopy", 5_000, spread=False, package="tests.cluster"),
     Run("zookeeper", 30, spread=False, package="tests.cluster"),
-    Run("restarts", 100, spread=False, package="tests.spark"),
+    Run("restarts", 100, package="tests.spark"),
     Run("expiries", 2_000, spread=False, package="tests.cluster"),
 ]
 
