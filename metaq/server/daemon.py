@@ -25,9 +25,6 @@ GC_YOUNG = 3
 GC_MIDDLE = 500
 """Of those, before all objects are looked at."""
 
-SWITCH_S = 0.0005
-"""How long a thread that comes back from the disk waits for the loop to let it go on; CPython's own 5 ms are two reads."""
-
 STARTED_NOT = 1
 """Exit code: it did not start; the reason is on standard error."""
 
@@ -63,7 +60,6 @@ def run(settings: Settings, make: Callable[[Settings], Server]) -> int:
     # What lives now lives until the end: a full collection would look at 100,000 objects and stop the loop for 10 ms.
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG, GC_MIDDLE)
-    sys.setswitchinterval(SWITCH_S)
     print(f"{server.ready} pid={os.getpid()}", flush=True)
     stopping.wait()
     logger.info("stopping")
