@@ -10,6 +10,8 @@ from benchmarks.figures import Verdict
 from benchmarks.rowsource import Reader
 from benchmarks.suites.spark import DISK, PARQUET, ROWS, SOURCE, WRITE, checks, table
 from metaq.client.bulk import BulkConnection
+from metaq.protocol.bulk import BulkFetch
+from metaq.protocol.headers import Int32
 from metaq.spark.columns import record_batches
 from tests.support.broker import BrokerProcess
 
@@ -36,7 +38,7 @@ def test_the_source_that_decodes_row_by_row_has_the_same_rows(tmp_path: Path) ->
         client.producer().send_batch("bench", [b"plain", *messages])
         (master,) = client.admin().masters()
         with BulkConnection(master.address, 30.0) as connection:
-            bulk = connection.fetch("bench", 0, 0, most_messages=1000, most_bytes=1 << 20)
+            bulk = connection.fetch(BulkFetch("bench", Int32(0), 0, Int32(1000), Int32(1 << 20)))
         columns = [row for batch in record_batches(bulk, "bench", 0, until=51, headers=False) for row in batch.to_pylist()]
         rows = list(Reader(master.address, "bench", [51]).read(InputPartition(0)))
     assert len(rows) == 51
