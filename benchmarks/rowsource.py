@@ -10,7 +10,8 @@ from pyspark.sql.types import StructType
 
 from metaq.client.bulk import BulkConnection
 from metaq.protocol import record as layout
-from metaq.protocol.bulk import UNIT_SIZE
+from metaq.protocol.bulk import UNIT_SIZE, BulkFetch
+from metaq.protocol.headers import Int32
 from metaq.protocol.properties import KEYS, parse
 from metaq.spark.source import COLUMNS
 
@@ -50,7 +51,7 @@ class Reader(DataSourceReader):
         number, at = partition.value, 0
         with BulkConnection(self.address, 30.0) as connection:
             while at < self.ends[number]:
-                bulk = connection.fetch(self.topic, number, at, most_messages=1 << 20, most_bytes=FETCH_BYTES)
+                bulk = connection.fetch(BulkFetch(self.topic, Int32(number), at, Int32(1 << 20), Int32(FETCH_BYTES)))
                 start = 0
                 for unit in range(0, len(bulk.units), UNIT_SIZE):
                     size = int.from_bytes(bulk.units[unit + 8 : unit + 12])

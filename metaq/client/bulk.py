@@ -3,15 +3,17 @@
 import itertools
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from metaq.client.link import LANGUAGE, split_address
 from metaq.client.transport import refusal, unanswered
-from metaq.errors import BrokerBusy, ConnectionFailed, OffsetOutOfRange, ProtocolError, StreamLost
+from metaq.errors import BrokerBusy, ConnectionFailed, OffsetOutOfRange, ProtocolError, RequestTimeout, StreamLost
 from metaq.protocol.bulk import Bulk, BulkFetch, decode_bulk
 from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import Int32, encode_header
+from metaq.protocol.headers import encode_header
 from metaq.protocol.remoting import HEAD, HEAD_SIZE, MAX_FRAME_BYTES, FrameReader, RemotingCommand, encode_request
 
 _HEADER_LENGTH: Final = 0xFFFFFF
@@ -20,10 +22,16 @@ _READ: Final = {Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_OFFSET_
 """Answers that tell the ordinals of the partition."""
 
 
+class _Asked(NamedTuple):
+    wanted: BulkFetch
+    opaque: int
+
+
 class BulkConnection:
     """A connection to one broker, master or slave; a context manager.
 
-    For one thread, and one fetch at a time. What fails on the stream closes it; a refusal by the broker does not.
+    For one thread, and one fetch at a time, with the next one asked for ahead. What fails on the stream closes it; a refusal by
+    the broker does not.
     """
 
     def __init__(self, address: str, timeout_s: float) -> None:
@@ -31,6 +39,8 @@ class BulkConnection:
         self.address = address
         self._timeout_s = timeout_s
         self._opaques = itertools.count(1)
+        self._asked: _Asked | None = None
+        """What the broker is yet to answer."""
         self._lost = ""
         try:
             self._socket = socket.create_connection(split_address(address), timeout_s)
@@ -48,32 +58,48 @@ class BulkConnection:
         """Close it; a later fetch raises ``ConnectionFailed``."""
         self._lose("it was closed")
 
-    def fetch(self, topic: str, partition: int, offset: int, *, most_messages: int, most_bytes: int) -> Bulk:
-        """Messages from the ordinal ``offset`` on: at least one, unless the partition ends there.
+    def fetch(self, wanted: BulkFetch) -> Bulk:
+        """Messages from an ordinal on: at least one, unless the partition ends there.
 
-        ``most_bytes`` counts records; a first one that is larger comes all the same. The broker has limits of its own beside.
+        ``max_bytes`` counts records; a first one that is larger comes all the same. The broker has limits of its own beside.
         Where the partition ends, and where a slave has yet to copy what it is asked for, the answer has no units.
 
         ``OffsetOutOfRange`` for an offset that has aged out or lies beyond the end, other ``Refused`` for a topic or partition
         that does not exist or may not be read. A busy broker is asked again until the time is over. ``RequestTimeout``,
         ``ConnectionFailed``.
         """
-        fields = encode_header(BulkFetch(topic, Int32(partition), offset, Int32(most_messages), Int32(most_bytes)))
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
-                return self._fetch(offset, fields, deadline)
+                return self._fetch(wanted, deadline)
             except BrokerBusy as busy:
                 if time.monotonic() + busy.retry_after_s >= deadline:
                     raise
                 time.sleep(busy.retry_after_s)
 
-    def _fetch(self, offset: int, fields: dict[str, str], deadline: float) -> Bulk:
+    def prefetch(self, wanted: BulkFetch) -> None:
+        """Ask for what is fetched next, so that the broker works while this thread does. The fetch tells what fails here."""
+        with suppress(ConnectionFailed, RequestTimeout), self._guarded():
+            self._ask(wanted, time.monotonic() + self._timeout_s)
+
+    def _fetch(self, wanted: BulkFetch, deadline: float) -> Bulk:
+        with self._guarded():
+            self._ask(wanted, deadline)
+            answer, body = self._answer(deadline)
+            bulk = decode_bulk(wanted.queue_offset, answer.fields, body) if answer.code in _READ else None
+        if bulk is None:
+            raise refusal(answer)
+        if answer.code == Response.PULL_OFFSET_MOVED:
+            raise OffsetOutOfRange(answer.code, answer.remark or "no reason given", least=bulk.least, most=bulk.most)
+        return bulk
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """For what uses the stream; it is closed when that fails."""
         if self._lost:
             raise self._failure()
         try:
-            answer, body = self._ask(fields, deadline)
-            bulk = decode_bulk(offset, answer.fields, body) if answer.code in _READ else None
+            yield
         except TimeoutError as error:
             self._lose("a fetch on it was not answered in time")
             raise unanswered(Request.BULK_FETCH, self.address) from error
@@ -83,17 +109,20 @@ class BulkConnection:
         except BaseException:
             self._lose("a fetch was interrupted in the middle")
             raise
-        if bulk is None:
-            raise refusal(answer)
-        if answer.code == Response.PULL_OFFSET_MOVED:
-            raise OffsetOutOfRange(answer.code, answer.remark or "no reason given", least=bulk.least, most=bulk.most)
-        return bulk
 
-    def _ask(self, fields: dict[str, str], deadline: float) -> tuple[RemotingCommand, bytearray]:
-        """The answer, and its body, which is received into one buffer and not copied."""
-        opaque = next(self._opaques) & _INT31
-        self._socket.settimeout(_left(deadline))
-        self._socket.sendall(encode_request(Request.BULK_FETCH, opaque, fields, language=LANGUAGE))
+    def _ask(self, wanted: BulkFetch, deadline: float) -> None:
+        """Send a request, unless it was sent ahead; the answer to another one that was is of no use any more."""
+        if self._asked is not None and self._asked.wanted != wanted:
+            self._answer(deadline)
+        if self._asked is None:
+            opaque = next(self._opaques) & _INT31
+            self._socket.settimeout(_left(deadline))
+            self._socket.sendall(encode_request(Request.BULK_FETCH, opaque, encode_header(wanted), language=LANGUAGE))
+            self._asked = _Asked(wanted, opaque)
+
+    def _answer(self, deadline: float) -> tuple[RemotingCommand, bytearray]:
+        """The answer to what was asked, and its body, which is received into one buffer and not copied."""
+        assert self._asked is not None
         length, word = HEAD.unpack(self._receive(HEAD_SIZE, deadline))
         size = word & _HEADER_LENGTH
         if not 4 + size <= length <= MAX_FRAME_BYTES:
@@ -102,9 +131,11 @@ class BulkConnection:
         frames = reader.receive(HEAD.pack(4 + size, word) + self._receive(size, deadline))  # as it would be without a body
         if reader.error is not None:
             raise reader.error
-        if not frames[0].is_response or frames[0].opaque != opaque:
+        if not frames[0].is_response or frames[0].opaque != self._asked.opaque:
             raise StreamLost("a frame that is no answer to what was asked")
-        return frames[0], self._receive(length - 4 - size, deadline)
+        body = self._receive(length - 4 - size, deadline)
+        self._asked = None
+        return frames[0], body
 
     def _receive(self, size: int, deadline: float) -> bytearray:
         buffer = bytearray(size)

@@ -7,7 +7,8 @@ The body of the answer, all integers big-endian::
     n × 16  units: those of the consume queue (log offset 8, size 4, tag hash 4), one a message, of rising ordinals
     …       records: in the order of the units, one behind the other, as they are in the log (metaq.protocol.record)
 
-A unit of 16 zero bytes has no record: that message is damaged or lost.
+A unit of 16 zero bytes has no record: that message is damaged or lost. Without ``verified`` the records that come from the disk
+are as they are there: the reader compares them with its units, and asks for those that are not what they should be once more.
 """
 
 import struct
@@ -39,6 +40,8 @@ class BulkFetch(NamedTuple):
     queue_offset: int
     max_msg_nums: Int32
     max_bytes: Int32
+    verified: bool = True
+    """Whether the broker compares checksums of what it reads from the disk; otherwise the reader does."""
 
 
 class Bulk(NamedTuple):

@@ -30,9 +30,6 @@ GC_YOUNG = 3
 GC_MIDDLE = 500
 """Of those, before all objects are looked at."""
 
-SWITCH_S = 0.0005
-"""How long a thread that comes back from the disk waits for the loop to let it go on; CPython's own 5 ms are two reads."""
-
 STARTED_NOT = 1
 """Exit code: it did not start; the reason is on standard error."""
 
@@ -83,7 +80,6 @@ def run(
     # What lives now lives until the end: a full collection would look at 100,000 objects and stop the loop for 10 ms.
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG, GC_MIDDLE)
-    sys.setswitchinterval(SWITCH_S)
     monitor.serving(lambda: server.measured)
     where = "" if monitor.address is None else f" http={written(monitor.address)}"
     print(f"{server.ready} pid={os.getpid()}{where}", flush=True)

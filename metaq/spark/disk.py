@@ -9,14 +9,12 @@ are read where they are, through a map of a part of a segment::
     commitlog/…0000                … │ record │ record │ record │ …       only those of the units are looked at
 
 A record counts when it is that of the unit: log offset, size, topic, partition, ordinal and, unless told otherwise, checksum.
-Others, and fillers, are messages that are damaged or lost. All of that is compared by numpy for many records at once; only the
-CRC-32 itself, of which no library makes many at once, is a call for each record, and costs more than all the rest.
+Others, and fillers, are messages that are damaged or lost.
 """
 
 import logging
 import mmap
 import os
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,8 +26,8 @@ import numpy.typing as npt
 
 from metaq.errors import AgedOut, DiskFailed, StoreError, UnknownTopic, UnknownVersion
 from metaq.message import INTERNAL_TOPICS, TopicPartition
-from metaq.protocol.record import CHECKSUM_SIZE
-from metaq.spark.columns import MOST_ROWS, SMALLEST_RECORD, UNIT, Numbers, Piece, Records, Truths, fitting, gathered
+from metaq.spark.checking import are_intact, are_of
+from metaq.spark.columns import MOST_ROWS, SMALLEST_RECORD, UNIT, Piece, Records, Truths, fitting
 from metaq.store.checkpoint import NOTHING, read_checkpoint
 from metaq.store.commitlog import is_segment_name
 from metaq.store.consumequeue import FILLER_SIZE, UNIT_SIZE
@@ -43,20 +41,6 @@ logger = logging.getLogger(__name__)
 TOPICS: Final = Path("config", "topics.json")
 SPAN: Final = 64 * 1024 * 1024
 """Bytes of a segment that one piece may span: the pages between its records may count as this process's memory."""
-_CRC_MASK: Final = 0x7FFFFFFF
-_CHECKSUM: Final = np.dtype(
-    {
-        "names": ["name", "mark", "first_digits", "next_digits", "last_digits", "end"],
-        "formats": ["<u8", "u1", "<u4", "<u4", "<u2", "u1"],
-        "offsets": [0, 8, 9, 13, 17, 19],
-        "itemsize": CHECKSUM_SIZE,
-    }
-)
-"""The property that closes a record: its name, 01, ten digits with the least significant one first, 02."""
-_NAME: Final = int.from_bytes(b"__CRC32#", "little")
-_DIGITS: Final = np.frombuffer(b"".join((b"%04d" % number)[::-1] for number in range(10_000)), "<u4")
-"""Each number below 10,000 as it stands there."""
-
 Units = npt.NDArray[np.void]
 
 
@@ -315,9 +299,9 @@ def _piece(key: TopicPartition, first: int, units: Units, segment: _File, *, ver
         low = int(places[rows].min()) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         data = _mapped(segment.path, low, int((places + sizes)[rows].max()))
         records = Records(data, places[rows] - low, sizes[rows])
-        sound = _are_of(key, records, first + rows, offsets[rows])
+        sound = are_of(key, records, first + rows, offsets[rows])
         if verify:
-            sound[sound] = _are_intact(data, records.starts[sound], records.properties_ends[sound])
+            sound[sound] = are_intact(data, records.starts[sound], records.properties_ends[sound])
         starts[rows[sound]], found[rows[sound]] = records.starts[sound], sizes[rows[sound]]
     return Piece(first, starts, found, data)
 
@@ -326,34 +310,6 @@ def _mapped(path: Path, begin: int, end: int) -> memoryview:
     """A part of a file, mapped for as long as somebody holds a slice of it."""
     with _reading(path), path.open("rb", buffering=0) as file:
         return memoryview(mmap.mmap(file.fileno(), end - begin, prot=mmap.PROT_READ, offset=begin))
-
-
-def _are_of(key: TopicPartition, records: Records, ordinals: Numbers, log_offsets: Numbers) -> Truths:
-    """Which records are what they should be, as far as that is seen without checksums; those stand one behind the other."""
-    fields = records.fields
-    sound = records.are_sound(ordinals)
-    sound &= (fields["log_offset"] == log_offsets) & (fields["partition"] == key.partition)
-    name = np.frombuffer(key.topic.encode(), np.uint8)
-    sound[sound] = np.frombuffer(records.data, np.uint8)[records.body_ends[sound]] == len(name)
-    names = gathered(records.data, records.body_ends[sound] + 1, np.dtype((np.uint8, len(name))))
-    sound[sound] = (names == name).all(axis=1)
-    rows = np.flatnonzero(sound)
-    ends = (records.starts + records.sizes)[rows]
-    sound[rows[1:][records.starts[rows[1:]] < np.maximum.accumulate(ends)[:-1]]] = False
-    return sound
-
-
-def _are_intact(data: memoryview, begins: Numbers, ends: Numbers) -> Truths:
-    """Which records have the checksum of the bytes before it; ``ends`` is where their checksum properties begin."""
-    crc32 = zlib.crc32
-    found = np.array([crc32(data[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)], np.int64)
-    rest, first = np.divmod(found & _CRC_MASK, 10_000)
-    last, following = np.divmod(rest, 10_000)
-    stored = gathered(data, ends, _CHECKSUM)
-    intact: Truths = (stored["name"] == _NAME) & (stored["mark"] == 1) & (stored["end"] == 2)
-    intact &= (stored["first_digits"] == _DIGITS[first]) & (stored["next_digits"] == _DIGITS[following])
-    intact &= stored["last_digits"] == _DIGITS[last] & 0xFFFF
-    return intact
 
 
 def _names(directory: Path) -> list[str]:

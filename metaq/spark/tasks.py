@@ -13,8 +13,10 @@ from pyspark.sql.datasource import InputPartition
 
 from metaq.client.bulk import BulkConnection
 from metaq.errors import AgedOut, ConnectionFailed, DataLost, MetaqError, OffsetOutOfRange, RequestTimeout
-from metaq.message import MessageQueue
-from metaq.protocol.bulk import Bulk
+from metaq.message import MessageQueue, TopicPartition
+from metaq.protocol.bulk import Bulk, BulkFetch
+from metaq.protocol.headers import Int32
+from metaq.spark.checking import is_intact
 from metaq.spark.columns import Piece, missing, record_batches
 from metaq.spark.options import ReadOptions
 from metaq.spark.ranges import Loss, Range, told
@@ -108,7 +110,10 @@ def _fetched(part: Part, *, fail: bool) -> Iterator[Bulk]:
     deadline = time.monotonic() + PATIENCE_S
     while at < end:
         try:
-            bulk = _fetch(part, at, end)
+            bulk = _fetch(part, at, end, verified=False)
+            if not is_intact(bulk, TopicPartition(part.queue.topic, part.queue.partition)):
+                # once more, so that the broker tells the damaged ones from the others, and reports them
+                bulk = _fetch(part, at, bulk.next, verified=True)
         except OffsetOutOfRange as moved:
             least = moved.least if moved.least > at else end
             why = f"they have aged out; the oldest that is kept is {moved.least}"
@@ -128,17 +133,18 @@ def _fetched(part: Part, *, fail: bool) -> Iterator[Bulk]:
         deadline = time.monotonic() + PATIENCE_S
 
 
-def _fetch(part: Part, at: int, end: int) -> Bulk:
-    """From the master, or a slave while it cannot be reached."""
-    queue = part.queue
+def _fetch(part: Part, at: int, end: int, *, verified: bool) -> Bulk:
+    """From the master, or a slave while it cannot be reached; what follows is asked for ahead."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         for address in part.addresses:
             try:
                 connection = _connections.get(address) or BulkConnection(address, TIMEOUT_S)
                 _connections[address] = connection
-                most = min(end - at, MOST_MESSAGES)
-                return connection.fetch(queue.topic, queue.partition, at, most_messages=most, most_bytes=MOST_BYTES)
+                bulk = connection.fetch(_wanted(part, at, end, verified=verified))
+                if bulk.units and bulk.next < end:
+                    connection.prefetch(_wanted(part, bulk.next, end, verified=False))
+                return bulk
             except (ConnectionFailed, RequestTimeout) as error:
                 _connections.pop(address, None)
                 logger.info("fetch failed address=%s reason=%s", address, error)
@@ -146,6 +152,11 @@ def _fetch(part: Part, at: int, end: int) -> Bulk:
         if time.monotonic() > deadline:
             raise failure
         time.sleep(PAUSE_S)
+
+
+def _wanted(part: Part, at: int, end: int, *, verified: bool) -> BulkFetch:
+    queue, most = part.queue, Int32(min(end - at, MOST_MESSAGES))
+    return BulkFetch(queue.topic, Int32(queue.partition), at, most, Int32(MOST_BYTES), verified)
 
 
 def _cut(part: Part, options: ReadOptions) -> Iterator[Piece]:

@@ -11,12 +11,14 @@ import pytest
 
 from metaq.client import TextClient
 from metaq.client.bulk import BulkConnection
-from metaq.errors import OffsetOutOfRange, Refused
+from metaq.errors import ConnectionFailed, OffsetOutOfRange, Refused
+from metaq.message import TopicPartition
 from metaq.protocol.batch import BatchItem, encode_batch
 from metaq.protocol.bulk import MISSING, UNIT_SIZE, Bulk, BulkFetch, decode_bulk
 from metaq.protocol.codes import COMPRESSED, Request, Response
 from metaq.protocol.headers import Int32, encode_header
 from metaq.protocol.record import TAGS, decode_properties, decode_record, java_hash
+from metaq.spark.checking import is_intact
 from metaq.store.consumequeue import FILLER, UNIT
 from tests.support.admin import ask, connect, create_topic, fields_of, pull, send
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
@@ -98,15 +100,27 @@ def messages(bulk: Bulk) -> list[Message]:
 
 
 def fetched(
-    broker: BrokerProcess, partition: int, offset: int = 0, *, most_messages: int = ALL_MESSAGES, most_bytes: int = ALL_BYTES
+    broker: BrokerProcess,
+    partition: int,
+    offset: int = 0,
+    *,
+    most_messages: int = ALL_MESSAGES,
+    most_bytes: int = ALL_BYTES,
+    verified: bool = True,
+    ahead: bool = False,
 ) -> list[Message]:
-    """What bulk fetches bring from an offset on; none of them more than it was asked for."""
+    """What bulk fetches bring from an offset on, asked for ahead or not; none of them more than it was asked for."""
+    wanted = BulkFetch(TOPIC, Int32(partition), offset, Int32(most_messages), Int32(most_bytes), verified)
     found: list[Message] = []
     with BulkConnection(broker.address, TIMEOUT_S) as connection:
         while True:
-            bulk = connection.fetch(TOPIC, partition, offset, most_messages=most_messages, most_bytes=most_bytes)
+            bulk = connection.fetch(wanted)
+            wanted = wanted._replace(queue_offset=bulk.next)
+            if ahead:
+                connection.prefetch(wanted)
             some = messages(bulk)
             assert bulk.first == offset and len(some) <= most_messages
+            assert not verified or is_intact(bulk, TopicPartition(TOPIC, partition))
             assert len(some) == 1 or len(bulk.records) <= min(most_bytes, MOST_BYTES)
             if not some:
                 assert bulk.most == offset
@@ -121,7 +135,9 @@ def check_all(broker: BrokerProcess) -> None:
         wanted = pulled(broker, partition)
         assert len(wanted) > 20
         for limits in ({}, {"most_messages": 7}, {"most_bytes": 1}, {"most_bytes": 50_000}):
-            assert fetched(broker, partition, **limits) == wanted, (partition, limits)
+            for verified in (True, False):
+                found = fetched(broker, partition, **limits, verified=verified, ahead=not verified)
+                assert found == wanted, (partition, limits, verified)
         assert fetched(broker, partition, len(wanted) // 2) == wanted[len(wanted) // 2 :]
 
 
@@ -159,7 +175,7 @@ def test_answers_have_limits_of_their_own(tmp_path: Path) -> None:
                     found.append(len(some) // UNIT_SIZE)
                     offset += found[-1]
                 for most_messages, most_bytes in ((0, ALL_BYTES), (-1, ALL_BYTES), (9, 0), (9, -1)):
-                    bulk = connection.fetch(TOPIC, 0, 0, most_messages=most_messages, most_bytes=most_bytes)
+                    bulk = connection.fetch(BulkFetch(TOPIC, Int32(0), 0, Int32(most_messages), Int32(most_bytes)))
                     assert len(bulk.units) == UNIT_SIZE
             return found
 
@@ -169,7 +185,7 @@ def test_answers_have_limits_of_their_own(tmp_path: Path) -> None:
 
 
 def fetch(connection: BulkConnection, partition: int, offset: int) -> Bulk:
-    return connection.fetch(TOPIC, partition, offset, most_messages=ALL_MESSAGES, most_bytes=ALL_BYTES)
+    return connection.fetch(BulkFetch(TOPIC, Int32(partition), offset, Int32(ALL_MESSAGES), Int32(ALL_BYTES)))
 
 
 def flip(broker: BrokerProcess, log_offset: int) -> None:
@@ -196,6 +212,11 @@ def test_damaged_messages_are_units_of_zeros(tmp_path: Path) -> None:
         broker.start()
         assert [fetched(broker, partition) for partition in range(PARTITIONS)] == wanted
         assert f"message damaged topic={TOPIC} partition=2 ordinal=5" in broker.stderr()
+        for partition, messages_of_one in enumerate(wanted):
+            raw = fetched(broker, partition, verified=False)
+            damaged = [ordinal for ordinal, (_, record) in enumerate(messages_of_one) if not record]
+            differing = [ordinal for ordinal, message in enumerate(raw) if message != messages_of_one[ordinal]]
+            assert differing in (damaged, damaged[:-1])  # a damaged record at the end of the log is what recovery finds
         assert broker.terminate() == 0
         shutil.rmtree(broker.data / "consumequeue")
         for name in DERIVED:
@@ -223,6 +244,33 @@ def test_damaged_units_cost_their_message(tmp_path: Path) -> None:
         path.write_bytes(units)
         broker.start()
         assert fetched(broker, 1) == wanted
+        with BulkConnection(broker.address, TIMEOUT_S) as connection:
+            for ordinal, message in enumerate(wanted):
+                bulk = connection.fetch(BulkFetch(TOPIC, Int32(1), ordinal, Int32(1), Int32(1), verified=False))
+                assert is_intact(bulk, TopicPartition(TOPIC, 1)) == (messages(bulk) == [message]), ordinal
+
+
+def test_what_is_asked_for_ahead(tmp_path: Path) -> None:
+    """P47: it is what the next fetch brings, or is dropped when that wants something else; what fails is told by the fetch."""
+    with BrokerProcess(tmp_path / "data") as broker, BulkConnection(broker.address, TIMEOUT_S) as connection:
+        with connect(broker) as client:
+            create_topic(client, TOPIC)
+            send(client, TOPIC, *(b"%d" % number for number in range(9)))
+        wanted = [BulkFetch(TOPIC, Int32(0), ordinal, Int32(1), Int32(1)) for ordinal in range(9)]
+        for ahead, now in ((1, 1), (2, 3), (4, 0)):
+            connection.prefetch(wanted[ahead])
+            connection.prefetch(wanted[ahead])
+            assert messages(connection.fetch(wanted[now])) == fetched(broker, 0)[now : now + 1]
+        connection.prefetch(wanted[0]._replace(topic="unknown"))
+        assert connection.fetch(wanted[5]).first == 5
+        connection.prefetch(wanted[0]._replace(topic="unknown"))
+        with pytest.raises(Refused, match="unknown does not exist"):
+            connection.fetch(wanted[0]._replace(topic="unknown"))
+        connection.prefetch(wanted[6])
+        broker.kill()
+        connection.prefetch(wanted[7])
+        with pytest.raises(ConnectionFailed):
+            connection.fetch(wanted[7])
 
 
 def test_offsets_out_of_range(tmp_path: Path) -> None:
@@ -311,7 +359,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
             ("secret", 0, Response.NO_PERMISSION, "does not give messages"),
         ):
             with pytest.raises(Refused, match=words) as refused:
-                connection.fetch(topic, partition, 0, most_messages=1, most_bytes=1)
+                connection.fetch(BulkFetch(topic, Int32(partition), 0, Int32(1), Int32(1)))
             assert refused.value.code == code
         answer = client.call(Request.BULK_FETCH, fields_of(topic=TOPIC, queueId=0, queueOffset="x", maxMsgNums=1, maxBytes=1))
         assert (answer.code, "queueOffset" in (answer.remark or "")) == (Response.SYSTEM_ERROR, True)

@@ -9,8 +9,9 @@ import pytest
 import metaq.testing
 from metaq.client.bulk import BulkConnection
 from metaq.errors import BadRequest, BrokerBusy, ConnectionFailed, OffsetOutOfRange, Refused, RequestTimeout
-from metaq.protocol.bulk import Bulk, encode_bulk_head
+from metaq.protocol.bulk import Bulk, BulkFetch, encode_bulk_head
 from metaq.protocol.codes import Request, Response
+from metaq.protocol.headers import Int32
 from metaq.protocol.remoting import MAX_FRAME_BYTES, RemotingCommand, encode_request, encode_response
 from tests.support.fakeremoting import FakeRemoting, Reply, Script
 
@@ -38,7 +39,7 @@ def connection(server: FakeRemoting) -> Iterator[BulkConnection]:
 
 
 def fetch(connection: BulkConnection) -> Bulk:
-    return connection.fetch("orders", 3, 7, most_messages=5, most_bytes=6)
+    return connection.fetch(BulkFetch("orders", Int32(3), 7, Int32(5), Int32(6)))
 
 
 def test_what_is_asked_and_what_comes(server: FakeRemoting, connection: BulkConnection) -> None:
@@ -47,7 +48,7 @@ def test_what_is_asked_and_what_comes(server: FakeRemoting, connection: BulkConn
     for bulk in (first, second):
         assert (bulk.first, bytes(bulk.records), bulk.next, bulk.least, bulk.most) == (7, RECORD, 8, 2, 9)
     assert first.records.obj is not second.records.obj
-    asked = {"topic": "orders", "queueId": "3", "queueOffset": "7", "maxMsgNums": "5", "maxBytes": "6"}
+    asked = {"topic": "orders", "queueId": "3", "queueOffset": "7", "maxMsgNums": "5", "maxBytes": "6", "verified": "true"}
     assert [request.fields for request in server.requests] == [asked, asked]
 
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from metaq.protocol.bulk import MISSING, BulkFetch, are_intact, decode_bulk, encode_bulk_head, unit_columns
 from metaq.protocol.codes import Request
-from metaq.protocol.headers import Int32, encode_header
+from metaq.protocol.headers import Int32, decode_header, encode_header
 from metaq.protocol.record import decode_record, java_hash
 
 HEAD: Final = bytes.fromhex(
@@ -37,5 +37,8 @@ def test_the_body() -> None:
 def test_the_request() -> None:
     """P47: its code and the names of its fields."""
     fields = {"topic": "TopicA", "queueId": "2", "queueOffset": "41", "maxMsgNums": "1000", "maxBytes": "8388608"}
-    assert encode_header(BulkFetch("TopicA", Int32(2), 41, Int32(1000), Int32(8 << 20))) == fields
+    wanted = BulkFetch("TopicA", Int32(2), 41, Int32(1000), Int32(8 << 20))
+    assert encode_header(wanted) == {**fields, "verified": "true"}
+    assert encode_header(wanted._replace(verified=False)) == {**fields, "verified": "false"}
+    assert decode_header(BulkFetch, fields) == wanted
     assert int(Request.BULK_FETCH) == 30030

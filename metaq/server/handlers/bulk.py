@@ -114,7 +114,8 @@ class _Fetch(Question):
             if piece is None:
                 if not self._owed:
                     raise ColdRead
-                piece = reader.cold(queue, offset, end - offset, left, read)
+                piece = None if self._header.verified else reader.raw(queue, offset, end - offset, left, read)
+                piece = piece or reader.cold(queue, offset, end - offset, left, read)
             left -= piece.size
             if pieces and left < 0:
                 break
