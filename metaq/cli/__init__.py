@@ -124,9 +124,9 @@ class Commands(click.Group):
 @click.version_option(__version__, message="%(prog)s %(version)s")
 @login_options
 @click.pass_context
-def commands(context: click.Context, user: str, tls_ca: str) -> None:
+def commands(context: click.Context, user: str, users_file: str, tls_ca: str) -> None:
     """A message broker in one process: start it, put and get messages, look after it."""
-    context.obj = Login(user, tls_ca)
+    context.obj = Login(user, users_file, tls_ca)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
@@ -92,21 +93,36 @@ class Login(NamedTuple):
     """Who a command is run as, and what it checks certificates with; the options of ``metaq`` itself."""
 
     user: str = ""
+    users_file: str = ""
     tls_ca: str = ""
 
     def options(self) -> dict[str, Any]:
-        """For clients. The password is in the environment or typed: whoever sees the list of processes sees arguments."""
-        password = ""
-        if self.user:
-            password = os.environ.get(PASSWORD_VARIABLE) or click.prompt(f"Password of {self.user}", hide_input=True, err=True)
-        return {"user": self.user, "password": password, "tls": self.tls_ca or False}
+        """For clients. The password is no argument, because whoever sees the list of processes sees arguments."""
+        return {"user": self.user, "password": self._password() if self.user else "", "tls": self.tls_ca or False}
+
+    def _password(self) -> str:
+        given = os.environ.get(PASSWORD_VARIABLE)
+        if given:
+            return given
+        if self.users_file:
+            from metaq.server.users import credentials, load_users  # noqa: PLC0415 - pydantic, which other commands need not
+
+            return credentials(load_users(Path(self.users_file)), "--user", self.user).secret
+        typed: str = click.prompt(f"Password of {self.user}", hide_input=True, err=True)
+        return typed
 
 
 def login_options(command: Decorated) -> Decorated:
-    """Adds ``--user`` and ``--tls-ca``, and keeps them for ``connect``."""
+    """Adds ``--user``, ``--users-file`` and ``--tls-ca``, and keeps them for ``connect``."""
     for name, metavar, variable, text in reversed(
         (
             ("--user", "NAME", "METAQ_USER", f"Who asks; the password comes from {PASSWORD_VARIABLE}, or is asked for."),
+            (
+                "--users-file",
+                "FILE",
+                "METAQ_USERS_FILE",
+                "Users of a broker on this machine: the password is that of --user there.",
+            ),
             ("--tls-ca", "FILE", "METAQ_TLS_CA", "Speak TLS, and check certificates with those in this file (PEM)."),
         )
     ):

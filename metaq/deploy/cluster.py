@@ -2,7 +2,7 @@
 
 ::
 
-    package, keep_releases, start_deadline_s           of the deployment
+    package, keep_releases, start_deadline_s, admin    of the deployment
     settings: {durability: replica, …}                 of all brokers, named as in conf/broker.yaml
     ssh_user, folder, user, …                          of every host that says nothing else
     hosts:
@@ -16,6 +16,7 @@ The settings are those of the broker itself (``metaq.config``), and are checked 
 
 import difflib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,7 @@ class ClusterSettings(BaseModel):
     package: str = "."
     keep_releases: int = Field(3, ge=1)
     start_deadline_s: float = Field(300, gt=0)
+    admin: str = ""
     settings: dict[str, Any] = {}
     hosts: dict[Annotated[str, StringConstraints(pattern=r"^[\w.-]+$")], Any] = Field(min_length=1)
 
@@ -80,6 +82,8 @@ class Service:
     given: Mapping[str, Any]
     """The settings that the file gives it."""
     settings: Settings
+    admin: str
+    """Who asks it, when it has users."""
 
     def __str__(self) -> str:
         return f"{self.kind} on {self.host}"
@@ -99,6 +103,13 @@ class Service:
         """HOST:PORT where it is asked how it is, on its own machine."""
         name = "listen" if self.kind == "broker" else "registry_listen"
         return reachable(getattr(self.settings, name))
+
+    @property
+    def login(self) -> str:
+        """The options of a command on its machine that asks it."""
+        if not self.settings.users_file:
+            return ""
+        return f" --user {shlex.quote(self.admin)} --users-file {shlex.quote(self.settings.users_file)}"
 
     @property
     def registries(self) -> str:
@@ -161,7 +172,7 @@ class Cluster:
     def _of(cls, raw: dict[str, Any]) -> Self:
         common = {name: raw.pop(name) for name in HostSettings.model_fields if name in raw and name not in OF_ONE_HOST}
         settings = _model(ClusterSettings, raw, "")
-        hosts = tuple(_host(name, common, given, settings.settings) for name, given in settings.hosts.items())
+        hosts = tuple(_host(name, common, given, settings) for name, given in settings.hosts.items())
         _check_replicas([service for host in hosts for service in host.services])
         return cls(settings, hosts)
 
@@ -204,22 +215,22 @@ def _model(model: type[Model], values: Any, where: str) -> Model:
         raise ConfigError("; ".join(problems)) from error
 
 
-def _host(name: str, common: Mapping[str, Any], given: Any, of_brokers: Mapping[str, Any]) -> Host:
+def _host(name: str, common: Mapping[str, Any], given: Any, cluster: ClusterSettings) -> Host:
     where = f"hosts.{name}"
     if not isinstance(given, dict):
         raise ConfigError(f"{where}: has no lines of its own; it needs an address, and a broker or a registry")
     settings = _model(HostSettings, {**common, **given}, where)
     services = []
     if settings.registry is not None:
-        services.append(_service(name, "registry", settings.registry))
+        services.append(_service(name, "registry", settings.registry, cluster.admin))
     if settings.broker is not None:
-        services.append(_service(name, "broker", {**of_brokers, **settings.broker}))
+        services.append(_service(name, "broker", {**cluster.settings, **settings.broker}, cluster.admin))
     if not services:
         raise ConfigError(f"{where}: runs nothing; it needs a broker or a registry")
     return Host(name, settings, tuple(services))
 
 
-def _service(host: str, kind: Kind, given: Mapping[str, Any]) -> Service:
+def _service(host: str, kind: Kind, given: Mapping[str, Any], admin: str) -> Service:
     where = f"hosts.{host}.{kind}"
     names = Settings.model_fields if kind == "broker" else REGISTRY_SETTINGS
     for name in given:
@@ -232,7 +243,9 @@ def _service(host: str, kind: Kind, given: Mapping[str, Any]) -> Service:
         settings = load(None, {}, given, names)
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from error
-    service = Service(host, kind, given, settings)
+    if settings.users_file and not (admin and Path(settings.users_file).is_absolute()):
+        raise ConfigError(f"{where}.users_file: needs an absolute path, and admin, the user in it that fab asks as")
+    service = Service(host, kind, given, settings, admin)
     service.addresses()
     return service
 

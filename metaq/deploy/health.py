@@ -38,7 +38,7 @@ def metaq(machine: Machine) -> str:
 
 def look(machine: Machine, service: Service) -> Look:
     """Ask a service how it is."""
-    command = f"{metaq(machine)} stats --json --broker {service.asked_at}"
+    command = f"{metaq(machine)}{service.login} stats --json --broker {service.asked_at}"
     code, output, errors = machine.attempt(command, deadline_s=ANSWER_S)
     if code:
         return Look(False, errors.strip().removeprefix("metaq: ") or f"metaq stats ended with {code}", {})
@@ -91,7 +91,8 @@ class Group:
     def hand_over(self, master: Service, deadline_s: float) -> Service:
         """Have another replica elected while the master lives; returns that one, when the group is whole again."""
         machine = self.members[master]
-        line = f"{metaq(machine)} cluster handover {master.settings.broker_name} --yes --registry '{master.registries}'"
+        asked = f"{metaq(machine)}{master.login} cluster handover"
+        line = f"{asked} {master.settings.broker_name} --yes --registry '{master.registries}'"
         machine.run(line, what="the hand-over")
         looks = self.wait_whole(deadline_s)
         now = self.master(looks)

@@ -2,6 +2,7 @@
 
 - ``Type=notify``: a unit is started when the broker serves; while it recovers it asks for more time (``metaq.server.notify``).
 - Restarts have a limit: what fails five times in five minutes will fail again. A wrong setting (exit code 2) has no second try.
+- ``systemctl reload`` has it read its settings and users again.
 - It runs as a user of its own, may write into its data folder only, and has no privilege.
 """
 
@@ -24,6 +25,7 @@ StartLimitBurst=5
 [Service]
 Type=notify
 ExecStart={command}
+ExecReload=/bin/kill -HUP $MAINPID
 User={user}
 Restart=on-failure
 RestartSec=5

@@ -15,6 +15,7 @@ from gevent.hub import Hub, get_hub
 from metaq import logs
 from metaq.config import Settings
 from metaq.errors import MetaqError
+from metaq.server.gate import Gate
 from metaq.server.http import Monitor, Monitored
 from metaq.server.notify import Notifier
 from metaq.server.registration import written
@@ -40,6 +41,11 @@ class Server(Configurable, Protocol):
     @property
     def measured(self) -> Monitored:
         """What it lets be seen of itself now."""
+        ...
+
+    @property
+    def gate(self) -> Gate:
+        """Who asks."""
         ...
 
     @property
@@ -80,7 +86,7 @@ def run(
     # What lives now lives until the end: a full collection would look at 100,000 objects and stop the loop for 10 ms.
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG, GC_MIDDLE)
-    monitor.serving(lambda: server.measured)
+    monitor.serving(lambda: server.measured, server.gate)
     where = "" if monitor.address is None else f" http={written(monitor.address)}"
     print(f"{server.ready} pid={os.getpid()}{where}", flush=True)
     notifier.tell("READY=1", f"STATUS={server.ready}")

@@ -111,7 +111,7 @@ class Gate:
         name = settings.cluster_user
 
         def own() -> Credentials | None:
-            return credentials(self._users, name) if name else None
+            return credentials(self._users, "cluster_user", name) if name else None
 
         own()
         return Peers(own, settings.cluster_tls_ca)
@@ -179,6 +179,16 @@ class Gate:
             self._remembered.clear()
         self._remembered[digest] = user
         return self._principals[name]
+
+    def holder(self, secret: str, address: str) -> Principal:
+        """Whose secret this is, as a token that stands without a name; ``AccessDenied``."""
+        self._guesses.take(address, "")
+        names = [name for name, user in self._users.items() if user.secret is not None and user.proves(secret)]
+        if not names:
+            logger.warning("login refused user=%.64r address=%s", "", address)
+            raise AccessDenied(WRONG)
+        self._guesses.was_right(address, "")
+        return self._principals[names[0]]
 
     def _proves(self, user: User, password: str) -> bool:
         if user.secret is not None:

@@ -8,6 +8,9 @@ route          answers
 ``/metrics``   what is measured, in the text format of Prometheus (``metaq.server.metrics``)
 =============  ==================================================================================================
 
+With users, ``/metrics`` is for those who log in: ``Authorization: Basic`` with name and password, or ``Bearer`` with the secret
+of a user. Health is for everybody.
+
 Readiness, while a store is recovered and later::
 
     {"ready":false,"state":"recovering","reasons":["the store is being recovered"],
@@ -18,6 +21,8 @@ Each connection carries one request, of at most ``CONNECTION_S`` in all, and the
 next ones wait in the kernel.
 """
 
+import base64
+import binascii
 import contextlib
 import logging
 import platform
@@ -34,8 +39,11 @@ from gevent.pool import Pool
 
 import metaq
 from metaq.config import Settings
+from metaq.errors import AccessDenied, Overloaded
 from metaq.server.front import Address, Listener, resolve
+from metaq.server.gate import Gate
 from metaq.server.metrics import CONTENT_TYPE, Family, Histogram, Kind, Metric, write
+from metaq.server.permissions import Action, Principal, demand
 from metaq.server.process import PROCESS, process_families
 from metaq.server.tls import TlsContext, make_context
 from metaq.store.progress import Step
@@ -99,6 +107,9 @@ class Monitored(Protocol):
 
 Answer = tuple[str, str, bytes]
 """Status, content type and body."""
+Environ = Mapping[str, Any]
+"""A request, as WSGI has it."""
+UNAUTHORIZED: Final = "401 Unauthorized"
 
 
 class Monitor:
@@ -111,6 +122,8 @@ class Monitor:
         self._step: Step | None = None
         self._began = self._rested = time.monotonic()
         self._monitored: Callable[[], Monitored] | None = None
+        self._gate: Gate | None = None
+        self._has_users = bool(settings.users_file)
         self._stalls = Histogram(STALL_BOUNDS)
         self._scraping = BoundedSemaphore(1)
         self._server: pywsgi.WSGIServer | None = None
@@ -138,9 +151,9 @@ class Monitor:
             gevent.sleep(RECOVERY_REST_S)
             self._rested = time.monotonic()
 
-    def serving(self, monitored: Callable[[], Monitored]) -> None:
-        """The process serves; ``monitored`` tells who does that now."""
-        self._state, self._step, self._monitored = State.SERVING, None, monitored
+    def serving(self, monitored: Callable[[], Monitored], gate: Gate) -> None:
+        """The process serves; ``monitored`` tells who does that now, ``gate`` who asks."""
+        self._state, self._step, self._monitored, self._gate = State.SERVING, None, monitored, gate
         if self._server is not None:
             self._watcher = gevent.spawn(self._watch_loop)
 
@@ -163,7 +176,7 @@ class Monitor:
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, environ: Mapping[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def _answer(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
         routes = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}
         route = routes.get(environ["PATH_INFO"])
         status, content_type, body = (
@@ -171,25 +184,27 @@ class Monitor:
             if route is None
             else _plain("405 Method Not Allowed", "only GET and HEAD\n")
             if environ["REQUEST_METHOD"] not in ("GET", "HEAD")
-            else self._safely(route)
+            else self._safely(route, environ)
         )
         headers = [("Content-Type", content_type), ("Content-Length", str(len(body))), ("Connection", "close")]
+        if status == UNAUTHORIZED:
+            headers.append(("WWW-Authenticate", 'Basic realm="metaq"'))
         start_response(status, headers)
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
-    def _safely(self, route: Callable[[], Answer]) -> Answer:
+    def _safely(self, route: Callable[[Environ], Answer], environ: Environ) -> Answer:
         try:
-            return route()
+            return route(environ)
         except AssertionError:
             raise  # the broker's own state is wrong: the process ends
         except Exception:  # what cannot be measured must not end what is measured
             logger.exception("http request failed route=%s", route.__name__)
             return _plain("500 Internal Server Error", "an error of the broker, see its log\n")
 
-    def _healthz(self) -> Answer:
+    def _healthz(self, environ: Environ) -> Answer:
         return _json("200 OK", {"state": self._state})
 
-    def _readyz(self) -> Answer:
+    def _readyz(self, environ: Environ) -> Answer:
         reasons = self.reasons()
         content: dict[str, object] = {"ready": not reasons, "state": self._state, "reasons": reasons}
         if self._step is not None:
@@ -205,7 +220,16 @@ class Monitor:
             return self._monitored().reasons()
         return [_WHY_NOT[self._state]]
 
-    def _metrics(self) -> Answer:
+    def _metrics(self, environ: Environ) -> Answer:
+        if self._has_users:
+            if self._gate is None:
+                return _plain("503 Service Unavailable", f"who asks is known later: {self.reasons()[0]}\n")
+            try:
+                demand(_principal(self._gate, environ), Action.INSPECT)
+            except AccessDenied as error:
+                return _plain(UNAUTHORIZED, f"{error}\n")
+            except Overloaded as error:
+                return _plain("503 Service Unavailable", f"{error}\n")
         with self._scraping:  # one at a time: whoever else asks waits for its own
             slices = _Slices()
             text = "".join(write(self._families(), slices.rest_when_due))
@@ -225,6 +249,21 @@ _WHY_NOT: Final = {
     State.RECOVERING: "the store is being recovered",
     State.STOPPING: "the process stops",
 }
+
+
+def _principal(gate: Gate, environ: Environ) -> Principal:
+    """Who sends a request; ``AccessDenied``, ``Overloaded``."""
+    kind, _, proof = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
+    address = environ["REMOTE_ADDR"]
+    if kind.lower() == "bearer":
+        return gate.holder(proof.strip(), address)
+    if kind.lower() == "basic":
+        try:
+            name, _, password = base64.b64decode(proof, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError) as error:
+            raise AccessDenied(f"Authorization: Basic: no name and password in Base64: {error}") from error
+        return gate.check(name, password, address)
+    return gate.anonymous
 
 
 def _next_port(beside: str) -> str:

@@ -15,7 +15,7 @@ from metaq.protocol.commands import Auth, Command, Create, Get, Help, Offset, Pu
 from metaq.protocol.replies import BAD_REQUEST, FORBIDDEN, OK, write_result
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.front import Front
-from metaq.server.gate import LOOK_S
+from metaq.server.gate import LOOK_S, Gate
 from metaq.server.handlers.identity import IdentityHandler
 from metaq.server.handlers.login import log_in
 from metaq.server.handlers.registry import RegistryHandler
@@ -80,6 +80,11 @@ class RegistryServer:
         self._settings = settings
         self._front.configure(settings)
         self._front.gate.reload()
+
+    @property
+    def gate(self) -> Gate:
+        """Who comes in, and as whom."""
+        return self._front.gate
 
     @property
     def measured(self) -> "RegistryServer":

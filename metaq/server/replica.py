@@ -81,8 +81,7 @@ class Replica:
         self.settings = settings.model_copy(update={"replication_listen": written(self.address)})
         self.side: MasterSide | SlaveSide
         self._election: Election | None = None
-        self._gate: Gate | None = None
-        self.broker = self._open(self._first_role(), None, tell)
+        self.broker = self._open(self._first_role(), None, None, tell)
         if settings.role == ELECTED:
             self._election = self._join_group()
         self._wanted: Role | None = None
@@ -102,6 +101,11 @@ class Replica:
     def measured(self) -> Measured:
         """The broker of now."""
         return self.broker.measured
+
+    @property
+    def gate(self) -> Gate:
+        """The same for the broker of every role."""
+        return self.broker.gate
 
     @property
     def role_name(self) -> str:
@@ -154,9 +158,8 @@ class Replica:
         role = "slave" if self.settings.role == ELECTED else self._kept.role or self.settings.role
         return Role(role == "master", NEXT_EPOCH if role == "master" else 0, self._kept.readable_end)
 
-    def _open(self, role: Role, bound: Any, tell: Tell = nobody) -> Broker:
-        broker = Broker(self.settings, disk=self._disk, role=role, bound=bound, tell=tell, gate=self._gate)
-        self._gate = broker.gate
+    def _open(self, role: Role, bound: Any, gate: Gate | None, tell: Tell = nobody) -> Broker:
+        broker = Broker(self.settings, disk=self._disk, role=role, bound=bound, tell=tell, gate=gate)
         if role.is_master:
             self.side = MasterSide(broker, self.settings, of_nobody if self._election is None else self._election.agree)
             if self._election is not None:
@@ -209,7 +212,7 @@ class Replica:
         self.side.stop()
         self._kept = self._kept._replace(readable_end=role.readable_end)
         bound = self.broker.give_up()
-        self.broker = self._open(role, bound)
+        self.broker = self._open(role, bound, self.gate)
         self.broker.configure(self.settings)  # they may have changed while it opened
         self._start_broker()
 

@@ -238,9 +238,9 @@ def _row(user: User) -> dict[str, Any]:
     }
 
 
-def credentials(users: Mapping[str, User], name: str) -> Credentials:
-    """What a user signs with; ``ConfigError`` when it cannot."""
+def credentials(users: Mapping[str, User], option: str, name: str) -> Credentials:
+    """What a user signs with; ``ConfigError`` names the option that names it when it cannot."""
     user = users.get(name)
     if user is None or user.secret is None:
-        raise ConfigError(f"cluster_user {name!r} is no user with a secret in the users file")
+        raise ConfigError(f"{option} {name!r} is no user with a secret in the users file")
     return Credentials(name, user.secret.get_secret_value())

@@ -10,6 +10,7 @@ import gevent
 
 from metaq.config import Settings, load
 from metaq.server.daemon import run
+from metaq.server.gate import Gate
 from metaq.server.metrics import Family
 from metaq.store.progress import Tell
 
@@ -21,6 +22,7 @@ class Slow:
     """A server that serves nothing."""
 
     ready = "slow ready"
+    gate = Gate("", 1, time.monotonic)
 
     def __init__(self, settings: Settings, tell: Tell) -> None:
         how, go = sys.argv[1:]

@@ -149,6 +149,11 @@ def test_commands_as_a_user(broker: BrokerProcess, certificates: Certificates) -
     assert [json.loads(line)["topic"] for line in listed.stdout.splitlines()] == [TOPIC], listed.stderr
     put = run("put", TOPIC, "hello", METAQ_BROKER=broker.address, METAQ_USER="writer", METAQ_PASSWORD=WRITER.secret)
     assert put.returncode == 0, put.stderr
+    file = {"METAQ_USER": "writer", "METAQ_USERS_FILE": str(broker.data.parent / "users.yaml")}
+    from_file = run("put", TOPIC, "hello", METAQ_BROKER=broker.address, **file)
+    assert from_file.returncode == 0, from_file.stderr
+    nobody = run("put", TOPIC, "hello", METAQ_BROKER=broker.address, **{**file, "METAQ_USER": "nemo"})
+    assert "--user 'nemo' is no user with a secret in the users file" in nobody.stderr
     refused = run("topic", "list", METAQ_REGISTRY=broker.registry)
     assert (refused.returncode, refused.stdout) == (4, "")
     assert "anonymous may not" in refused.stderr

@@ -65,12 +65,24 @@ def test_a_host_wins_over_what_all_have(tmp_path: Path) -> None:
         ({"broker": {}}, "hosts.a.broker.data: needs an absolute path; it is not there"),
         ({"broker": {"data": "/d", "listen": "127.0.0.1:0"}}, "hosts.a.broker.listen: '127.0.0.1:0' is not HOST:PORT"),
         ({"broker": {"data": "/d", "role": "elected"}}, "hosts.a.broker.settings: role elected needs zookeeper"),
+        ({"broker": {"data": "/d", "users_file": "/u"}}, "hosts.a.broker.users_file: needs an absolute path, and admin"),
         ({"registry": {"data": "/d", "listen": "x:1"}}, "hosts.a.registry.listen: unknown setting"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_host(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
     """E-18: before any host is reached."""
     assert refused(tmp_path, {"hosts": {"a": host(**change)}}).startswith(reason)
+
+
+def test_with_users_fab_asks_as_one_of_them(tmp_path: Path) -> None:
+    """E-05, E-18: the secret stays in the file on the host."""
+    file = tmp_path / "cluster.yaml"
+    given = host(registry={"data": "/registry"})
+    given["broker"]["users_file"] = "/etc/metaq users.yaml"
+    file.write_text(yaml.safe_dump({"admin": "ops", "hosts": {"a": given}}))
+    registry, broker = Cluster.read(file).hosts[0].services
+    assert broker.login == " --user ops --users-file '/etc/metaq users.yaml'"
+    assert registry.login == ""
 
 
 def test_what_is_wrong_with_the_whole(tmp_path: Path) -> None:

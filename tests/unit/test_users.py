@@ -32,7 +32,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert load_users(path) == users
     assert "PUB|CREATE" in path.read_text()
     assert [entry.name for entry in tmp_path.iterdir()] == ["users.yaml"]
-    assert credentials(users, "billing").secret == "12345678"
+    assert credentials(users, "cluster_user", "billing").secret == "12345678"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_passwords_are_kept_as_salted_hashes() -> None:
     assert not user.proves("a Password")
     assert "scrypt" not in repr(user)
     with pytest.raises(ConfigError, match="cluster_user"):
-        credentials({"ann": user}, "ann")
+        credentials({"ann": user}, "cluster_user", "ann")
 
 
 def principal(**grants: dict[str, Permission]) -> Principal:
