@@ -19,7 +19,7 @@ import click
 from metaq import TextClient, __version__
 from metaq.cli.admin import CONFIG, parse_config
 from metaq.cli.common import FAILED, broker_option, connect, examples
-from metaq.errors import MetaqError
+from metaq.errors import MetaqError, Refused
 
 LOG_BYTES: Final = 1 << 20
 """Of the end of a log file."""
@@ -79,7 +79,7 @@ def debug_bundle(broker: tuple[str, int], data: Path | None, log: Path | None, o
     folder, reached = data, False
     try:
         with connect(broker) as client:
-            parts += _asked(client)
+            parts += _asked(client, problems)
             folder = data or Path(parse_config(client.stats(CONFIG))["metaq"]["data"])
         reached = True
     except MetaqError as error:
@@ -110,9 +110,14 @@ def _add(bundle: tarfile.TarFile, name: str, text: str) -> None:
     bundle.addfile(entry, io.BytesIO(content))
 
 
-def _asked(client: TextClient) -> list[Part]:
-    """What the broker answers, asked for now, while it does."""
-    texts = {f"stats{'-' if item else ''}{item}.txt": client.stats(item) for item in ITEMS}
+def _asked(client: TextClient, problems: list[str]) -> list[Part]:
+    """What the broker answers, asked for now, while it does; what it refuses to this user is a problem."""
+    texts = {}
+    for item in ITEMS:
+        try:
+            texts[f"stats{'-' if item else ''}{item}.txt"] = client.stats(item)
+        except Refused as error:
+            problems.append(f"stats {item}: {error}")
     texts["settings.ini"] = client.stats(CONFIG)
     texts["broker-version.txt"] = client.version() + "\n"
     return [(file, partial(str, text)) for file, text in texts.items()]

@@ -49,6 +49,15 @@ class Access:
         """The fields of a request of the remoting protocol, as this user sends it."""
         return fields if self.credentials is None else self.credentials.signed(fields, body)
 
+    def words(self) -> tuple[str, str] | None:
+        """User and password as the text protocol's login has them, if any; ``BadRequest`` when no line can hold them."""
+        if self.credentials is None:
+            return None
+        for what, word in (("user", self.user), ("password", self.password)):
+            if not (word.isascii() and word.isprintable()) or " " in word:
+                raise BadRequest(f"the {what} cannot log in: the text protocol takes printable ASCII without blanks only")
+        return self.user, self.password
+
     def connect(self, address: tuple[str, int], timeout_s: float) -> Stream:
         """A connection, TLS agreed; ``ConnectionFailed`` when there is none within ``timeout_s``."""
         name = f"{address[0]}:{address[1]}"

@@ -12,7 +12,6 @@ from metaq.client.access import OPEN, Access
 from metaq.errors import ConnectionFailed, ProtocolError, Refused, RequestTimeout
 from metaq.protocol.commands import NO_OPAQUE
 from metaq.protocol.replies import BAD_REQUEST, OK, Reply, ReplyReader
-from metaq.protocol.signature import Credentials
 from metaq.protocol.text import write_line
 
 _RECEIVE_BYTES: Final = 256 * 1024
@@ -39,7 +38,9 @@ class Connection:
     """
 
     def __init__(self, host: str, port: int, timeout_s: float, access: Access = OPEN) -> None:
-        """Connect and log in; ``ConnectionFailed`` when the first does not succeed within ``timeout_s``, ``Refused``."""
+        """Connect and log in; ``ConnectionFailed`` when the first does not succeed within ``timeout_s``, ``Refused``, and
+        ``BadRequest`` for a user or password that cannot log in."""
+        login = access.words()
         self._address = f"{host}:{port}"
         self._outgoing = access.connect((host, port), timeout_s)
         # A timeout belongs to the socket object; both directions wait at once, each for another thread's deadline.
@@ -52,12 +53,12 @@ class Connection:
         self._someone_reads = False
         self._lost = ""
         self._last_words = ""
-        if access.credentials is not None:
-            self._log_in(access.credentials, time.monotonic() + timeout_s)
+        if login is not None:
+            self._log_in(login, time.monotonic() + timeout_s)
 
-    def _log_in(self, credentials: Credentials, deadline: float) -> None:
+    def _log_in(self, login: tuple[str, str], deadline: float) -> None:
         exchange, opaque = Exchange(), self.new_opaque()
-        self.send(write_line("auth", *credentials, opaque), [opaque], exchange, deadline)
+        self.send(write_line("auth", *login, opaque), [opaque], exchange, deadline)
         self.wait(exchange, 0, deadline)
         reply = exchange.replies[opaque]
         if reply.code != OK:

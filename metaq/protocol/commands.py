@@ -87,7 +87,7 @@ class Create(NamedTuple):
 
 
 class Auth(NamedTuple):
-    """Log in; reserved."""
+    """Log in."""
 
     user: str
     password: str

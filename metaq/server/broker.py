@@ -186,11 +186,7 @@ class Broker:
         self._answer_text()
         self._answer_remoting()
         self.measured = self._measure()
-        self._duties.keepers.append(self.epochs)
-        if not role.is_master:
-            self._only_give()
-        if self.store.settings.durability.on_replicas:
-            hide_from(self.store, role.readable_end)
+        self._take_role()
 
     @property
     def gate(self) -> Gate:
@@ -236,11 +232,16 @@ class Broker:
                 store.sync()
         return epochs
 
-    def _only_give(self) -> None:
-        """Take no messages, and write nothing but what comes from the master."""
-        self.store.refusal = NotMaster("this replica is a slave, which only gives messages; send them to its master")
-        self._duties.saves_tables = False
-        self._duties.keepers.clear()
+    def _take_role(self) -> None:
+        """A slave takes no messages, and writes nothing but what comes from the master."""
+        if self.role.is_master:
+            self._duties.keepers.append(self.epochs)
+        else:
+            self.store.refusal = NotMaster("this replica is a slave, which only gives messages; send them to its master")
+            self._duties.saves_tables = False
+            self._duties.keepers.clear()
+        if self.store.settings.durability.on_replicas:
+            hide_from(self.store, self.role.readable_end)
 
     def configure(self, settings: Settings) -> None:
         """Take over what can change while it runs, users too; ``MetaqError`` when a topic of the settings cannot be made."""

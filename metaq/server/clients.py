@@ -129,7 +129,8 @@ class Clients:
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[RemotingSession, Member]] = {}
         self._joined: dict[RemotingSession, set[tuple[bool, str]]] = {}  # (is consumer, group)
-        self._senders: dict[str, RemotingSession] = {}  # by client id
+        self._senders: dict[str, tuple[RemotingSession, str]] = {}  # by client id, with the name of its user
+        self._client_ids: dict[RemotingSession, str] = {}  # under which each sends
         self._administrators: set[RemotingSession] = set()
         self._to_notify: dict[str, None] = {}
         self._notifying = False
@@ -157,8 +158,9 @@ class Clients:
         return list(self._producers.get(group, {}).values())
 
     def sender(self, client_id: str) -> RemotingSession | None:
-        """The connection of a client that sends; of several, the one whose heartbeat came last."""
-        return self._senders.get(client_id)
+        """The connection of a client that sends; of several of one user, the one whose heartbeat came last."""
+        found = self._senders.get(client_id)
+        return None if found is None else found[0]
 
     def administers(self, session: RemotingSession) -> bool:
         """Whether the connection is an administrator's tool."""
@@ -183,15 +185,28 @@ class Clients:
         for name in heartbeat.producers:
             self._joined[session].add((PRODUCER, name))
             members = self._producers.setdefault(name, {})
-            before = members.get(session)
-            if before is not None and before.client.client_id != client.client_id:
-                self._forget_sender(session, before.client.client_id)
             members[session] = Member(session, client, now_s)
-            self._senders[client.client_id] = session
+            self._send_as(session, client.client_id)
         for data in heartbeat.consumers:
             self._joined[session].add((CONSUMER, data.group))
             self._consume(data.group, Member(session, client, now_s, data))
         self._notify()
+
+    def _send_as(self, session: RemotingSession, client_id: str) -> None:
+        """Replies to the client come here from now on, unless they belong to another user whose connection lives."""
+        before = self._client_ids.get(session)
+        if before != client_id:
+            self._forget_sender(session)
+            self._client_ids[session] = client_id
+        name = session.principal.name
+        holder, user = self._senders.get(client_id, (session, name))
+        if holder is session or user == name:
+            self._senders[client_id] = session, name
+        elif before != client_id:
+            logger.warning(
+                "client id belongs to another user, who gets the replies client=%.255r user=%s address=%s holder=%s",
+                *(client_id, name, session.address[0], user),
+            )
 
     def _consume(self, name: str, member: Member) -> None:
         group = self._consumers.setdefault(name, ConsumerGroup(name))
@@ -256,14 +271,15 @@ class Clients:
                 del self._consumers[name]
             return
         members = self._producers[name]
-        client_id = members.pop(session).client.client_id
+        del members[session]
         if not members:
             del self._producers[name]
         if not any(kind == PRODUCER for kind, _ in joined):
-            self._forget_sender(session, client_id)
+            self._forget_sender(session)
 
-    def _forget_sender(self, session: RemotingSession, client_id: str) -> None:
-        if self._senders.get(client_id) is session:
+    def _forget_sender(self, session: RemotingSession) -> None:
+        client_id = self._client_ids.pop(session, None)
+        if client_id is not None and self.sender(client_id) is session:
             del self._senders[client_id]
 
     def _notify(self) -> None:

@@ -38,6 +38,9 @@ _REMEMBERED: Final = 256
 
 Sends = Callable[[RemotingSession, Sequence[RemotingCommand], int], int]
 WRONG: Final = "wrong user or password"
+WRONG_SIGNATURE: Final = "wrong signature, or no user with a secret"
+_NO_NAME: Final = ""
+"""Of whoever has said a secret alone; no user is called so."""
 
 
 class Gate:
@@ -54,13 +57,16 @@ class Gate:
         self._line = BoundedSemaphore(MOST_CHECKS)
         self._waiting = 0
         self._own_key = secrets.token_bytes(32)
+        self._own_secret = secrets.token_hex(32)
         self._remembered: dict[bytes, User] = {}
+        self._nobody = User()
         self.anonymous = ANYBODY
         """Who has not logged in."""
         if self._path is not None:
             self.anonymous = self._principals[ANONYMOUS] = Principal(ANONYMOUS)
             self._stamp = self._stamp_now(self._path)
             self._take(load_users(self._path))
+            self._nobody = no_user()
 
     @property
     def has_users(self) -> bool:
@@ -100,9 +106,10 @@ class Gate:
     def _take(self, users: dict[str, User]) -> None:
         self._users = users
         self._remembered.clear()
-        for name, principal in self._principals.items():
-            if name not in users:
-                principal.end()
+        for name in self._principals.keys() - users.keys():
+            self._principals[name].end()
+            if name != ANONYMOUS:  # who gets this name later is somebody else, and has to log in
+                del self._principals[name]
         for name, user in users.items():
             self._principals.setdefault(name, Principal(name)).become(user.topics, user.groups, admin=user.admin)
 
@@ -119,26 +126,31 @@ class Gate:
     # -- signatures ---------------------------------------------------------------------------------------------------
 
     def identify(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """Take the session for whoever signed the request; ``AccessDenied`` when the signature is wrong."""
+        """Take the session for whoever signed the request; ``AccessDenied`` when the signature is wrong.
+
+        A body may have megabytes: before the signature of somebody new is computed, it is asked whether one may be looked at.
+        """
         if self._path is None:
             return
         name = request.fields.get(ACCESS_KEY)
         if name is None:
             session.principal = self.anonymous
             return
-        user, principal = self._users.get(name), self._principals.get(name)
+        user, principal, address = self._users.get(name), self._principals.get(name), session.address[0]
         secret = None if user is None else user.secret
-        right = secret is not None and is_signed_with(secret.get_secret_value(), request.fields, request.body)
-        if right and session.principal is principal:  # as before on this connection: nothing is guessed
-            return
-        address = session.address[0]
-        self._guesses.take(address, name)
+        is_new = secret is None or session.principal is not principal
+        if is_new:
+            self._guesses.take(address, name)
+        proof = self._own_secret if secret is None else secret.get_secret_value()
+        right = is_signed_with(proof, request.fields, request.body)
         if secret is None or principal is None or not right:
+            if not is_new:
+                self._guesses.take(address, name)
             logger.warning("signature refused user=%.64r address=%s code=%d", name, address, request.code)
-            reason = "wrong signature" if secret is not None else "no user with a secret, which signatures need"
-            raise AccessDenied(f"AccessKey {name[:64]!r}: {reason}")
-        self._guesses.was_right(address, name)
-        session.principal = principal
+            raise AccessDenied(f"AccessKey {name[:64]!r}: {WRONG_SIGNATURE}")
+        if is_new:
+            self._guesses.was_right(address, name)
+            session.principal = principal
 
     def signed(self, sends: Sends) -> Sends:
         """Has the sender of each request identified first."""
@@ -170,8 +182,8 @@ class Gate:
         if user is not None and self._remembered.get(digest) is user:
             return self._principals[name]
         self._guesses.take(address, name)
-        right = len(password) <= MOST_PASSWORD and self._proves(user or no_user(), password)
-        if not right or user is None or self._users.get(name) is not user:
+        user = self._who_proves(name, password, address)
+        if user is None:
             logger.warning("login refused user=%.64r address=%s", name, address)
             raise AccessDenied(WRONG)
         self._guesses.was_right(address, name)
@@ -182,17 +194,43 @@ class Gate:
 
     def holder(self, secret: str, address: str) -> Principal:
         """Whose secret this is, as a token that stands without a name; ``AccessDenied``."""
-        self._guesses.take(address, "")
-        names = [name for name, user in self._users.items() if user.secret is not None and user.proves(secret)]
-        if not names:
-            logger.warning("login refused user=%.64r address=%s", "", address)
+        asked = [name for name, user in self._users.items() if user.secret is not None]
+        taken = [_NO_NAME]
+        try:
+            self._guesses.take(address, _NO_NAME)
+        except AccessDenied:  # whoever was right there before is counted apart, and nobody else can be found
+            asked = taken = [name for name in asked if self._guesses.knows(address, name)]
+            if not asked:
+                raise
+            for name in taken:
+                self._guesses.take(address, name)
+        found = [name for name in asked if self._users[name].proves(secret)]  # looks at all, however early one is right
+        if not found:
+            logger.warning("login refused user=%.64r address=%s", _NO_NAME, address)
             raise AccessDenied(WRONG)
-        self._guesses.was_right(address, "")
-        return self._principals[names[0]]
+        for name in taken:
+            self._guesses.give_back(address, name)
+        self._guesses.remember(address, found[0])
+        return self._principals[found[0]]
 
-    def _proves(self, user: User, password: str) -> bool:
-        if user.secret is not None:
-            return user.proves(password)
+    def _who_proves(self, name: str, password: str, address: str) -> User | None:
+        """Who has this name and password. Nobody of that name takes as long as a wrong password, whatever is kept of it."""
+        if len(password) > MOST_PASSWORD:
+            return None
+        while True:
+            users = self._users
+            user = users.get(name)
+            if user is not None and user.secret is not None and user.proves(password):
+                return user
+            try:
+                right = self._has_hash(user if user is not None and user.password is not None else self._nobody, password)
+            except Overloaded:
+                self._guesses.give_back(address, name)
+                raise
+            if self._users is users:  # else they were read again meanwhile
+                return user if right else None
+
+    def _has_hash(self, user: User, password: str) -> bool:
         if self._waiting >= MOST_WAITING:
             raise Overloaded(f"{MOST_WAITING} passwords wait for their check already", retry_after_ms=RETRY_MS)
         self._waiting += 1

@@ -18,57 +18,84 @@ ALL_TIMES: Final = 10
 NETWORK_BITS: Final = 64
 """Of an IPv6 address: whoever has one of a network has all of it."""
 
-_ALL: Final = "all"
 T = TypeVar("T")
 
 
+class _Bucket:
+    """Holds what one minute refills."""
+
+    __slots__ = ("_left", "_rate", "_since")
+
+    def __init__(self, rate: int, now_s: float) -> None:
+        self._rate = rate
+        self._left = float(rate)
+        self._since = now_s
+
+    def wait_s(self, now_s: float) -> float:
+        """How long it lacks what one guess needs."""
+        return max(0.0, 1 - self._now_left(now_s)) * 60 / self._rate
+
+    def add(self, count: int, now_s: float) -> None:
+        self._left, self._since = min(float(self._rate), self._now_left(now_s) + count), now_s
+
+    def _now_left(self, now_s: float) -> float:
+        return min(float(self._rate), self._left + (now_s - self._since) * self._rate / 60)
+
+
 class Guesses:
-    """Counts failures. Each bucket holds what one minute refills."""
+    """Counts failures."""
 
     def __init__(self, per_minute: int, now: Callable[[], float]) -> None:
         """``per_minute`` failures from one address; ``now`` in seconds, of a clock that never goes back."""
         self._per_minute = per_minute
         self._now = now
-        self._buckets: dict[Hashable, tuple[float, float]] = {}  # what is left, and when; the first was used longest ago
+        self._all = _Bucket(ALL_TIMES * per_minute, now())
+        self._buckets: dict[Hashable, _Bucket] = {}  # the first was used longest ago
         self._known: dict[Hashable, None] = {}
 
     def take(self, address: str, name: str) -> None:
         """Before a password or signature is looked at; ``AccessDenied`` when it must not be."""
-        wait_s = max(self._wait_s(bucket, rate) for bucket, rate in self._of(address, name))
+        buckets, now_s = self._of(address, name), self._now()
+        wait_s = max(bucket.wait_s(now_s) for bucket in buckets)
         if wait_s > 0:
             raise AccessDenied(
                 f"too many wrong passwords or signatures (failed_logins_per_minute); try again in {math.ceil(wait_s)} s"
             )
-        for bucket, rate in self._of(address, name):
-            self._add(bucket, rate, -1)
+        for bucket in buckets:
+            bucket.add(-1, now_s)
 
-    def was_right(self, address: str, name: str) -> None:
-        """Give back what was taken."""
-        for bucket, rate in self._of(address, name):
-            self._add(bucket, rate, 1)
+    def give_back(self, address: str, name: str) -> None:
+        """What was taken: it was no guess, or nobody has looked at it."""
+        for bucket in self._of(address, name):
+            bucket.add(1, self._now())
+
+    def remember(self, address: str, name: str) -> None:
+        """Who has this name was right at this address."""
         known = (_network(address), name)
         self._known.pop(known, None)
         self._known[known] = None
         _shorten(self._known, MOST_KNOWN)
 
-    def _of(self, address: str, name: str) -> list[tuple[Hashable, int]]:
+    def was_right(self, address: str, name: str) -> None:
+        """Give back what was taken, and remember who it was."""
+        self.give_back(address, name)
+        self.remember(address, name)
+
+    def knows(self, address: str, name: str) -> bool:
+        """Whether this name was right at this address."""
+        return (_network(address), name) in self._known
+
+    def _of(self, address: str, name: str) -> list[_Bucket]:
         place = _network(address)
         if (place, name) in self._known:
-            return [((place, name), self._per_minute)]
-        return [(place, self._per_minute), (_ALL, ALL_TIMES * self._per_minute)]
+            return [self._bucket((place, name))]
+        return [self._bucket(place), self._all]
 
-    def _left(self, bucket: Hashable, rate: int) -> float:
-        left, since = self._buckets.get(bucket, (float(rate), 0.0))
-        return min(float(rate), left + (self._now() - since) * rate / 60)
-
-    def _wait_s(self, bucket: Hashable, rate: int) -> float:
-        return max(0.0, 1 - self._left(bucket, rate)) * 60 / rate
-
-    def _add(self, bucket: Hashable, rate: int, count: int) -> None:
-        left = min(float(rate), self._left(bucket, rate) + count)
-        self._buckets.pop(bucket, None)
-        self._buckets[bucket] = (left, self._now())
+    def _bucket(self, key: Hashable) -> _Bucket:
+        bucket = self._buckets.pop(key, None) or _Bucket(self._per_minute, self._now())
+        self._buckets[key] = bucket
         _shorten(self._buckets, MOST_BUCKETS)
+        return bucket
 
 
 def _shorten(table: dict[Hashable, T], most: int) -> None:
@@ -77,11 +104,13 @@ def _shorten(table: dict[Hashable, T], most: int) -> None:
 
 
 def _network(address: str) -> str:
-    """What one attacker is taken to have: an IPv4 address, or a network of IPv6."""
+    """What one attacker is taken to have: an IPv4 address, in whatever form, or a network of IPv6."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
     if found.version == 4:
-        return address
+        return str(found)
     return str(ipaddress.ip_network((found, NETWORK_BITS), strict=False))

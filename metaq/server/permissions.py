@@ -16,7 +16,9 @@ ANONYMOUS: Final = "anonymous"
 RETRY_PREFIX: Final = "%RETRY%"
 """Of the topic in which a group gets its messages again: whoever may consume for the group may use it."""
 _KNOWN: Final = 4096
-"""Answers that are remembered for each principal."""
+"""Answers that are remembered for each principal, about names of at most"""
+_LONGEST_NAME: Final = 255
+"""characters, which no topic or group exceeds: nobody fills memory with what they ask for."""
 
 
 class Action(enum.Enum):
@@ -83,6 +85,8 @@ class Principal:
 
     def may(self, action: Action, resource: str) -> bool:
         """Whether it may do this; ``allowed`` asks it of those who are no administrators."""
+        if len(resource) > _LONGEST_NAME:
+            return self._look_up(action, resource)
         known = self._known.get((action, resource))
         if known is None:
             if len(self._known) >= _KNOWN:
@@ -131,4 +135,5 @@ def demand(principal: Principal, action: Action, resource: str = "") -> None:
 def denied(principal: Principal, action: Action, resource: str = "") -> AccessDenied:
     """What is answered to somebody who may not."""
     hint = "" if principal.named else "; log in first"
-    return AccessDenied(f"{principal} may not {action.value} {resource or 'this broker'}{hint}")
+    named = resource if len(resource) <= _LONGEST_NAME else f"{resource[:_LONGEST_NAME]}…"
+    return AccessDenied(f"{principal} may not {action.value} {named or 'this broker'}{hint}")

@@ -61,7 +61,7 @@ class RegistryServer:
             raise
         self._registry = RegistryHandler(settings, keys, self._clock, run_in_pool)
         self._front.requests = {**self._registry.requests(), **IdentityHandler("").requests()}
-        self._front.puts = self._refuse_puts
+        self._front.puts = self._front.transactional_puts = self._refuse_puts
         self._front.commands = {
             Stats: self._stats,
             Version: lambda session, command: session.reply(write_result(OK, metaq.__version__, command.opaque)),

@@ -24,7 +24,6 @@ can read is refused. Who never signs is better kept as a hash.
 import base64
 import contextlib
 import fcntl
-import functools
 import hashlib
 import hmac
 import os
@@ -136,9 +135,8 @@ def hashed(password: str) -> str:
     return "$".join((_HASH, str(SCRYPT_LOG2_N), *(base64.b64encode(part).decode() for part in parts)))
 
 
-@functools.cache
 def no_user() -> User:
-    """Is checked in the place of a user that is not there, so that it takes as long."""
+    """Is checked in the place of a user that is not there, so that it takes as long. Takes some 40 ms."""
     return User(password=SecretStr(hashed(secrets.token_hex(16))))
 
 
@@ -168,12 +166,18 @@ def load_users(path: Path) -> dict[str, User]:
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"users_file {path}: others can read it; secrets are in it: chmod 600 {path}")
     try:
-        content = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:  # its text would quote the line
+        content = _content(text)
+    except yaml.MarkedYAMLError as error:  # its text would quote what stands there, which may be a secret
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
-        raise ConfigError(f"users_file {path}{line}: no YAML: {error.problem}") from None
+        raise ConfigError(
+            f"users_file {path}{line}: no YAML; a secret with other characters than letters needs quotes"
+        ) from None
     except yaml.YAMLError:
         raise ConfigError(f"users_file {path}: no YAML") from None
+    except RecursionError:
+        raise ConfigError(f"users_file {path}: no YAML that a users file can have: nested too deep") from None
+    except ConfigError as error:
+        raise ConfigError(f"users_file {path}: {error}") from None
     try:
         return _File.model_validate(content or {}).users
     except ValidationError as error:
@@ -182,6 +186,29 @@ def load_users(path: Path) -> dict[str, User]:
             for problem in error.errors(include_input=False)
         ]
         raise ConfigError(f"users_file {path}: {'; '.join(problems)}") from None
+
+
+def _content(text: str) -> Any:
+    """What the YAML says; ``ConfigError`` for a user, or anything else, that is there twice."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        _check_once(node)
+        return None if node is None else loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _check_once(node: yaml.Node | None) -> None:
+    """YAML would take the last one, and say nothing."""
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                raise ConfigError(f"line {line} has the same name as line {lines[name]}")
+            lines[name] = line
+            _check_once(value)
 
 
 def save_users(path: Path, users: Mapping[str, User]) -> None:

@@ -224,6 +224,7 @@ COMMANDS: Final[Mapping[str, tuple[bytes, str]]] = {
     "stats": (write_line("stats", 7), USERS),
     "stats config": (write_line("stats", "config", 7), USERS),
     "stats reset": (write_line("stats", "reset", 7), ADMINS),
+    "stats stacks": (write_line("stats", "stacks", 7), ADMINS),
     "version": (write_line("version", 7), EVERYBODY),
     "help": (write_line("help", 7), EVERYBODY),
     "transaction": (write_line("transaction", "TX:1:1", "s", "BEGIN", 7), WRITERS),

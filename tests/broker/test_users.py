@@ -108,6 +108,10 @@ def test_the_text_client_with_a_user(broker: BrokerProcess, certificates: Certif
     with pytest.raises(Refused, match="wrong user or password") as wrong:
         metaq.TextClient(broker.host, broker.port, user="writer", password="wrong-secret", tls=ca)
     assert wrong.value.code == 403
+    for word in ("two words", "a line\r\n", "geheïm", "a\ttab"):
+        with pytest.raises(BadRequest, match="the password cannot log in") as caught_word:
+            metaq.TextClient(broker.host, broker.port, user="writer", password=word, tls=ca)
+        assert word not in str(caught_word.value)
 
 
 def test_branches_with_a_user(broker: BrokerProcess, certificates: Certificates) -> None:
@@ -205,7 +209,10 @@ def wait_refused(broker: BrokerProcess, user: str, password: str) -> None:
 
 
 def test_users_change_under_load(tmp_path: Path) -> None:
-    """E-05: whoever may go on is not disturbed, who may no more is refused at once, on connections that are open."""
+    """E-05: whoever may go on is not disturbed, who may no more is refused at once, on connections that are open.
+
+    Who is removed and added again has to log in again: it may be somebody else.
+    """
     users = write_users(tmp_path / "users.yaml")
     with BrokerProcess(tmp_path / "data", "--users-file", str(users)) as broker, contextlib.ExitStack() as stack:
         admin = stack.enter_context(metaq.TextClient(broker.host, broker.port, user="admin", password=ADMIN.secret))
@@ -225,13 +232,27 @@ def test_users_change_under_load(tmp_path: Path) -> None:
         thread = threading.Thread(target=load)
         thread.start()
         without = USERS.replace("PUB|CREATE", "SUB")
-        for text, may in ((without, False), (USERS, True), (without.replace("writer:", "writer2:"), False), (USERS, True)) * 2:
+        for text, may in ((without, False), (USERS, True)) * 2:
             write_users(users, text)
             wait_until(lambda may=may: can_put(writer) is may, 30, f"the writer may put: {may}")  # type: ignore[misc]
+        write_users(users, USERS.replace("writer:", "writer2:"))
+        wait_until(lambda: not can_put(writer), 30, "the writer may put nothing")
+        write_users(users, USERS)
+        wait_until(lambda: has_login(broker), 30, "the writer can log in again")
+        assert not can_put(writer)
         ended.set()
         thread.join()
         assert failed == []
         assert broker.running
+
+
+def has_login(broker: BrokerProcess) -> bool:
+    with (
+        contextlib.suppress(Refused),
+        metaq.TextClient(broker.host, broker.port, user="writer", password=WRITER.secret) as again,
+    ):
+        return can_put(again)
+    return False
 
 
 def can_put(client: metaq.TextClient) -> bool:

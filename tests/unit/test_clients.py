@@ -14,14 +14,16 @@ from metaq.protocol.heartbeats import ConsumerData, Heartbeat
 from metaq.protocol.subscription import Subscription, parse_subscription
 from metaq.server.clients import Clients
 from metaq.server.groups import Group, GroupTable, group_of
+from metaq.server.permissions import ANYBODY, Principal
 from metaq.server.remoting import RemotingSession
 
 
 class FakeSession:
     """A connection that is lost when it is told something, if the test says so."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, principal: Principal = ANYBODY) -> None:
         self.address = (name, 1)
+        self.principal = principal
         self.closed = False
         self.closing: list[Callable[[], None]] = []
         self.told: list[str] = []
@@ -123,6 +125,22 @@ def test_a_sender_is_found_by_its_id(table: Table) -> None:
     new.close()
     assert table.clients.sender("same@1") is None
     assert table.clients.producer_groups() == []
+
+
+def test_a_sender_is_replaced_by_its_own_user_only(table: Table) -> None:
+    """E-05, P21: and by others when it has gone, also when it had said another id before."""
+    first, second = FakeSession("same", Principal("ann")), FakeSession("same", Principal("ann"))
+    other = FakeSession("same", Principal("bob"))
+    for session in (first, other, second, other):
+        table.beat(session, producers=("p",))
+    assert table.clients.sender("same@1") is cast(Any, second)
+    heartbeat = Heartbeat("another@1", ("q",), ())
+    table.clients.beat(cast(RemotingSession, second), "JAVA", 409, heartbeat)
+    table.beat(other, producers=("p",))
+    assert table.clients.sender("same@1") is cast(Any, other)
+    for session in (first, second, other):
+        session.close()
+    assert (table.clients._senders, table.clients._client_ids) == ({}, {})
 
 
 def test_a_sender_that_changes_its_id(table: Table) -> None:

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from metaq.errors import AccessDenied, ConfigError
 from metaq.server.guesses import ALL_TIMES, MOST_BUCKETS, Guesses
-from metaq.server.permissions import Action, Permission, Principal, allowed, demand
+from metaq.server.permissions import Action, Permission, Principal, allowed, demand, denied
 from metaq.server.users import User, credentials, hashed, load_users, permission_text, save_users
 from tests.support.users import write_users
 
@@ -50,6 +50,15 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("users: {ann: {secret: [hush-hush}", "no YAML"),
         ("- hush-hush", "users_file"),
         ("users: {ann: {secret: \x01hush-hush}}", "no YAML"),
+        ("users:\n  ann:\n    secret: !hush-hush", "line 3: no YAML"),
+        ("users:\n  ann: {secret: *hush-hush}", "line 2: no YAML"),
+        (
+            "users:\n  ann: {secret: hush-hush}\n  bob: {secret: hush-hush}\n  ann: {secret: hush-hush}",
+            "line 4 has the same name",
+        ),
+        ("users: {ann: {secret: hush-hush, topics: {t: PUB, t: SUB}}}", "the same name as line 1"),
+        ("users: {ann: {secret: " + "[" * 2000 + "]" * 2000 + "}}", "nested too deep"),
+        ("users: &all {ann: *all}", "nested too deep"),
     ],
 )
 def test_a_file_that_is_wrong(tmp_path: Path, text: str, problem: str) -> None:
@@ -121,6 +130,16 @@ def test_a_user_who_is_no_more_may_nothing() -> None:
             demand(ann, action, "t")
 
 
+def test_long_names_are_not_remembered() -> None:
+    """E-05: whoever asks, without a login even, fills no memory with them, nor with what they are told."""
+    ann = principal(topics={"*": Permission.SUB})
+    for length in (255, 256, 1_000_000):
+        assert not allowed(ann, Action.PUBLISH, "x" * length)
+        assert allowed(ann, Action.SUBSCRIBE, "x" * length)
+    assert {len(name) for _, name in ann._known} == {255}
+    assert len(str(denied(ann, Action.PUBLISH, "x" * 1_000_000))) < 300
+
+
 class Time:
     """A clock that is set."""
 
@@ -160,7 +179,10 @@ def test_failures_of_all_addresses_are_limited() -> None:
     guesses = Guesses(30, Time())
     assert tried(guesses, "2001:db8::1", "ann", 20) == 20
     assert tried(guesses, "2001:db8::ffff:1", "ann", 20) == 10
-    looked_at = 30 + sum(tried(guesses, f"10.0.{number // 256}.{number % 256}", "ann", 1) for number in range(3000))
+    assert tried(guesses, "10.1.0.1", "ann", 20) == 20
+    assert tried(guesses, "::ffff:10.1.0.1", "ann", 20) == 10  # the same, as a socket of IPv6 writes it
+    assert tried(guesses, "::ffff:10.1.0.2", "ann", 20) == 20
+    looked_at = 80 + sum(tried(guesses, f"10.0.{number // 256}.{number % 256}", "ann", 1) for number in range(3000))
     assert looked_at == 30 * ALL_TIMES
 
 
@@ -190,3 +212,17 @@ def test_what_is_remembered_is_bounded() -> None:
         guesses.was_right(address, "ann")
     assert len(guesses._buckets) <= MOST_BUCKETS
     assert len(guesses._known) <= MOST_BUCKETS
+
+
+def test_the_bucket_of_all_is_never_forgotten() -> None:
+    """E-05: who is known at many addresses does not fill it by being right there."""
+    guesses = Guesses(1, Time())
+    addresses = [f"10.{number // 65536}.{number // 256 % 256}.{number % 256}" for number in range(MOST_BUCKETS)]
+    for address in addresses:
+        guesses.take(address, "ann")
+        guesses.was_right(address, "ann")
+    for number in range(ALL_TIMES):
+        guesses.take(f"11.0.0.{number}", "bob")
+    for address in addresses:
+        guesses.take(address, "ann")
+    assert tried(guesses, "11.0.1.1", "bob") == 0

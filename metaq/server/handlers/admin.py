@@ -47,6 +47,8 @@ stats stacks <opaque>    what each thread and each greenlet is doing
 stats reset <opaque>     begin new real-time counters
 stats <topic> <opaque>   one topic
 """
+FOR_ADMINISTRATORS: Final = ("reset", "stacks")
+"""What the others must not change, or what makes everybody wait."""
 REALTIME_S: Final = 1800
 """Real-time counters begin anew by themselves after half an hour, as in the original broker."""
 
@@ -105,7 +107,7 @@ class AdminHandler:
 
     def stats(self, session: Session, stats: Stats) -> None:
         item, opaque = stats.item, stats.opaque
-        action = Action.ADMINISTER if item == "reset" else Action.INSPECT
+        action = Action.ADMINISTER if item in FOR_ADMINISTRATORS else Action.INSPECT
         if not allowed(session.principal, action, ""):
             session.reply(write_result(FORBIDDEN, str(denied(session.principal, action)), opaque))
             return

@@ -1,7 +1,7 @@
 """Questions of administrators that clients answer: 307, 309 and 223, which is asked as 221.
 
 (Specs: remoting protocol, sections 3.3 and 3.5.) The broker passes the question on over the client's own connection, and the
-answer back.
+answer back. It asks in its own name: a client that saw the signature of an administrator could send that again.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from metaq.errors import BadRequest, RequestFailed
 from metaq.message import MessageQueue
 from metaq.protocol.adminbodies import decode_offsets, encode_consumer_status
 from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import ConsumeDirectly, ConsumerStatus, RunningInfo, decode_header
+from metaq.protocol.headers import ConsumeDirectly, ConsumerStatus, RunningInfo, decode_header, encode_header
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.remoting import RemotingCommand
 from metaq.server.clients import Member
@@ -54,7 +54,7 @@ class ClientAdminHandler:
         header = decode_header(RunningInfo, request.fields)
         demand(session.principal, Action.INSPECT, header.consumer_group)
         member = self._member(header.consumer_group, header.client_id)
-        self._later.run(session, request, lambda: self._relay(member, request.code, request.fields, request.body))
+        self._later.run(session, request, lambda: self._relay(member, request.code, encode_header(header), b""))
 
     def consume_directly(self, session: RemotingSession, request: RemotingCommand) -> None:
         """309: the client consumes one stored message, now, and says how that went."""
@@ -64,7 +64,7 @@ class ClientAdminHandler:
             raise BadRequest(f"the field {'clientId' if header.client_id is None else 'msgId'} is missing")
         member = self._member(header.consumer_group, header.client_id)
         log_offset = decode_offset_id(header.msg_id).log_offset
-        fields = {**request.fields, "brokerName": self._context.settings.broker_name}
+        fields = encode_header(header._replace(broker_name=self._context.settings.broker_name))
         self._later.run(session, request, lambda: self._relay(member, request.code, fields, self._message(log_offset)))
 
     def _message(self, log_offset: int) -> bytes:

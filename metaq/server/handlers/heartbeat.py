@@ -51,8 +51,9 @@ class HeartbeatHandler:
         return DONE
 
     def _check(self, principal: Principal, heartbeat: Heartbeat) -> None:
-        """A producer is asked about transactional messages, and so is shown them."""
-        if any(group != INNER_PRODUCER for group in heartbeat.producers):
+        """A producer is asked about transactional messages, and so is shown them; every client id may be sent replies."""
+        is_producer = any(group != INNER_PRODUCER for group in heartbeat.producers)
+        if is_producer or not (heartbeat.consumers or principal.named):
             demand(principal, Action.PUBLISH)
         for data in heartbeat.consumers:
             demand(principal, Action.CONSUME, data.group)

@@ -1,0 +1,132 @@
+"""What one user, or nobody, could get of another one through the broker: signatures, replies, groups."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from metaq.protocol.codes import Request, Response
+from metaq.protocol.headers import encode_header, with_letters
+from metaq.protocol.remoting import encode_response
+from metaq.protocol.text import write_put
+from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
+from tests.support.messages import send_header
+from tests.support.remoting import RemotingClient
+from tests.support.users import ADMIN, GROUP, READER, TOPIC, WRITER, SigningClient, write_users
+
+CLIENT_ID: Final = "10.0.0.9@1"
+INNER: Final = "CLIENT_INNER_PRODUCER"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    folder = tmp_path_factory.mktemp("strangers")
+    users = write_users(folder / "users.yaml")
+    with BrokerProcess(folder / "data", "--users-file", str(users)) as process:
+        yield process
+
+
+@pytest.fixture
+def admin(broker: BrokerProcess) -> Iterator[SigningClient]:
+    with SigningClient(broker.host, broker.port, ADMIN) as client:
+        yield client
+
+
+def heartbeat(group: str = INNER, *, consumes: bool = False) -> bytes:
+    content = {"clientID": CLIENT_ID, "producerDataSet": [{"groupName": group}], "consumerDataSet": []}
+    if consumes:
+        subscriptions = [{"topic": TOPIC, "subString": "*"}]
+        content["consumerDataSet"] = [{"groupName": GROUP, "subscriptionDataSet": subscriptions}]
+    return json.dumps(content).encode()
+
+
+def test_a_consumer_sees_no_signature_of_an_administrator(broker: BrokerProcess, admin: SigningClient) -> None:
+    """E-05, P21: what is asked of it has neither the name nor the signature of who asks, which it could send again."""
+    sent = admin.call(Request.SEND_MESSAGE_V2, with_letters(encode_header(send_header(TOPIC))), b"body")
+    assert sent.code == Response.SUCCESS
+    fields = {"consumerGroup": GROUP, "clientId": CLIENT_ID}
+    with SigningClient(broker.host, broker.port, READER) as consumer:
+        assert consumer.call(Request.HEART_BEAT, body=heartbeat(consumes=True)).code == Response.SUCCESS
+        for code, asked_for, relayed in (
+            (Request.GET_CONSUMER_RUNNING_INFO, {"jstackEnable": "true"}, {"jstackEnable": "true"}),
+            (Request.CONSUME_MESSAGE_DIRECTLY, {"msgId": sent.fields["msgId"]}, {"brokerName": "metaq"}),
+        ):
+            opaque = admin.send(code, ADMIN.signed({**fields, **asked_for}, b""))
+            asked = consumer.request(code)
+            assert asked.fields == {**fields, **asked_for, **relayed}
+            consumer.send_bytes(encode_response(asked, 0, {}, None, 0))
+            assert admin.response(opaque).code == Response.SUCCESS
+
+
+def reply_to(client: SigningClient, requester: RemotingClient) -> str:
+    """The body that the requester is sent as the reply."""
+    header = send_header("DefaultCluster_REPLY_TOPIC", f"MSG_TYPE\x01reply\x02REPLY_TO_CLIENT\x01{CLIENT_ID}\x02")
+    fields = client.who.signed(with_letters(encode_header(header)), b"42") if client.who else None
+    opaque = client.send(Request.SEND_REPLY_MESSAGE_V2, fields, b"42")
+    push = requester.request(Request.PUSH_REPLY_MESSAGE_TO_CLIENT)
+    requester.send_bytes(encode_response(push, 0, {}, None, 0))
+    assert client.response(opaque).code == Response.SUCCESS
+    return push.body.decode()
+
+
+def test_replies_go_to_no_stranger(broker: BrokerProcess, admin: SigningClient) -> None:
+    """E-05, P21: nobody says who it is without a login, and no user takes the place of another one that is connected."""
+    with contextlib.ExitStack() as stack:
+        nobody = stack.enter_context(RemotingClient(broker.host, broker.port))
+        writer = stack.enter_context(SigningClient(broker.host, broker.port, WRITER))
+        reader = stack.enter_context(SigningClient(broker.host, broker.port, READER))
+        refused = nobody.call(Request.HEART_BEAT, body=heartbeat())
+        assert (refused.code, "anonymous may not" in str(refused.remark)) == (Response.NO_PERMISSION, True)
+        assert writer.call(Request.HEART_BEAT, body=heartbeat("asks")).code == Response.SUCCESS
+        for _ in range(2):
+            assert reader.call(Request.HEART_BEAT, body=heartbeat()).code == Response.SUCCESS
+        assert reply_to(admin, writer) == "42"
+        assert broker.stderr().count("client id belongs to another user") == 1
+        again = stack.enter_context(SigningClient(broker.host, broker.port, WRITER))
+        assert again.call(Request.HEART_BEAT, body=heartbeat("asks")).code == Response.SUCCESS  # it has connected anew
+        assert reply_to(admin, again) == "42"
+        again.close()
+
+        def is_gone() -> bool:
+            asked = admin.call(Request.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "asks", "topic": TOPIC})
+            return len(json.loads(asked.body)["connectionSet"]) == 1
+
+        wait_until(is_gone, 30, "the broker has seen that it is gone")
+        assert reader.call(Request.HEART_BEAT, body=heartbeat()).code == Response.SUCCESS
+        assert reply_to(admin, reader) == "42"
+
+
+def test_who_is_refused_makes_no_group(broker: BrokerProcess, admin: SigningClient) -> None:
+    """E-05, P21: by sending to its retry topic."""
+    fields = with_letters(encode_header(send_header("%RETRY%made-up")))
+    for who in (None, WRITER):
+        with SigningClient(broker.host, broker.port, who) as client:
+            assert client.call(Request.SEND_MESSAGE_V2, fields, b"x").code == Response.NO_PERMISSION
+    groups = json.loads(admin.call(Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)["subscriptionGroupTable"]
+    assert "made-up" not in groups
+    assert admin.call(Request.SEND_MESSAGE_V2, fields, b"x").code == Response.SUCCESS
+    groups = json.loads(admin.call(Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)["subscriptionGroupTable"]
+    assert "made-up" in groups
+
+
+def test_an_endless_name_is_told_in_part(broker: BrokerProcess) -> None:
+    """E-05: who asks for a name of megabytes is not sent them back."""
+    with RemotingClient(broker.host, broker.port) as nobody:
+        fields = with_letters(encode_header(send_header("x" * 60_000)))
+        remark = nobody.call(Request.SEND_MESSAGE_V2, fields, b"x").remark or ""
+    assert "may not publish to xxx" in remark
+    assert len(remark) < 400
+
+
+def test_a_registry_refuses_puts_of_transactions(tmp_path: Path) -> None:
+    """E-05: and the connection goes on."""
+    with RegistryProcess(tmp_path / "registry") as registry, registry.connect() as connection:
+        replies = connection.makefile("rb")
+        for transaction in ("TX:1:1", None):
+            connection.sendall(write_put("t", 0, 0, b"body", 7, transaction=transaction))
+            _, status, size, _ = replies.readline().split()
+            assert (status, b"this is a registry" in replies.read(int(size))) == (b"400", True)
+        assert "Traceback" not in registry.stderr()

@@ -1,0 +1,216 @@
+"""Who asks: what the gate looks at, in which order, and what a stranger can learn from it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pytest
+
+from metaq.errors import AccessDenied, Overloaded
+from metaq.protocol.codes import Request
+from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request
+from metaq.protocol.signature import SIGNATURE, Credentials
+from metaq.server import gate as gate_module
+from metaq.server.gate import MOST_WAITING, WRONG, Gate
+from metaq.server.permissions import Action
+from metaq.server.remoting import RemotingSession
+from metaq.server.users import User, hashed
+from tests.support.users import ADMIN, READER, USERS, WRITER, write_users
+
+HERE: Final = "10.0.0.1"
+A_MINUTE: Final = 5
+HASHED: Final = "hashed-password"
+
+
+class FakeSession:
+    """A connection, as far as the gate looks at it."""
+
+    def __init__(self, gate: Gate, address: str = HERE) -> None:
+        self.address = (address, 1)
+        self.principal = gate.anonymous
+
+
+class Opened:
+    """A gate, and the file of its users."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = write_users(folder / "users.yaml", f"{USERS}  ann: {{password: {hashed(HASHED)}}}\n")
+        self.now_s = 0.0
+        self.gate = Gate(str(self.path), A_MINUTE, lambda: self.now_s)
+
+    def session(self, address: str = HERE) -> RemotingSession:
+        return cast(RemotingSession, FakeSession(self.gate, address))
+
+    def left(self, address: str = HERE, name: str = "nemo") -> int:
+        """How many guesses are looked at now; none is after it."""
+        for number in range(1000):
+            try:
+                self.gate._guesses.take(address, name)
+            except AccessDenied:
+                return number
+        raise AssertionError("there is no limit")
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Opened:
+    return Opened(tmp_path)
+
+
+def signed(who: Credentials, body: bytes = b"", **changed: str) -> RemotingCommand:
+    fields = {**who.signed({"topic": "t"}, body), **changed}
+    (request,) = FrameReader().receive(encode_request(Request.GET_ROUTEINFO_BY_TOPIC, 1, fields, body))
+    return request
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, before: Callable[[], None] = lambda: None) -> list[object]:
+    """The calls of a function; ``before`` is called with each."""
+    calls: list[object] = []
+    real = getattr(where, name)
+
+    def call(*arguments: Any) -> Any:
+        calls.append(arguments[0])
+        before()
+        return real(*arguments)
+
+    monkeypatch.setattr(where, name, call)
+    return calls
+
+
+# -- passwords --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["nemo", "anonymous", WRITER.name, "ann"])
+def test_a_wrong_password_takes_one_hash(opened: Opened, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """E-05: whether there is such a user, and whatever is kept of its password: names cannot be told apart by time."""
+    hashes = counted(monkeypatch, gate_module, "run_in_pool")
+    made = counted(monkeypatch, gate_module, "no_user")
+    with pytest.raises(AccessDenied, match=f"^{WRONG}$"):
+        opened.gate.check(name, "wrong-password", HERE)
+    assert (len(hashes), len(made)) == (1, 0)
+
+
+def test_what_was_no_guess_is_given_back(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-05: when too many passwords wait, none has been looked at, and who was right has not guessed."""
+    monkeypatch.setattr(opened.gate, "_waiting", MOST_WAITING)
+    for name in ("nemo", WRITER.name, "ann"):
+        for _ in range(A_MINUTE):
+            with pytest.raises(Overloaded):
+                opened.gate.check(name, "wrong-password", HERE)
+    assert opened.gate.check(WRITER.name, WRITER.secret, HERE).name == WRITER.name
+    assert opened.left() == A_MINUTE
+
+
+def test_users_that_are_read_again_meanwhile(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-05: the password is compared with the new ones, and one that is right is not refused, nor counted."""
+    text = opened.path.read_text()
+
+    def reload() -> None:
+        if len(hashes) == 1:
+            write_users(opened.path, text.replace("admin: true", "admin: false"))
+            opened.gate.reload()
+
+    hashes = counted(monkeypatch, gate_module, "run_in_pool", reload)
+    assert opened.gate.check("ann", HASHED, HERE).name == "ann"
+    assert len(hashes) == 2
+    assert opened.left() == A_MINUTE
+
+
+def test_a_password_that_is_taken_away_meanwhile(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-05: does not let in."""
+
+    def remove() -> None:
+        write_users(opened.path)
+        opened.gate.reload()
+
+    counted(monkeypatch, gate_module, "run_in_pool", remove)
+    with pytest.raises(AccessDenied, match=WRONG):
+        opened.gate.check("ann", HASHED, HERE)
+
+
+# -- secrets without a name -------------------------------------------------------------------------------------------
+
+
+def test_one_secret_opens_no_way_to_guess_others(opened: Opened) -> None:
+    """E-05, P33: who holds one, at many addresses, guesses no more than others from many addresses."""
+    guessed = 0
+    for number in range(100):
+        address = f"10.1.0.{number}"
+        opened.gate.holder(READER.secret, address)
+        for _ in range(2 * A_MINUTE):
+            try:
+                opened.gate.holder("wrong-secret", address)
+            except AccessDenied as error:
+                guessed += str(error) == WRONG
+        opened.gate.holder(READER.secret, address)
+    from_all = A_MINUTE * 10
+    assert guessed == from_all
+    with pytest.raises(AccessDenied, match="too many wrong"):
+        opened.gate.holder(WRITER.secret, "10.1.0.99")  # although it is right: it is not looked at
+
+
+def test_a_holder_who_is_known_is_not_hindered_by_others(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-05: every secret is looked at, and what was right is not counted."""
+    for secret in (READER.secret, WRITER.secret) * (3 * A_MINUTE):
+        opened.gate.holder(secret, HERE)
+    opened.left()
+    looked_at = counted(monkeypatch, User, "proves")
+    assert opened.gate.holder(WRITER.secret, HERE).name == WRITER.name
+    assert len(looked_at) == 2
+    with pytest.raises(AccessDenied):
+        opened.gate.holder(ADMIN.secret, HERE)  # was never right here
+
+
+# -- signatures -------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_signatures_are_told_alike(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-05: no such user, one without a secret, a wrong secret: the same words after the same work."""
+    computed = counted(monkeypatch, gate_module, "is_signed_with")
+    said = set()
+    for name in ("nemo", "ann", "anonymous", WRITER.name):
+        with pytest.raises(AccessDenied) as caught:
+            opened.gate.identify(opened.session(), signed(Credentials(name, "wrong-secret")))
+        said.add(str(caught.value).replace(repr(name), "NAME"))
+    assert len(said) == 1
+    assert len(computed) == 4
+
+
+def test_no_signature_is_computed_that_may_not_be_looked_at(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-05: a body may have 16 MB; a session that is that user already is looked at all the same."""
+    known, stranger = opened.session(), opened.session()
+    opened.gate.identify(known, signed(WRITER))
+    opened.left()
+    computed = counted(monkeypatch, gate_module, "is_signed_with")
+    for name in ("nemo", "anonymous", READER.name):
+        with pytest.raises(AccessDenied, match="too many wrong"):
+            opened.gate.identify(stranger, signed(Credentials(name, "wrong-secret")))
+    assert computed == []
+    opened.gate.identify(known, signed(WRITER, b"body"))
+    with pytest.raises(AccessDenied, match="wrong signature"):
+        opened.gate.identify(known, signed(WRITER, **{SIGNATURE: "wrong"}))
+    assert known.principal.name == WRITER.name
+
+
+def test_a_user_who_is_added_again_is_another_one(opened: Opened) -> None:
+    """E-05: sessions of the one before stay what they are: nobody's."""
+    session, before = opened.session(), opened.gate.check(WRITER.name, WRITER.secret, HERE)
+    opened.gate.identify(session, signed(WRITER))
+    for text in (USERS.replace("writer:", "writer2:"), USERS):
+        write_users(opened.path, text)
+        opened.gate.reload()
+        assert not before.named
+        assert not session.principal.named
+    opened.gate.identify(session, signed(WRITER))
+    assert session.principal.named
+    assert session.principal is opened.gate.check(WRITER.name, WRITER.secret, HERE)
+
+
+def test_nobody_stays_nobody(opened: Opened) -> None:
+    """E-05: what the file grants to those who have not logged in holds for connections that are open, again and again."""
+    nobody = opened.gate.anonymous
+    for topics in ("{t: SUB}", "{}", "{t: SUB}"):
+        for text in (USERS, f"{USERS}  anonymous: {{topics: {topics}}}\n"):
+            write_users(opened.path, text)
+            opened.gate.reload()
+        assert opened.gate.anonymous is nobody
+        assert nobody.may(Action.SUBSCRIBE, "t") == (topics != "{}")
