@@ -110,7 +110,7 @@ class Feeder:
         reason = f"{MOST_NAMELESS} others wait, too"
         logger.warning("connection dropped address=%s reason=%s", self._nameless.pop(connection), reason)
         with contextlib.suppress(OSError):  # the other side has hung up
-            connection.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)  # TLS's own would take its state away from who waits in it
 
     def _spawn(self, work: Callable[..., None], *arguments: Any) -> Any:
         greenlet = gevent.spawn(work, *arguments)

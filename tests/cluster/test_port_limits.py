@@ -12,6 +12,7 @@ from metaq.replication.frames import CONTROL, FRAME, LENGTH, MAGIC, Hello
 from tests.cluster.traffic import try_put
 from tests.support.broker import SEGMENT_BYTES, SOCKET_TIMEOUT_S, wait_until
 from tests.support.cluster import DEADLINE_S, Cluster, ReplicaProcess, wait_caught_up
+from tests.support.tls import issue
 
 FLOOD: Final = 400
 BESIDE: Final = 16
@@ -55,6 +56,17 @@ def test_who_says_nothing_keeps_no_slave_away(tmp_path: Path) -> None:
             wait_caught_up(master, slave)
         wait_until(lambda: descriptors(master) <= usual + BESIDE, DEADLINE_S, "all of them are closed")
         assert "connection dropped" in master.stderr()
+        assert "Traceback" not in master.stderr()
+
+
+def test_who_begins_with_tls_keeps_no_slave_away(tmp_path: Path) -> None:
+    """E-05, F-HA-GARBAGE: handshakes that never end are dropped like every other beginning, and nothing breaks by it."""
+    with Cluster(tmp_path, "--min-in-sync", "1", *issue(tmp_path).flags) as cluster:
+        master = cluster.add(1)
+        usual = descriptors(master)
+        with connections(master, 2 * MOST_NAMELESS, b"\x16\x03\x01\x02\x00\x01"):
+            wait_until(lambda: "connection dropped" in master.stderr(), DEADLINE_S, "the oldest are dropped")
+        wait_until(lambda: descriptors(master) <= usual + BESIDE, DEADLINE_S, "all of them are closed")
         assert "Traceback" not in master.stderr()
 
 
