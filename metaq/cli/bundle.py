@@ -75,7 +75,7 @@ def debug_bundle(broker: tuple[str, int], data: Path | None, log: Path | None, o
     at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     name = f"metaq-debug-{at}"
     parts: list[Part] = [("versions.txt", _versions)]
-    problems = []
+    problems: list[str] = []
     folder, reached = data, False
     try:
         with connect(broker) as client:

@@ -393,6 +393,17 @@ class Branches(Generic[T]):
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._open or self.is_kept(key)
+
+    def is_kept(self, key: str) -> bool:
+        """Whether a branch is prepared, or was decided by an operator."""
+        return key in self._prepared or key in self._heuristic
+
+    def messages(self, key: str) -> list[T] | None:
+        """What an open branch holds; ``None`` of one that is not open."""
+        return self._open.messages(key) if key in self._open else None
+
     def place(self, key: str) -> int | None:
         """Where a prepared branch is; it may be busy."""
         return self._prepared.get(key)

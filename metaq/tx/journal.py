@@ -2,11 +2,13 @@
 
 Both are ordinary records of the internal topic ``METAQ_SYS_TRANSACTIONS``. Partition 0 holds the marks, whose bodies are JSON::
 
-    {"do":"prepare","key":"XID:1:0a:0b:app","messages":2,"bytes":310}     behind it, in its group: the messages, parked
+    {"do":"prepare","key":"XID:1:0a:0b:app","messages":2,"bytes":310,     behind it, in its group: the messages, parked
+     "topics":["orders"]}
     {"do":"prepare", …, "since_ms":1700000000000}                         again, when its segment is to be deleted
     {"do":"commit","key":"XID:1:0a:0b:app","messages":2}                  behind it, in its group: the messages
     {"do":"rollback","key":"XID:1:0a:0b:app"}
-    {"do":"heuristic","key":"XID:1:0a:0b:app","outcome":"commit"}         behind it, when it commits: the messages
+    {"do":"heuristic","key":"XID:1:0a:0b:app","outcome":"commit",         behind it, when it commits: the messages
+     "topics":["orders"]}
     {"do":"forget","key":"XID:1:0a:0b:app"}
 
 Each has "ids" too: how far text ids of messages without a place were given.

@@ -4,11 +4,11 @@ Everything that is to survive is a group of records in the log (``metaq.tx.journ
 the turn like every put. So a step that stores something comes in two halves: it is staged, and its *outcome* follows when the
 append is as durable as promised, or has failed. In between the branch is busy.
 
-``config/transactions.json`` holds the undecided branches, each with the log offset of its mark and the bytes that it was
-promised, and the ordinal of the first mark whose outcome was open when the snapshot was taken::
+``config/transactions.json`` holds the undecided branches, each with the log offset of its mark, the bytes that it was promised
+and its topics, and the ordinal of the first mark whose outcome was open when the snapshot was taken::
 
-    {"crc32c":"…","next":204,"ids":1880000000000000000,"prepared":[["XID:1:0a:0b:app",8123904,1024]],
-     "heuristic":[["XID:1:0a:0c:app","commit"]]}
+    {"crc32c":"…","next":204,"ids":1880000000000000000,"prepared":[["XID:1:0a:0b:app",8123904,1024,["orders"]]],
+     "heuristic":[["XID:1:0a:0c:app","commit",["orders"]]]}
 
 A start takes the snapshot and applies the marks from there on; again those that it covers already changes nothing. A snapshot
 is written when the log is durable up to where it was when the snapshot was taken. ``ids`` is further than any id that was
@@ -17,7 +17,7 @@ given until the next snapshot, unless the clock goes back; marks say how far ids
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -42,10 +42,15 @@ RECENT_BYTES: Final = 8 * 1024 * 1024
 LOOK_S: Final = 0.1
 """How old a look at the room on the disk may be when a branch votes: a third of ``least_free_bytes`` may be gone since."""
 IDS_AHEAD: Final = 1 << 40
+_TOPICS_SHARED: Final = 1024
 _ID_SHIFT: Final = 20
 _MARKS: Final = TopicPartition(TOPIC, MARKS)
 _SIZE_BITS: Final = 24
 _KIB: Final = 1024
+
+
+Topics = tuple[str, ...]
+"""Of the messages of one branch, each once."""
 
 
 class _Staged(NamedTuple):
@@ -128,6 +133,8 @@ class Transactions:
         self._left: deque[tuple[int, int]] = deque()  # log offsets: an end, and a place needed until it is durable
         self._unreadable: set[int] = set()  # places of damaged branches, for which no segment is kept
         self._recent = _Recent()
+        self._topics: dict[str, Topics] = {}  # of prepared and heuristic branches, unless an older version made them
+        self._shared: dict[Topics, Topics] = {}  # most branches have the topics of others
         self._looked_s, self._available = -LOOK_S, 0
         self._next_id = store.clock.now_ms() << _ID_SHIFT
         self._recover()
@@ -144,10 +151,12 @@ class Transactions:
             logger.error("the log has lost marks of transactions that the snapshot covers, the other marks count")
             following, content["prepared"] = 0, []
         self._next_id = max(self._next_id, content["ids"])
-        for key, outcome in content["heuristic"]:  # before a branch of the same name that was prepared later
+        for key, outcome, *topics in content["heuristic"]:  # before a branch of the same name that was prepared later
             self.branches.restore_heuristic(key, Outcome(outcome))
-        for key, place, size in content["prepared"]:
+            self._note_topics(key, *topics)
+        for key, place, size, *topics in content["prepared"]:
             self._restored(key, _packed(place, size))
+            self._note_topics(key, *topics)
         queue = self._store.queues.get(_MARKS)
         if queue is not None:
             first = max(following, self._store.first(queue, read_here)[0])
@@ -170,6 +179,7 @@ class Transactions:
             logger.warning("a branch was decided long ago, or lost with its damaged messages key=%s", key)
             self._release(self.branches.place(key))
             self.branches.restore_decided(key)
+            self._forget_topics(key)
 
     def _apply(self, mark: dict[str, Any], log_offset: int) -> None:
         key = mark["key"]
@@ -177,14 +187,17 @@ class Transactions:
         match mark["do"]:
             case "prepare":
                 self._restored(key, _packed(log_offset, mark["bytes"]))
+                self._note_topics(key, mark.get("topics"))
             case "commit" | "rollback":
                 self._release(self.branches.place(key))
                 self.branches.restore_decided(key)
             case "heuristic":
                 self._release(self.branches.place(key))
                 self.branches.restore_heuristic(key, Outcome(mark["outcome"]))
+                self._note_topics(key, mark.get("topics"))
             case "forget":
                 self.branches.restore_forgotten(key)
+        self._forget_topics(key)
 
     def _restored(self, key: str, value: int) -> None:
         self._release(self.branches.place(key))
@@ -194,6 +207,25 @@ class Transactions:
     def _release(self, value: int | None) -> None:
         if value is not None:
             self._store.reserved_bytes -= _bytes(value)
+
+    # -- topics -------------------------------------------------------------------------------------------------------
+
+    def topics(self, key: str) -> Topics | None:
+        """Of the messages of a branch; ``None`` when they are not known, of one that an older version has prepared."""
+        messages = self.branches.messages(key)
+        return self._topics.get(key) if messages is None else _topics_of(messages)
+
+    def _note_topics(self, key: str, topics: Sequence[str] | None = None) -> None:
+        if topics is None:
+            return
+        if len(self._shared) >= _TOPICS_SHARED:
+            self._shared.clear()
+        names = tuple(topics)
+        self._topics[key] = self._shared.setdefault(names, names)
+
+    def _forget_topics(self, key: str) -> None:
+        if not self.branches.is_kept(key):
+            self._topics.pop(key, None)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -215,7 +247,8 @@ class Transactions:
         size = self.branches.size(key)
         try:
             self._check_room(size)
-            mark = self._mark({"do": "prepare", "key": key, "messages": len(messages), "bytes": size})
+            counts = {"messages": len(messages), "bytes": size}
+            mark = self._mark({"do": "prepare", "key": key, **counts, "topics": _topics_of(messages)})
             place = put_together(self._store, mark, self._journal.parked(messages))[0]
         except MetaqError as error:
             self.branches.refused(key)
@@ -233,6 +266,7 @@ class Transactions:
     def _prepared(self, key: str, value: int, messages: list[Held], size: int) -> None:
         self._recent.add(value, messages, size)
         self.branches.prepared(key, value)
+        self._note_topics(key, _topics_of(messages))
 
     def _refused(self, key: str, value: int) -> None:
         self._release(value)
@@ -275,7 +309,7 @@ class Transactions:
 
     def store_decision(self, key: str, work: Work[Held], outcome: Outcome, messages: Sequence[Held]) -> Step:
         """Stage the decision; ``messages`` are those of the branch when it commits."""
-        mark = {"do": "heuristic", "key": key, "outcome": outcome.value}
+        mark = {"do": "heuristic", "key": key, "outcome": outcome.value, "topics": self._topics.get(key)}
         return self._decide(key, work, mark, messages if outcome is Outcome.COMMIT else ())
 
     def forget(self, key: str) -> Step | None:
@@ -283,7 +317,11 @@ class Transactions:
         if not self.branches.forget(key):
             return None
         place = self._stage(key, {"do": "forget", "key": key}, (), XaCode.RMFAIL)
-        return Step(self._staged(place), partial(self.branches.done, key), partial(self.branches.failed, key), XaCode.RMFAIL)
+        return Step(self._staged(place), partial(self._forgotten, key), partial(self.branches.failed, key), XaCode.RMFAIL)
+
+    def _forgotten(self, key: str) -> None:
+        self.branches.done(key)
+        self._forget_topics(key)
 
     def _decide(self, key: str, work: Work[Held], mark: dict[str, Any], messages: Sequence[Held]) -> Step:
         refusal = XaCode.RBOTHER if work.place is None else XaCode.RMFAIL
@@ -319,6 +357,7 @@ class Transactions:
             self._leave(place, end)
             self._recent.take(place)
         self.branches.done(key)
+        self._forget_topics(key)
 
     def _leave(self, value: int, end: int) -> None:
         """A place is needed no more when the log is durable up to ``end``; before that a power cut may take back why."""
@@ -386,7 +425,7 @@ class Transactions:
         if self.branches.is_busy(key) or self.branches.place(key) != value:  # decided while this one read
             return None
         counts = {"messages": len(messages), "bytes": _bytes(value)}
-        mark = self._mark({"do": "prepare", "key": key, **counts, "since_ms": since_ms})
+        mark = self._mark({"do": "prepare", "key": key, **counts, "topics": _topics_of(messages), "since_ms": since_ms})
         place = put_together(self._store, mark, self._journal.parked(messages))[0]
         moved = _packed(place, _bytes(value))
         succeeded = partial(self._moved, key, value, moved, self._store.log.staged_end)
@@ -423,8 +462,8 @@ class Transactions:
         content = {
             "next": following,
             "ids": self._next_id + IDS_AHEAD,
-            "prepared": [[key, _offset(value), _bytes(value)] for key, value in self.branches.places()],
-            "heuristic": [[key, outcome.value] for key, outcome in self.branches.heuristics()],
+            "prepared": [[key, _offset(value), _bytes(value), self._topics.get(key)] for key, value in self.branches.places()],
+            "heuristic": [[key, outcome.value, self._topics.get(key)] for key, outcome in self.branches.heuristics()],
         }
         return _Snapshot(content, self._store.log.end, needed_from, self._version)
 
@@ -433,6 +472,10 @@ class Transactions:
         run(lambda: disk.make_directories(self._path.parent))
         run(lambda: write_document(disk, self._path, snapshot.content))
         self._saved_version, self._uncovered = snapshot.version, snapshot.needed_from
+
+
+def _topics_of(messages: Iterable[Held]) -> Topics:
+    return tuple(sorted({message.queue.topic for message in messages}))
 
 
 def _nothing() -> None:

@@ -11,13 +11,18 @@ import pytest
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import encode_header, with_letters
 from metaq.protocol.remoting import encode_response
-from metaq.protocol.text import write_put
+from metaq.protocol.signature import Credentials
+from metaq.protocol.text import write_line, write_put
+from metaq.store.disk import RealDisk
+from metaq.store.documents import write_document
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.messages import send_header
 from tests.support.remoting import RemotingClient
-from tests.support.users import ADMIN, GROUP, READER, TOPIC, WRITER, SigningClient, write_users
+from tests.support.users import ADMIN, GROUP, READER, TOPIC, USERS, WRITER, SigningClient, write_users
 
 CLIENT_ID: Final = "10.0.0.9@1"
+OTHER: Final = Credentials("other", "other-secret-1")
+BRANCH: Final = "XID:1:0a:0b:app"
 INNER: Final = "CLIENT_INNER_PRODUCER"
 
 
@@ -130,3 +135,61 @@ def test_a_registry_refuses_puts_of_transactions(tmp_path: Path) -> None:
             _, status, size, _ = replies.readline().split()
             assert (status, b"this is a registry" in replies.read(int(size))) == (b"400", True)
         assert "Traceback" not in registry.stderr()
+
+
+def say(broker: BrokerProcess, who: Credentials, *lines: bytes) -> list[tuple[int, str]]:
+    """Status and text of the answers to these lines, after a login."""
+    answers = []
+    with broker.connect() as connection, connection.makefile("rb") as replies:
+        for line in (write_line("auth", who.name, who.secret, 1), *lines):
+            connection.sendall(line)
+            _, status, size, _ = replies.readline().split()
+            answers.append((int(status), replies.read(int(size)).decode()))
+    return answers[1:]
+
+
+def step(word: str, key: str = BRANCH) -> bytes:
+    return write_line("transaction", key, "s", word, 7)
+
+
+def refused(broker: BrokerProcess, *words: str) -> bool:
+    """Whether these steps are refused to who may publish to another topic only, and RECOVER shows nothing to it."""
+    answers = say(broker, OTHER, *map(step, words), step("RECOVER", "null"))
+    return answers == [*[(403, f"other may not publish to {TOPIC}")] * len(words), (200, "")]
+
+
+def test_a_branch_is_finished_by_those_who_may_publish_what_is_in_it(tmp_path: Path) -> None:
+    """E-06, P21: and shown to them alone, open, prepared or decided by an operator, also after restarts."""
+    users = write_users(tmp_path / "users.yaml", f"{USERS}  other: {{secret: {OTHER.secret}, topics: {{o: PUB|CREATE}}}}\n")
+    with BrokerProcess(tmp_path / "data", "--users-file", str(users)) as broker:
+        put = write_put(TOPIC, 0, 0, b"body", 7, transaction=BRANCH)
+        assert say(broker, WRITER, write_put(TOPIC, 0, 0, b"body", 7), step("BEGIN"), put)[1][0] == 200
+        assert refused(broker, "PREPARE", "COMMIT_ONE_PHASE", "ROLLBACK", "FORGET")
+        assert say(broker, WRITER, step("PREPARE"), step("RECOVER", "null")) == [(200, "0"), (200, BRANCH)]
+        for restart in (broker.kill, broker.terminate):
+            assert refused(broker, "COMMIT_TWO_PHASE", "ROLLBACK", "FORGET")
+            restart()
+            broker.start()
+        assert refused(broker, "COMMIT_TWO_PHASE", "ROLLBACK", "FORGET")
+        with SigningClient(broker.host, broker.port, ADMIN) as admin:
+            assert admin.call(Request.DECIDE_TRANSACTION, {"key": BRANCH, "outcome": "rollback"}).code == Response.SUCCESS
+        for restart in (broker.kill, broker.terminate):
+            assert refused(broker, "COMMIT_TWO_PHASE", "FORGET")
+            restart()
+            broker.start()
+        assert refused(broker, "COMMIT_TWO_PHASE", "FORGET")
+        asked = say(broker, WRITER, step("RECOVER", "null"), step("FORGET"), step("RECOVER", "null"))
+        assert asked == [(200, BRANCH), (200, ""), (200, "")]
+
+
+def test_a_branch_of_an_older_version_is_for_administrators(tmp_path: Path) -> None:
+    """E-06: of which nobody knows the topics."""
+    users = write_users(tmp_path / "users.yaml")
+    (tmp_path / "data" / "config").mkdir(parents=True)
+    content = {"next": 0, "ids": 0, "prepared": [], "heuristic": [[BRANCH, "rollback"]]}
+    write_document(RealDisk(), tmp_path / "data" / "config" / "transactions.json", content)
+    with BrokerProcess(tmp_path / "data", "--users-file", str(users)) as broker:
+        (status, text), recovered = say(broker, WRITER, step("FORGET"), step("RECOVER", "null"))
+        assert (status, "an older version prepared it" in text, recovered) == (403, True, (200, ""))
+        asked = say(broker, ADMIN, step("RECOVER", "null"), step("FORGET"), step("RECOVER", "null"))
+        assert asked == [(200, BRANCH), (200, ""), (200, "")]

@@ -9,7 +9,7 @@ import pytest
 from metaq.errors import AccessDenied, Overloaded
 from metaq.protocol.codes import Request
 from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request
-from metaq.protocol.signature import SIGNATURE, Credentials
+from metaq.protocol.signature import Credentials
 from metaq.server import gate as gate_module
 from metaq.server.gate import MOST_WAITING, WRONG, Gate
 from metaq.server.guesses import ALL_TIMES
@@ -186,7 +186,7 @@ def test_no_signature_is_computed_that_may_not_be_looked_at(opened: Opened, monk
     assert computed == []
     opened.gate.identify(known, signed(WRITER, b"body"))
     with pytest.raises(AccessDenied, match="wrong signature"):
-        opened.gate.identify(known, signed(WRITER, **{SIGNATURE: "wrong"}))
+        opened.gate.identify(known, signed(WRITER, Signature="wrong"))
     assert known.principal.name == WRITER.name
 
 

@@ -12,7 +12,7 @@ from metaq.protocol.textmessage import split_attribute
 from metaq.server.context import Context
 from metaq.server.handlers.put import PutHandler, checksum_mismatch
 from metaq.server.look import Looks, Question
-from metaq.server.permissions import Action, demand
+from metaq.server.permissions import Action, Principal, allowed, demand, denied
 from metaq.server.textsession import TextSession, result
 from metaq.server.turn import NOT_STORED, Short, Turns
 from metaq.server.writing import note
@@ -84,13 +84,16 @@ class TransactionHandler:
             self._check_master()
             if command.type == "RECOVER":
                 self._check_copied()
-                keys = self.transactions.branches.recover(command.qualifier or None)
+                found = self.transactions.branches.recover(command.qualifier or None)
+                keys = [key for key in found if self._may_finish(session.principal, key)]
                 session.reply(write_result(OK, "\r\n".join(keys), command.opaque))
                 return
             if command.key == NO_KEY:
                 raise XaError(XaCode.INVAL, f"{command.type} needs the key of a transaction")
             key, is_local = read_key(command.key)
             self._context.counters.count_step(command.type, local=is_local)
+            if not is_local and command.type != "BEGIN":
+                self._check_topics(session.principal, key)
             steps = self._local_steps if is_local else self._xa_steps
             try:
                 steps[command.type](session, command, key)
@@ -100,6 +103,21 @@ class TransactionHandler:
                 raise
         except MetaqError as error:
             session.reply(refusal(error, command.opaque))
+
+    def _check_topics(self, principal: Principal, key: str) -> None:
+        """Who may not publish what is in a branch has no say in whether it is published."""
+        if principal.admin or key not in self.transactions.branches:
+            return
+        topics = self.transactions.topics(key)
+        if topics is None:
+            raise denied(principal, Action.ADMINISTER, f"{key}, whose topics are not known: an older version prepared it")
+        for topic in topics:
+            demand(principal, Action.PUBLISH, topic)
+
+    def _may_finish(self, principal: Principal, key: str) -> bool:
+        topics = self.transactions.topics(key)
+        known = topics is not None and all(allowed(principal, Action.PUBLISH, topic) for topic in topics)
+        return known or principal.admin
 
     def _check_master(self) -> None:
         """A branch that is not known here may be known to the master: what has not been started is told by nobody else."""
