@@ -1,22 +1,28 @@
 """Mutated beginnings of connections against a broker with users: what somebody says who wants to get in.
 
-TLS handshakes, first bytes, logins, signed requests and hellos of slaves, each with bytes changed, lost, added or repeated, one
-connection after the other, from the address from which others work. Meanwhile a client that is logged in puts and reads, and
-logs in anew.
+TLS handshakes, first bytes, logins, signed requests, hellos of slaves and requests of HTTP, each with bytes changed, lost,
+added or repeated, from the address from which others work; beside them connections are held open that say nothing, or begin and
+stop. Meanwhile a client that is logged in puts and reads, and logs in anew.
 
-What must hold: nobody gets in who has not proven it, the process lives and prints no traceback, the others are served, and
-memory that was taken is given back.
+Half of it meets a broker that looks at a few wrong proofs a minute only, as it does by itself; the other half one that compares
+every password, signature and proof.
+
+What must hold: nobody gets in who has not proven it, a slave is asked who it is however many others wait, the process lives and
+prints no traceback, the others are served, and memory that was taken is given back.
 
 ``python -m tests.crash.handshakes --seed 7 --count 100000`` runs it; a failure names the seed and the number of the connection.
 """
 
 import argparse
+import base64
+import binascii
 import contextlib
 import random
+import re
 import socket
 import ssl
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -28,7 +34,8 @@ from metaq.protocol.codes import Request, Response
 from metaq.protocol.remoting import FrameReader, encode_request
 from metaq.protocol.signature import ACCESS_KEY, is_signed_with
 from metaq.protocol.text import write_line
-from metaq.replication.frames import CONTROL, FRAME, HELLO_HEAD, LENGTH, Hello
+from metaq.replication.feeder import MOST_NAMELESS
+from metaq.replication.frames import CONTROL, FRAME, HELLO_HEAD, LENGTH, MAGIC, Hello
 from metaq.replication.peers import SLAVE, Proof, prove
 from tests.crash.command import Result
 from tests.crash.garbage import resident_kb
@@ -43,6 +50,20 @@ WARM_UP: Final = 500
 MAX_GROWTH_KB: Final = 30 * 1024
 """Of it some megabytes are the connections and names that are remembered."""
 SETTLE_DEADLINE_S: Final = 60.0
+FEW: Final = 30
+EVERY: Final = 100_000
+"""Wrong proofs a minute: as brokers have it by themselves, and more than are said here."""
+HELD: Final = 100
+HELD_HTTP: Final = 4
+"""Connections that say nothing: an HTTP port has room for a few only, each for seconds."""
+TOO_MANY: Final = b"too many wrong"
+COMPARED: Final = {
+    "passwords compared": b"wrong user or password",
+    "signatures compared": b"wrong signature",
+    "proofs compared": b"does not prove to be an administrator",
+}
+"""What is answered to a proof that was looked at."""
+METRICS: Final = b"metaq_build_info"
 SEND: Final = {"a": "p", "b": TOPIC, "c": "TBW102", "d": "1", "e": "0", "f": "0", "g": "1", "h": "0"}
 HELLO: Final = Hello("DefaultCluster", "metaq", 0, 2, 32 << 20, 0, 0, [[0, 0, 0]], None, "127.0.0.1:1").encode()
 
@@ -81,13 +102,21 @@ def read_all(connection: socket.socket) -> bytes:
     return data
 
 
-def say(address: tuple[str, int], data: bytes) -> bytes:
-    """Everything that is answered to these bytes, after which nothing comes."""
-    with socket.create_connection(address, timeout=SOCKET_TIMEOUT_S) as connection:
-        with contextlib.suppress(OSError):  # the broker may have closed it already
-            connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
-        return read_all(connection)
+def address_of(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def knows(data: bytes) -> bool:
+    """Whether a request of HTTP has a right proof somewhere."""
+    if any(user.secret.encode() in data for user in (WRITER, ADMIN)):
+        return True
+    proofs = {f"{user.name}:{user.secret}".encode() for user in (WRITER, ADMIN)}
+    for word in re.findall(rb"[A-Za-z0-9+/=]+", data):
+        with contextlib.suppress(binascii.Error):
+            if base64.b64decode(word, validate=True) in proofs:
+                return True
+    return False
 
 
 class Attacker:
@@ -95,9 +124,13 @@ class Attacker:
 
     def __init__(self, broker: BrokerProcess, chance: Chance) -> None:
         self._text = (broker.host, broker.port)
-        host, _, port = broker.replication.rpartition(":")
-        self._replication = (host, int(port))
+        self._replication = address_of(broker.replication)
+        self._http = address_of(broker.http)
         self._chance = chance
+        self._held: deque[socket.socket] = deque()
+        self._held_http: deque[socket.socket] = deque()
+        self.answers: Counter[bytes] = Counter()
+        """What stood in them."""
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._context.check_hostname = False
         self._context.verify_mode = ssl.CERT_NONE
@@ -109,17 +142,94 @@ class Attacker:
             "signatures": self.signature,
             "slaves": self.slave,
             "TLS slaves": self.tls_slave,
+            "requests of HTTP": self.http,
+            "requests of HTTPS": self.https,
+            "silences": self.silence,
+            "crowds": self.crowd,
         }
+        self.weights = [1 if kind == "crowds" else 10 for kind in self.kinds]
+
+    def close(self) -> None:
+        for connection in (*self._held, *self._held_http):
+            connection.close()
+
+    def _say(self, address: tuple[str, int], data: bytes) -> bytes:
+        """Everything that is answered to these bytes, after which nothing comes."""
+        with socket.create_connection(address, timeout=SOCKET_TIMEOUT_S) as connection:
+            with contextlib.suppress(OSError):  # the broker may have closed it already
+                connection.sendall(data)
+                connection.shutdown(socket.SHUT_WR)
+            return self._noted(read_all(connection))
+
+    def _noted(self, answer: bytes) -> bytes:
+        self.answers.update(words for words in (TOO_MANY, *COMPARED.values()) if words in answer)
+        return answer
 
     def first_bytes(self) -> None:
         data = self._chance.randbytes(self._chance.randint(1, 40))
-        say(self._chance.choice((self._text, self._replication)), data)
+        self._say(self._chance.choice((self._text, self._replication, self._http)), data)
 
     def tls_hello(self) -> None:
-        say(self._text, mutate(self._chance, self._client_hello()))
+        self._say(self._chance.choice((self._text, self._http)), mutate(self._chance, self._client_hello()))
 
     def tls_slave(self) -> None:
-        say(self._replication, mutate(self._chance, self._client_hello()))
+        self._say(self._replication, mutate(self._chance, self._client_hello()))
+
+    def silence(self) -> None:
+        """Begin, or not even that, and stay for a while."""
+        for held, addresses, most in (
+            (self._held, (self._text, self._replication), HELD),
+            (self._held_http, (self._http,), HELD_HTTP),
+        ):
+            held.append(self._begun(self._chance.choice(addresses)))
+            if len(held) > most:
+                held.popleft().close()
+
+    def _begun(self, address: tuple[str, int]) -> socket.socket:
+        connection = socket.create_connection(address, timeout=SOCKET_TIMEOUT_S)
+        begins = (b"", b"pu", HELLO[:20], MAGIC + LENGTH.pack(1000), self._client_hello()[:50], b"GET /metrics HT")
+        with contextlib.suppress(OSError):  # it may be the one that is dropped
+            connection.sendall(self._chance.choice(begins))
+        return connection
+
+    def crowd(self) -> None:
+        """More at once than a master lets wait for their hello: whoever comes then is asked who it is all the same."""
+        with contextlib.ExitStack() as stack:
+            for _ in range(MOST_NAMELESS + self._chance.randint(1, 16)):
+                stack.enter_context(self._begun(self._replication))
+            with socket.create_connection(self._replication, timeout=SOCKET_TIMEOUT_S) as connection:
+                connection.sendall(HELLO)
+                if b'"challenge"' not in connection.recv(65536):
+                    raise Violation("a slave was not asked who it is while others wait")
+
+    # -- HTTP ---------------------------------------------------------------------------------------------------------
+
+    def http(self) -> None:
+        data = mutate(self._chance, self._request())
+        self._check_http(data, self._say(self._http, data))
+
+    def https(self) -> None:
+        """A right handshake, and the request in it."""
+        data = mutate(self._chance, self._request())
+        with (
+            socket.create_connection(self._http, timeout=SOCKET_TIMEOUT_S) as connection,
+            self._context.wrap_socket(connection, suppress_ragged_eofs=True) as secured,
+        ):
+            with contextlib.suppress(ConnectionError):
+                secured.sendall(data + b"\r\n\r\n")  # which ends it, whatever is lost
+            self._check_http(data, self._noted(read_all(secured)))
+
+    def _request(self) -> bytes:
+        name, secret = self._chance.choice((WRITER, (WRITER.name, "wrong-secret"), ("nemo", "wrong-secret")))
+        basic = base64.b64encode(f"{name}:{secret}".encode()).decode()
+        proof = self._chance.choice((f"Basic {basic}", f"Bearer {secret}"))
+        return f"GET /metrics HTTP/1.1\r\nHost: broker\r\nAuthorization: {proof}\r\n\r\n".encode()
+
+    def _check_http(self, data: bytes, answer: bytes) -> None:
+        if METRICS in answer and not knows(data):
+            raise Violation(f"{data!r} was told metrics")
+
+    # -- TLS ----------------------------------------------------------------------------------------------------------
 
     def _client_hello(self) -> bytes:
         outgoing = ssl.MemoryBIO()
@@ -146,10 +256,12 @@ class Attacker:
                 connection.shutdown(socket.SHUT_WR)
             read_all(connection)
 
+    # -- proofs -------------------------------------------------------------------------------------------------------
+
     def login(self) -> None:
         password = self._chance.choice((WRITER.secret, "wrong-secret"))
         data = mutate(self._chance, write_line("auth", WRITER.name, password, 1))
-        answer = say(self._text, data)
+        answer = self._say(self._text, data)
         right = f"auth {WRITER.name} {WRITER.secret}".encode()
         if b"result 200" in answer and right not in data:
             raise Violation(f"{data!r} was answered {answer!r}")
@@ -157,7 +269,7 @@ class Attacker:
     def signature(self) -> None:
         frame = encode_request(Request.SEND_MESSAGE_V2, 1, WRITER.signed(SEND, b"body"), b"body")
         data = mutate(self._chance, frame)
-        requests, answers = FrameReader().receive(data), FrameReader().receive(say(self._text, data))
+        requests, answers = FrameReader().receive(data), FrameReader().receive(self._say(self._text, data))
         may = sum(
             is_signed_with(user.secret, request.fields, request.body)
             for request in requests
@@ -184,7 +296,7 @@ class Attacker:
                     wrong = mutate(chance, right)
                     connection.sendall(wrong[: len(right)] if wrong[: len(right)] != right else b"")
                 connection.shutdown(socket.SHUT_WR)
-            rest = read_all(connection)
+            rest = self._noted(read_all(connection))
         if FRAME.pack(0, CONTROL)[8:] in rest and (b'"follow"' in rest or b'"copy"' in rest):
             raise Violation(f"{hello!r} was taken for a slave: {rest!r}")
 
@@ -212,45 +324,63 @@ class Others:
 
 
 @contextlib.contextmanager
-def guarded() -> Iterator[BrokerProcess]:
-    """A broker with users and a certificate."""
+def guarded(per_minute: int) -> Iterator[BrokerProcess]:
+    """A broker with users and a certificate, that looks at so many wrong proofs a minute."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         users = write_users(folder / "users.yaml")
-        flags = ("--users-file", str(users), "--replication-listen", "127.0.0.1:0", *issue(folder).flags)
+        flags: tuple[str, ...] = ("--users-file", str(users), "--replication-listen", "127.0.0.1:0")
+        flags += (*issue(folder).flags, "--failed-logins-per-minute", str(per_minute))
         with BrokerProcess(folder / "data", *flags) as broker:
             yield broker
 
 
 def run(seed: int, count: int) -> Result:
-    """Say ``count`` things."""
+    """Say ``count`` things, half of them where every proof is compared."""
     chance = Chance(seed)
     done: Counter[str] = Counter()
-    with guarded() as broker, contextlib.closing(Others(broker)) as others:
-        attacker = Attacker(broker, chance)
-        before_kb = 0
-        for number in range(count):
-            kind = chance.choice(list(attacker.kinds))
+    for per_minute, part in ((FEW, count // 2), (EVERY, count - count // 2)):
+        with (
+            guarded(per_minute) as broker,
+            contextlib.closing(Others(broker)) as others,
+            contextlib.closing(Attacker(broker, chance)) as attacker,
+        ):
             try:
-                attacker.kinds[kind]()
-                if number % CHECK_EVERY == 0:
-                    others.check()
-            except (Violation, OSError, metaq.MetaqError) as error:
-                raise Violation(f"seed {seed}, connection {number} ({kind}): {error!r}") from error
-            done[kind] += 1
-            if number == WARM_UP:
-                before_kb = resident_kb(broker.pid)["RssAnon"]
-        others.check()
-        log = broker.stderr()
-        if "Traceback" in log or not broker.running:
-            raise Violation(f"seed {seed}: the log holds {log[log.find('Traceback') :][:2000]}")
-        if before_kb:
-            wait_until(
-                lambda: resident_kb(broker.pid)["RssAnon"] - before_kb < MAX_GROWTH_KB,
-                SETTLE_DEADLINE_S,
-                f"seed {seed}: memory is given back",
-            )
+                done.update(attack(broker, others, attacker, chance, part))
+            except Violation as error:
+                raise Violation(f"seed {seed}, {per_minute} wrong proofs a minute: {error}") from error
+            if per_minute == EVERY:
+                if attacker.answers[TOO_MANY]:
+                    raise Violation(f"seed {seed}: {attacker.answers[TOO_MANY]} proofs were not compared")
+                done.update({what: attacker.answers[words] for what, words in COMPARED.items()})
     return Result("handshakes", range(seed, seed + 1), count, dict(done))
+
+
+def attack(broker: BrokerProcess, others: Others, attacker: Attacker, chance: Chance, count: int) -> Counter[str]:
+    """Say ``count`` things to one broker; how many of each kind."""
+    done: Counter[str] = Counter()
+    before_kb = 0
+    for number in range(count):
+        (kind,) = chance.choices(list(attacker.kinds), attacker.weights)
+        try:
+            attacker.kinds[kind]()
+            if number % CHECK_EVERY == 0:
+                others.check()
+        except (Violation, OSError, metaq.MetaqError) as error:
+            raise Violation(f"connection {number} ({kind}): {error!r}") from error
+        done[kind] += 1
+        if number == WARM_UP:
+            before_kb = resident_kb(broker.pid)["RssAnon"]
+    attacker.close()
+    others.check()
+    log = broker.stderr()
+    if "Traceback" in log or not broker.running:
+        raise Violation(f"the log holds {log[log.find('Traceback') :][:2000]}")
+    if before_kb:
+        wait_until(
+            lambda: resident_kb(broker.pid)["RssAnon"] - before_kb < MAX_GROWTH_KB, SETTLE_DEADLINE_S, "memory is given back"
+        )
+    return done
 
 
 if __name__ == "__main__":
