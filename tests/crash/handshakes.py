@@ -23,7 +23,7 @@ import socket
 import ssl
 import tempfile
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -177,17 +177,19 @@ class Attacker:
 
     def silence(self) -> None:
         """Begin, or not even that, and stay for a while."""
-        for held, addresses, most in (
-            (self._held, (self._text, self._replication), HELD),
-            (self._held_http, (self._http,), HELD_HTTP),
+        for held, addresses, begins, most in (
+            (self._held, (self._text, self._replication), (*self._begins(), b"pu"), HELD),
+            (self._held_http, (self._http,), (b"", b"GET /metrics HT", HELLO[:20]), HELD_HTTP),
         ):
-            held.append(self._begun(self._chance.choice(addresses)))
+            held.append(self._begun(self._chance.choice(addresses), begins))
             if len(held) > most:
                 held.popleft().close()
 
-    def _begun(self, address: tuple[str, int]) -> socket.socket:
+    def _begins(self) -> tuple[bytes, ...]:
+        return b"", HELLO[:20], MAGIC + LENGTH.pack(1000), self._client_hello()[:50]
+
+    def _begun(self, address: tuple[str, int], begins: Sequence[bytes]) -> socket.socket:
         connection = socket.create_connection(address, timeout=SOCKET_TIMEOUT_S)
-        begins = (b"", b"pu", HELLO[:20], MAGIC + LENGTH.pack(1000), self._client_hello()[:50], b"GET /metrics HT")
         with contextlib.suppress(OSError):  # it may be the one that is dropped
             connection.sendall(self._chance.choice(begins))
         return connection
@@ -196,7 +198,7 @@ class Attacker:
         """More at once than a master lets wait for their hello: whoever comes then is asked who it is all the same."""
         with contextlib.ExitStack() as stack:
             for _ in range(MOST_NAMELESS + self._chance.randint(1, 16)):
-                stack.enter_context(self._begun(self._replication))
+                stack.enter_context(self._begun(self._replication, self._begins()))
             with socket.create_connection(self._replication, timeout=SOCKET_TIMEOUT_S) as connection:
                 connection.sendall(HELLO)
                 if b'"challenge"' not in connection.recv(65536):
