@@ -191,6 +191,7 @@ class Broker:
             self._only_give()
         if self.store.settings.durability.on_replicas:
             hide_from(self.store, role.readable_end)
+        self.context.statistics.begin()
 
     @property
     def gate(self) -> Gate:

@@ -12,6 +12,7 @@ from metaq.config import Settings, load
 from metaq.server.daemon import run
 from metaq.server.gate import Gate
 from metaq.server.metrics import Family
+from metaq.store.files import Rest
 from metaq.store.progress import Tell
 
 SLEEPS_S: Final = 5.0
@@ -42,7 +43,7 @@ class Slow:
     def facts(self) -> Mapping[str, object]:
         return {}
 
-    def families(self) -> Iterator[Family]:
+    def families(self, rest: Rest) -> Iterator[Family]:
         return iter(())
 
     def configure(self, settings: Settings) -> None:

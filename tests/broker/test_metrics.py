@@ -18,7 +18,7 @@ from metaq.client import TextClient
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.replies import ERROR, NOT_FOUND, OK, UNAVAILABLE
 from metaq.protocol.text import write_get
-from metaq.server.http import MOST_CONNECTIONS
+from metaq.server.httpserver import MOST_CONNECTIONS
 from metaq.server.metrics import Histogram, Kind, Metric, write
 from tests.broker.test_restart import Controlled
 from tests.broker.test_sendback import send_back
