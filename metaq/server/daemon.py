@@ -84,7 +84,7 @@ def run(
         notifier = Notifier(os.environ)
         monitor = Monitor(settings, settings.listen if listen is None else listen)
         with notifier.extending(f"opening {settings.data}"):
-            server = make(settings, _tell(monitor, stopping))
+            server = make(settings, _tell(monitor, notifier, stopping))
             server.start()
     except MetaqError as error:
         print(f"metaq: {error}", file=sys.stderr)
@@ -116,13 +116,14 @@ def run(
     return 0
 
 
-def _tell(monitor: Monitor, stopping: Event) -> Tell:
+def _tell(monitor: Monitor, notifier: Notifier, stopping: Event) -> Tell:
     """Who hears how far the opening of the store is, and ends it when nobody wants it any more."""
 
     def tell(step: Step) -> None:
         monitor.recovering(step)
         if stopping.is_set():
             logger.info("stopping")
+            notifier.tell("STOPPING=1")
             monitor.stopping()
             raise _ToldToStop
 
