@@ -13,6 +13,7 @@ Line ends and other control characters are escaped in both. A trace is a value, 
 
 import json
 import logging
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -21,11 +22,10 @@ from typing import Any, Final, Literal
 
 _KEY: Final = re.compile(r"(?:^| )(\w+)=")
 _CONVERSION: Final = re.compile(r"%[^%a-zA-Z]*([a-zA-Z%])")
-_ESCAPES: Final = {number: f"\\x{number:02x}" for number in (*range(32), 127)} | {
+_ESCAPES: Final = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160))} | {
     ord("\n"): "\\n",
     ord("\r"): "\\r",
     ord("\t"): "\\t",
-    0x85: "\\x85",
     0x2028: "\\u2028",
     0x2029: "\\u2029",
 }
@@ -87,9 +87,11 @@ def _trace(record: logging.LogRecord, formatter: logging.Formatter) -> str:
 def _split(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
     """The event, then the context: numbers as such, everything else as text."""
     template = record.msg
-    if not isinstance(template, str) or "%(" in template:
+    if not isinstance(template, str) or (record.args and "%(" in template):
         yield "event", record.getMessage()
         return
+    if not record.args:  # then logging fills nothing in, and % means itself
+        template = template.replace("%", "%%")
     arguments = record.args if isinstance(record.args, tuple) else (record.args,)  # logging unpacks a dictionary that is alone
     marks = list(_KEY.finditer(template))
     begins = [0, *(mark.end() for mark in marks)]
@@ -101,5 +103,10 @@ def _split(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
         count = sum(kind != "%" for kind in _CONVERSION.findall(part))
         values = arguments[at : at + count]
         at += count
-        lone = part in {"%d", "%s"} and isinstance(values[0], int | float)
+        lone = part in {"%d", "%s"} and _is_number(values[0])
         yield name, values[0] if lone else part % values if count or "%%" in part else part
+
+
+def _is_number(value: object) -> bool:
+    """Whether JSON has it: neither infinity nor what is no number."""
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))

@@ -187,6 +187,7 @@ class Broker:
         self._answer_remoting()
         self.measured = self._measure()
         self._take_role()
+        self.context.statistics.begin()
 
     @property
     def gate(self) -> Gate:

@@ -20,7 +20,7 @@ from metaq.server.http import Monitor, Monitored
 from metaq.server.notify import Notifier
 from metaq.server.registration import written
 from metaq.server.reload import Configurable, Reload
-from metaq.store.progress import Tell
+from metaq.store.progress import Step, Tell
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,10 @@ GC_MIDDLE = 500
 
 STARTED_NOT = 1
 """Exit code: it did not start; the reason is on standard error."""
+
+
+class _ToldToStop(Exception):
+    """SIGTERM or SIGINT came while the store was opened."""
 
 
 class Server(Configurable, Protocol):
@@ -66,6 +70,8 @@ def run(
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the process's exit code. At SIGHUP ``read`` reads the settings again.
 
+    A signal before it serves ends the recovery of its store, which the next start begins anew.
+
     Once it serves it prints one line to standard output: ``metaq ready listen=HOST:PORT … data=DIR pid=N http=HOST:PORT``, the
     last without ``http_listen``. ``listen`` is the address beside which that is when the settings leave it open.
     """
@@ -78,11 +84,15 @@ def run(
         notifier = Notifier(os.environ)
         monitor = Monitor(settings, settings.listen if listen is None else listen)
         with notifier.extending(f"opening {settings.data}"):
-            server = make(settings, monitor.recovering)
+            server = make(settings, _tell(monitor, notifier, stopping))
             server.start()
     except MetaqError as error:
         print(f"metaq: {error}", file=sys.stderr)
         return STARTED_NOT
+    except _ToldToStop:  # the next start recovers what this one has not
+        monitor.close()
+        logger.info("stopped")
+        return 0
     # What lives now lives until the end: a full collection would look at 100,000 objects and stop the loop for 10 ms.
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG, GC_MIDDLE)
@@ -104,3 +114,17 @@ def run(
         watcher.cancel()
     logger.info("stopped")
     return 0
+
+
+def _tell(monitor: Monitor, notifier: Notifier, stopping: Event) -> Tell:
+    """Who hears how far the opening of the store is, and ends it when nobody wants it any more."""
+
+    def tell(step: Step) -> None:
+        monitor.recovering(step)
+        if stopping.is_set():
+            logger.info("stopping")
+            notifier.tell("STOPPING=1")
+            monitor.stopping()
+            raise _ToldToStop
+
+    return tell

@@ -36,24 +36,23 @@ class Holds:
     def __init__(self) -> None:
         self._held: dict[TopicPartition, set[Hold]] = {}
         self.count = 0
+        self.of_clients = 0
+        """Those that clients wait for: the broker itself waits for delayed messages in the same way."""
 
     def hold(self, key: TopicPartition, timer: Any, again: Callable[[], None]) -> Hold:
         """Hold a get until its partition has something new or the timer ends; then call ``again``."""
         hold = Hold(self, key, timer, again)
         self._held.setdefault(key, set()).add(hold)
         self.count += 1
+        self.of_clients += key.topic not in INTERNAL_TOPICS
         return hold
-
-    @property
-    def of_clients(self) -> int:
-        """Those that clients wait for: the broker itself waits for delayed messages in the same way."""
-        return sum(len(held) for key, held in self._held.items() if key.topic not in INTERNAL_TOPICS)
 
     def forget(self, key: TopicPartition, hold: Hold) -> None:
         held = self._held.get(key)
         if held is not None and hold in held:
             held.remove(hold)
             self.count -= 1
+            self.of_clients -= key.topic not in INTERNAL_TOPICS
             if not held:
                 del self._held[key]
 

@@ -17,13 +17,10 @@ Readiness, while a store is recovered and later::
      "recovery":{"step":"reading the log","done":1073741824,"total":4294967296,"unit":"bytes","seconds":12.4}}
     {"ready":false,"state":"serving","reasons":["no room: …"],"role":"master"}
 
-Each connection carries one request, of at most ``CONNECTION_S`` in all, and there are at most ``MOST_CONNECTIONS`` at once: the
-next ones wait in the kernel.
+How connections come and go: ``metaq.server.httpserver``.
 """
 
 import base64
-import binascii
-import contextlib
 import logging
 import platform
 import time
@@ -33,32 +30,26 @@ from typing import Any, Final, Protocol
 
 import gevent
 import orjson
-from gevent import pywsgi, socket
-from gevent.lock import BoundedSemaphore
-from gevent.pool import Pool
+from gevent import socket
 
 import metaq
 from metaq.config import Settings
 from metaq.errors import AccessDenied, Overloaded
-from metaq.server.front import Address, Listener, resolve
+from metaq.replication.peers import Certificate
+from metaq.server.front import IPV4_IN_IPV6, Address, Listener, resolve
 from metaq.server.gate import Gate
-from metaq.server.metrics import CONTENT_TYPE, Family, Histogram, Kind, Metric, write
+from metaq.server.httpserver import HttpServer
+from metaq.server.metrics import CONTENT_TYPE, Family, Histogram, Kind, Metric
 from metaq.server.permissions import Action, Principal, demand
 from metaq.server.process import PROCESS, process_families
-from metaq.server.tls import TlsContext, make_context
+from metaq.server.scrapes import Scrapes
+from metaq.store.files import Rest
 from metaq.store.progress import Step
 
 logger = logging.getLogger(__name__)
 
 NONE: Final = "none"
 LOOPBACK: Final = "127.0.0.1"
-MOST_CONNECTIONS: Final = 16
-CONNECTION_S: Final = 10.0
-"""After that, Prometheus gives up by itself."""
-SLICE_S: Final = 0.002
-"""How long others wait while metrics are written, and"""
-REST_S: Final = 0.008
-"""what they have for themselves then: a scrape takes a fifth of the time at most."""
 WATCH_S: Final = 0.1
 """Pause between two looks at how late the loop is."""
 RECOVERY_SLICE_S: Final = 0.05
@@ -66,7 +57,6 @@ RECOVERY_SLICE_S: Final = 0.05
 RECOVERY_REST_S: Final = 0.001
 """what it leaves them then."""
 STALL_BOUNDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-TLS_HANDSHAKE: Final = b"\x16"
 
 BUILD: Final = Metric("metaq_build_info", Kind.GAUGE, "1", "Versions of metaq and of Python; always 1.", ("version", "python"))
 READY: Final = Metric("metaq_ready", Kind.GAUGE, "0 or 1", "Whether /readyz says that this process is ready.")
@@ -100,8 +90,8 @@ class Monitored(Protocol):
         """What else there is to say of it in a word each."""
         ...
 
-    def families(self) -> Iterator[Family]:
-        """What is measured; other greenlets go on between any two samples."""
+    def families(self, rest: Rest) -> Iterator[Family]:
+        """What is measured. ``rest`` is called between any two steps of finding it."""
         ...
 
 
@@ -110,6 +100,7 @@ Answer = tuple[str, str, bytes]
 Environ = Mapping[str, Any]
 """A request, as WSGI has it."""
 UNAUTHORIZED: Final = "401 Unauthorized"
+UNAVAILABLE: Final = "503 Service Unavailable"
 
 
 class Monitor:
@@ -125,20 +116,23 @@ class Monitor:
         self._gate: Gate | None = None
         self._has_users = bool(settings.users_file)
         self._stalls = Histogram(STALL_BOUNDS)
-        self._scraping = BoundedSemaphore(1)
-        self._server: pywsgi.WSGIServer | None = None
+        self._scrapes = Scrapes(self._families)
+        self._server: HttpServer | None = None
         self._watcher: Any = None
         self.address: Address | None = None
         """Where it answers; ``None`` when it does not."""
         if settings.http_listen != NONE:
-            self._open(settings, settings.http_listen or _next_port(beside))
+            self._open(settings, beside)
 
-    def _open(self, settings: Settings, where: str) -> None:
-        listener = Listener("http_listen", resolve("http_listen", where, settings))
+    def _open(self, settings: Settings, beside: str) -> None:
+        setting, where = "http_listen", settings.http_listen
+        if not where:
+            setting, where = f"http_listen, which is not set: the port above {beside}", _next_port(beside)
+        listener = Listener(setting, resolve(setting, where, settings))
         listener.listen()
         self.address = listener.address
-        tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
-        self._server = _Server(socket.socket(fileno=listener.socket.detach()), self._answer, tls)
+        certificate = Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
+        self._server = HttpServer(socket.socket(fileno=listener.socket.detach()), self._answer, certificate)
         self._server.start()
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -211,7 +205,7 @@ class Monitor:
             content["recovery"] = {**self._step._asdict(), "seconds": round(time.monotonic() - self._began, 3)}
         if self._monitored is not None:
             content.update(self._monitored().facts())
-        return _json("503 Service Unavailable" if reasons else "200 OK", content)
+        return _json(UNAVAILABLE if reasons else "200 OK", content)
 
     def reasons(self) -> list[str]:
         """Why the process is not ready; empty when it is."""
@@ -221,27 +215,34 @@ class Monitor:
         return [_WHY_NOT[self._state]]
 
     def _metrics(self, environ: Environ) -> Answer:
-        if self._has_users:
-            if self._gate is None:
-                return _plain("503 Service Unavailable", f"who asks is known later: {self.reasons()[0]}\n")
-            try:
-                demand(_principal(self._gate, environ), Action.INSPECT)
-            except AccessDenied as error:
-                return _plain(UNAUTHORIZED, f"{error}\n")
-            except Overloaded as error:
-                return _plain("503 Service Unavailable", f"{error}\n")
-        with self._scraping:  # one at a time: whoever else asks waits for its own
-            slices = _Slices()
-            text = "".join(write(self._families(), slices.rest_when_due))
-        return "200 OK", CONTENT_TYPE, text.encode()
+        try:
+            return self._refusal(environ) or ("200 OK", CONTENT_TYPE, self._scrapes.text().encode())
+        except Overloaded as error:
+            return _plain(UNAVAILABLE, f"{error}\n")
 
-    def _families(self) -> Iterator[Family]:
+    def _refusal(self, environ: Environ) -> Answer | None:
+        """Why whoever asks may not scrape; ``Overloaded``."""
+        if not self._has_users:
+            return None
+        if self._gate is None:
+            return _plain(UNAVAILABLE, f"who asks is known later: {self.reasons()[0]}\n")
+        try:
+            principal = _principal(self._gate, environ)
+        except AccessDenied as error:
+            return _plain(UNAUTHORIZED, f"{error}\n")
+        try:
+            demand(principal, Action.INSPECT)
+        except AccessDenied as error:
+            return _plain("403 Forbidden" if principal.named else UNAUTHORIZED, f"{error}\n")
+        return None
+
+    def _families(self, rest: Rest) -> Iterator[Family]:
         yield BUILD, [((metaq.__version__, platform.python_version()), 1)]
         yield READY, [((), not self.reasons())]
         yield from process_families()
         yield STALLS, [((), self._stalls)]
         if self._monitored is not None:
-            yield from self._monitored().families()
+            yield from self._monitored().families(rest)
 
 
 _WHY_NOT: Final = {
@@ -254,13 +255,13 @@ _WHY_NOT: Final = {
 def _principal(gate: Gate, environ: Environ) -> Principal:
     """Who sends a request; ``AccessDenied``, ``Overloaded``."""
     kind, _, proof = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
-    address = environ["REMOTE_ADDR"]
+    address = environ["REMOTE_ADDR"].removeprefix(IPV4_IN_IPV6)
     if kind.lower() == "bearer":
         return gate.holder(proof.strip(), address)
     if kind.lower() == "basic":
         try:
             name, _, password = base64.b64decode(proof, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise AccessDenied(f"Authorization: Basic: no name and password in Base64: {error}") from error
         return gate.check(name, password, address)
     return gate.anonymous
@@ -278,48 +279,3 @@ def _plain(status: str, text: str) -> Answer:
 
 def _json(status: str, content: Mapping[str, object]) -> Answer:
     return status, "application/json", orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
-
-
-class _Slices:
-    """Lets others go on each time that a scrape has worked for a while."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    def rest_when_due(self) -> None:
-        if time.monotonic() - self._began >= SLICE_S:
-            gevent.sleep(REST_S)
-            self._began = time.monotonic()
-
-
-class _Handler(pywsgi.WSGIHandler):
-    """What is no request is refused without a word in the log."""
-
-    def _handle_client_error(self, error: Exception) -> tuple[str, bytes]:
-        return "400", b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-
-
-class _Server(pywsgi.WSGIServer):
-    """One request a connection; a first byte of TLS is answered by TLS, as on every port."""
-
-    def __init__(self, listening: socket.socket, answer: Callable[..., Iterable[bytes]], tls: TlsContext | None) -> None:
-        super().__init__(*(listening, answer), log=None, error_log=None, spawn=Pool(MOST_CONNECTIONS), handler_class=_Handler)
-        self._tls = tls
-
-    def handle(self, connection: socket.socket, address: Any) -> None:
-        """One connection, from its first byte to its last."""
-        limit = gevent.spawn_later(CONNECTION_S, _cut, connection)
-        try:
-            if connection.recv(1, socket.MSG_PEEK) == TLS_HANDSHAKE and self._tls is not None:
-                connection = self._tls.wrap_socket(connection, server_side=True)
-            super().handle(connection, address)
-        except OSError as error:  # the client is gone, or never shook hands
-            logger.debug("http connection lost reason=%s", error)
-        finally:
-            limit.kill()
-
-
-def _cut(connection: socket.socket) -> None:
-    """End a connection whose client is too slow: whoever reads from it or writes to it sees its end."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)

@@ -4,11 +4,13 @@ Values of labels are names of topics, groups and replicas, of which there are as
 ``metaq.server.statistics.MOST_KEYS`` allow, and a few words.
 """
 
+import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from metaq.errors import MetaqError
 from metaq.message import INTERNAL_TOPICS, TopicPartition
@@ -27,7 +29,10 @@ from metaq.server.tables import SCHEDULE_TOPIC
 from metaq.server.textsession import TextSession
 from metaq.server.turn import Turns
 from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.files import Read, Run
+from metaq.store.files import Read, Rest, Run
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LACKS: Final = {
     Response.FLUSH_DISK_TIMEOUT: "disk",
@@ -58,6 +63,15 @@ class Measured:
     run: Run
     leaves: bool = False
     """It is about to close its store."""
+    _opened_at: int = field(init=False)
+    """Where the log ended then."""
+    _oldest: tuple[int, int | None] = (-1, None)
+    """Where the log began when its first message was read, and when that was stored; ``None`` when it is damaged."""
+    _left_out: dict[str, str] = field(default_factory=dict)
+    """Parts whose source fails, and why."""
+
+    def __post_init__(self) -> None:
+        self._opened_at = self.context.store.log.end
 
     # -- readiness ----------------------------------------------------------------------------------------------------
 
@@ -84,33 +98,37 @@ class Measured:
 
     # -- metrics ------------------------------------------------------------------------------------------------------
 
-    def families(self) -> Iterator[Family]:
-        if self.leaves:  # the store closes
-            return
-        yield from self._messages()
-        yield from self._answers()
-        yield from self._consumers()
-        yield from self._reads()
-        yield from self._store()
-        yield from self._sizes()
-        yield measures.DELAYED, self._delayed()
-        numbers = self.export.read_now(self.transactions)
-        yield from ((metric, [((), _whole(numbers[name]))]) for name, metric in measures.OF_TRANSACTIONS.items())
-        yield from self._replicas()
-        yield _one(measures.REGISTERED, self.registered() is None)
-        if self.registry is not None:
-            yield from registry_families(self.registry)
+    def families(self, rest: Rest) -> Iterator[Family]:
+        """What is measured, without the parts whose source fails. ``rest`` is called between any two steps of finding it."""
+        parts = (
+            *(self._messages, self._answers, self._lags, self._ages_of_lags, self._readers, self._reads),
+            *(self._log, self._age_of_log, self._disk, self._store, self._sizes),
+            *(self._delays, self._transactions, self._replicas, self._registries),
+        )
+        for part in parts:
+            if self.leaves:  # the store closes
+                return
+            name = part.__name__.removeprefix("_")
+            try:
+                for metric, samples in part(rest):
+                    yield metric, list(resting(samples, rest))
+            except MetaqError as error:
+                if self._left_out.get(name) != str(error):  # said once
+                    logger.warning("metrics left out part=%s reason=%s", name, error)
+                self._left_out[name] = str(error)
+            else:
+                self._left_out.pop(name, None)
 
-    def _messages(self) -> Iterator[Family]:
+    def _messages(self, rest: Rest) -> Iterator[Family]:
         statistics = self.context.statistics
-        topics = [topic for topic in statistics.topics() if topic not in INTERNAL_TOPICS]
+        topics = [topic for topic in resting(statistics.topics(), rest) if topic not in INTERNAL_TOPICS]
         yield measures.MESSAGES_IN, (((topic,), statistics.put_to(topic).messages) for topic in topics)
         yield measures.BYTES_IN, (((topic,), statistics.put_to(topic).size) for topic in topics)
-        given = statistics.got_by_group()
-        yield measures.MESSAGES_OUT, ((key, totals.messages) for key, totals in given.items() if totals != NOTHING)
-        yield measures.BYTES_OUT, ((key, totals.size) for key, totals in given.items() if totals != NOTHING)
+        given = [(key, totals) for key, totals in resting(statistics.got_by_group(), rest) if totals != NOTHING]
+        yield measures.MESSAGES_OUT, ((key, totals.messages) for key, totals in given)
+        yield measures.BYTES_OUT, ((key, totals.size) for key, totals in given)
 
-    def _answers(self) -> Iterator[Family]:
+    def _answers(self, rest: Rest) -> Iterator[Family]:
         counters, turns = self.context.counters, self.turns
         yield _one(measures.ASKED, counters.get.count)
         yield _one(measures.MISSED, counters.get_miss.count)
@@ -122,76 +140,106 @@ class Measured:
         yield _one(measures.SENT_BACK, counters.sent_back.count)
         yield _one(measures.DEAD, counters.dead_letter.count)
 
-    def _consumers(self) -> Iterator[Family]:
-        groups = [(group, topic) for group, topic, _ in self.context.offsets if not self.context.groups.is_system(group)]
-        yield measures.LAG, ((key, sum(queue.readable - ordinal for queue, ordinal in self._behind(*key))) for key in groups)
-        yield measures.LAG_AGE, ((key, self._age_of_lag(*key)) for key in groups)
-        yield measures.READER_LAG, self._readers()
-        members = self.context.clients.consumer_groups()
-        yield measures.MEMBERS, [((group.name,), len(group.members)) for group in members]
+    def _groups(self, rest: Rest) -> Iterator[tuple[str, str]]:
+        """Groups with the topics in which they have offsets, but for those of tools."""
+        pairs = resting(self.context.offsets.pairs(), rest)
+        return ((group, topic) for group, topic in pairs if not self.context.groups.is_system(group))
 
-    def _behind(self, group: str, topic: str) -> Iterator[tuple[ConsumeQueue, int]]:
+    def _lags(self, rest: Rest) -> Iterator[Family]:
+        yield measures.LAG, ((key, self._lag(*key, rest)) for key in self._groups(rest))
+
+    def _ages_of_lags(self, rest: Rest) -> Iterator[Family]:
+        yield measures.LAG_AGE, ((key, self._age_of_lag(*key, rest)) for key in self._groups(rest))
+
+    def _behind(self, group: str, topic: str, rest: Rest) -> Iterator[tuple[ConsumeQueue, int]]:
         """The partitions in which a group has not consumed everything, and the ordinal that is next."""
-        for number, offset in list(self.context.offsets.of(group, topic).items()):
+        for number, offset in resting(list(self.context.offsets.of(group, topic).items()), rest):
             queue = self.context.store.queues.get(TopicPartition(topic, number))
             if queue is not None and max(offset, queue.first) < queue.readable:
                 yield queue, max(offset, queue.first)
 
-    def _age_of_lag(self, group: str, topic: str) -> float:
-        times = [self.export.stored(queue, ordinal) for queue, ordinal in self._behind(group, topic)]
-        oldest_ms = min((time_ms for time_ms in times if time_ms is not None), default=None)
-        return self._seconds_since(oldest_ms)
+    def _lag(self, group: str, topic: str, rest: Rest) -> int:
+        return sum(queue.readable - ordinal for queue, ordinal in self._behind(group, topic, rest))
 
-    def _readers(self) -> Iterator[Sample]:
+    def _age_of_lag(self, group: str, topic: str, rest: Rest) -> float:
+        times = [self.export.stored(queue, ordinal) for queue, ordinal in self._behind(group, topic, rest)]
+        return self._seconds_since(min((time_ms for time_ms in times if time_ms is not None), default=None))
+
+    def _readers(self, rest: Rest) -> Iterator[Family]:
+        yield measures.READER_LAG, self._reader_lags(rest)
+        members = self.context.clients.consumer_groups()
+        yield measures.MEMBERS, (((group.name,), len(group.members)) for group in members)
+
+    def _reader_lags(self, rest: Rest) -> Iterator[Sample]:
         queues = self.context.store.queues
-        for (group, topic), asked in self.context.observed.table().items():
+        for (group, topic), asked in self.context.observed.table(rest).items():
             lag = 0
-            for number, each in asked.items():
+            for number, each in resting(asked.items(), rest):
                 queue = queues.get(TopicPartition(topic, number))
                 lag += 0 if queue is None else max(0, queue.readable_text_end - max(each.position, queue.first_position))
             yield (group, topic), lag
 
-    def _reads(self) -> Iterator[Family]:
+    def _reads(self, rest: Rest) -> Iterator[Family]:
         front = self.context.front
-        text = sum(isinstance(session, TextSession) for session in front.sessions)
-        remoting = sum(isinstance(session, RemotingSession) for session in front.sessions)
-        kinds = {"text": text, "remoting": remoting, "none_yet": front.connections - text - remoting}
+        kinds = Counter(type(session) for session in resting(list(front.sessions), rest))
+        known = {"text": kinds[TextSession], "remoting": kinds[RemotingSession]}
+        silent = max(0, front.connections - sum(known.values()))
         yield _one(measures.HELD, self.holds.of_clients)
         yield _one(measures.COLD, self.looks.cold_reads)
         yield _one(measures.COLD_NOW, self.looks.waiting)
-        yield measures.CONNECTIONS, [((kind,), count) for kind, count in kinds.items()]
+        yield measures.CONNECTIONS, [((kind,), count) for kind, count in (*known.items(), ("none_yet", silent))]
 
-    def _store(self) -> Iterator[Family]:
-        store = self.context.store
-        statistics = store.statistics()
-        usage = self.run(partial(store.disk.usage, store.directory))
+    def _log(self, rest: Rest) -> Iterator[Family]:
+        statistics = self.context.store.statistics()
         yield _one(measures.LOG_BYTES, statistics.end - statistics.begin)
-        yield _one(measures.WRITTEN, statistics.end)
+        yield _one(measures.WRITTEN, statistics.end - self._opened_at)
         yield _one(measures.UNSYNCED, statistics.end - statistics.durable_end)
+
+    def _age_of_log(self, rest: Rest) -> Iterator[Family]:
         yield _one(measures.OLDEST, self._seconds_since(self.export.read_now(self._oldest_ms)))
+
+    def _oldest_ms(self, read: Read) -> int | None:
+        """When the first message of the log was stored, read once: a damaged one would be counted at each scrape."""
+        store = self.context.store
+        begin, damaged = store.log.begin, store.reader.damaged
+        if self._oldest[0] != begin:
+            stored = store.record_at_offset(begin, read)
+            if stored is None and store.reader.damaged == damaged:  # there is none that can be read
+                return None
+            self._oldest = begin, None if stored is None else store_ms(stored.buffer[stored.at :])
+        return self._oldest[1]
+
+    def _disk(self, rest: Rest) -> Iterator[Family]:
+        store = self.context.store
+        usage = self.run(partial(store.disk.usage, store.directory))
         yield _one(measures.DISK_FREE, usage.available)
         yield _one(measures.DISK_USED, usage.ratio)
+
+    def _store(self, rest: Rest) -> Iterator[Family]:
+        statistics = self.context.store.statistics()
         yield _one(measures.WRITABLE, self.context.replicas.is_master and self._refusal() is None)
         yield _one(measures.KEYS_BEHIND, statistics.index_behind_bytes)
         yield _one(measures.KEYS_PAUSED, statistics.index_paused is not None)
         yield _one(measures.DAMAGED, statistics.damaged_reads)
 
-    def _oldest_ms(self, read: Read) -> int | None:
-        store = self.context.store
-        oldest = store.record_at_offset(store.log.begin, read)
-        return None if oldest is None else store_ms(oldest.buffer[oldest.at :])
-
-    def _sizes(self) -> Iterator[Family]:
+    def _sizes(self, rest: Rest) -> Iterator[Family]:
         yield _one(measures.PARTITIONS, len(self.context.store.queues))
         yield _one(measures.TOPICS, len(self.context.topics))
         yield _one(measures.GROUPS, len(self.context.groups))
+
+    def _delays(self, rest: Rest) -> Iterator[Family]:
+        yield measures.DELAYED, self._delayed()
 
     def _delayed(self) -> Iterator[Sample]:
         for level, position in self.positions().items():
             queue = self.context.store.queues.get(TopicPartition(SCHEDULE_TOPIC, level - 1))
             yield (str(level),), 0 if queue is None else max(0, queue.readable - position)
 
-    def _replicas(self) -> Iterator[Family]:
+    def _transactions(self, rest: Rest) -> Iterator[Family]:
+        numbers = self.export.read_now(self.transactions)
+        yield from (_one(metric, _whole(numbers[name])) for name, metric in measures.OF_TRANSACTIONS.items())
+
+    def _replicas(self, rest: Rest) -> Iterator[Family]:
         settings, health, is_master = self.context.settings, self.context.replicas.health(), self.context.replicas.is_master
         yield _one(measures.MASTER, is_master)
         yield _one(measures.EPOCH, self.context.epochs.current.number)
@@ -203,8 +251,20 @@ class Measured:
         yield measures.REPLICA_LAG_AGE, [((str(slave.replica),), slave.lag_ms / 1000) for slave in caught_up]
         yield measures.REPLICA_IN_SYNC, [((str(slave.replica),), slave.in_sync) for slave in health.slaves]
 
+    def _registries(self, rest: Rest) -> Iterator[Family]:
+        yield _one(measures.REGISTERED, self.registered() is None)
+        if self.registry is not None:
+            yield from registry_families(self.registry)
+
     def _seconds_since(self, time_ms: int | None) -> float:
         return 0.0 if time_ms is None else max(0, self.context.store.clock.now_ms() - time_ms) / 1000
+
+
+def resting(things: Iterable[T], rest: Rest) -> Iterator[T]:
+    """All of them; others go on after each."""
+    for each in things:
+        yield each
+        rest()
 
 
 def registry_families(registry: RegistryHandler) -> Iterator[Family]:

@@ -76,9 +76,7 @@ CONNECTIONS: Final = _gauge("metaq_connections", "connections", "Open connection
 # -- store ------------------------------------------------------------------------------------------------------------
 
 LOG_BYTES: Final = _gauge("metaq_log_bytes", "bytes", "Bytes of the log from its oldest message to its end.")
-WRITTEN: Final = _counter(
-    "metaq_log_written_bytes_total", "bytes", "Log offset of the end of the log: bytes ever written to it."
-)
+WRITTEN: Final = _counter("metaq_log_written_bytes_total", "bytes", "Bytes written to the log.")
 UNSYNCED: Final = _gauge(
     "metaq_log_unsynced_bytes", "bytes", "Bytes at the end of the log that are not on the disk for certain."
 )

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from metaq.message import TextPosition
 from metaq.protocol.commands import Get
+from metaq.store.files import Rest
 
 MOST_PLACES: Final = 10_000
 """Partitions of groups, some 4 MB; beyond it the oldest is dropped, and comes back with its next get."""
@@ -46,14 +47,23 @@ class Observed:
         if len(self._asked) > MOST_PLACES:
             del self._asked[next(iter(self._asked))]
 
-    def table(self) -> dict[tuple[str, str], dict[int, Asked]]:
-        """By group and topic, and then by partition, without those that were silent for ``FORGOTTEN_S``."""
+    def table(self, rest: Rest) -> dict[tuple[str, str], dict[int, Asked]]:
+        """By group and topic, and then by partition, without those that were silent for ``FORGOTTEN_S``.
+
+        ``rest`` is called after each; what is asked meanwhile may be missing.
+        """
         oldest_s = self._monotonic() - FORGOTTEN_S
-        for place in [place for place, asked in self._asked.items() if asked.at_s < oldest_s]:
-            del self._asked[place]
         table: dict[tuple[str, str], dict[int, Asked]] = {}
-        for (group, topic, partition), asked in self._asked.items():
-            table.setdefault((group, topic), {})[partition] = asked
+        for place in list(self._asked):
+            asked = self._asked.get(place)
+            if asked is None:  # dropped meanwhile
+                continue
+            if asked.at_s < oldest_s:
+                del self._asked[place]
+            else:
+                group, topic, partition = place
+                table.setdefault((group, topic), {})[partition] = asked
+            rest()
         return table
 
     def owner(self, asked: Asked) -> str | None:

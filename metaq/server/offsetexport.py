@@ -40,6 +40,8 @@ REST_S: Final = 0.008
 MOST_TIMES: Final = 100_000
 """Store times that are kept from one look to the next, some 25 MB. Without them a row costs four times as much: the files of
 thousands of queues are opened again and again."""
+DAMAGED: Final = -1
+"""Stands for the time of a message that cannot be read."""
 LONGEST: Final = 255
 """Characters of a group that is exported, and of an owner that is told: ZooKeeper has room for anything."""
 
@@ -88,9 +90,9 @@ class OffsetExport:
             yield Part(after, [], silent)
         else:
             subjects += [Subject(Kind.ZOOKEEPER, *names) for names in self._of_zookeeper]
-        observed = self._context.observed.table()
-        subjects += [Subject(Kind.OBSERVED, *names) for names in observed if names not in self._of_zookeeper]
         slices = _Slices(self._store.clock.monotonic)
+        observed = self._context.observed.table(slices.rest_when_due)
+        subjects += [Subject(Kind.OBSERVED, *names) for names in observed if names not in self._of_zookeeper]
         for subject in sorted(subject for subject in subjects if subject > after and len(subject.group) <= LONGEST):
             if silent is not None and subject.kind == Kind.ZOOKEEPER:
                 continue
@@ -181,10 +183,10 @@ class OffsetExport:
         place = queue.topic, queue.partition, ordinal
         known = self._times.get(place)
         if known is None:
-            known = self.read_now(partial(self._store.reader.store_time, queue, ordinal))
-            if known is not None:
-                self._times.put(place, known)
-        return known
+            found = self.read_now(partial(self._store.reader.store_time, queue, ordinal))
+            known = DAMAGED if found is None else found  # read again, it would be counted and logged again
+            self._times.put(place, known)
+        return None if known == DAMAGED else known
 
     def read_now(self, find: Callable[[Read], T]) -> T:
         """What is found in memory, else on the disk."""

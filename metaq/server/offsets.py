@@ -50,6 +50,10 @@ class OffsetTable:
         """The offsets of a group in a topic, by partition."""
         return self._offsets.get((group, topic), {})
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """The groups with the topics in which they have offsets."""
+        return list(self._offsets)
+
     def topics_of(self, group: str) -> list[str]:
         """The topics of which a group has offsets."""
         return sorted(topic for name, topic in self._offsets if name == group)

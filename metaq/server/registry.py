@@ -27,6 +27,7 @@ from metaq.server.tables import FOLDER
 from metaq.server.textsession import TextSession
 from metaq.server.tls import make_context
 from metaq.store.disk import Disk, RealDisk
+from metaq.store.files import Rest
 from metaq.store.recovery import LOCK
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class RegistryServer:
     def facts(self) -> Mapping[str, object]:
         return {"role": "registry"}
 
-    def families(self) -> Iterator[Family]:
+    def families(self, rest: Rest) -> Iterator[Family]:
         return registry_families(self._registry)
 
     @property

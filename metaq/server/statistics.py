@@ -23,11 +23,14 @@ from metaq.message import INTERNAL_TOPICS, TopicPartition
 from metaq.protocol.adminbodies import Rate, Rates
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
 from metaq.server.counters import Counters
+from metaq.server.observed import LONGEST_GROUP
 from metaq.store.consumequeue import ConsumeQueue
 
 SAMPLE_S: Final = 10
 MOST_KEYS: Final = 20_000
 """Groups and topics that are counted one by one; beyond it their messages are only counted in all."""
+OTHERS: Final = "(others)"
+"""Stands for the topic and the group of what is counted in all: no topic can be called so."""
 SLICE: Final = 256
 """Totals that are sampled without a pause, about 2 ms."""
 DAY_MS: Final = 86_400_000
@@ -135,7 +138,7 @@ class Statistics:
         self._clock = clock
         self._by_topic: dict[str, list[ConsumeQueue]] = {}
         self._indexed = 0  # queues in that: new ones come at the end, none ever goes
-        self._put_before = {topic: _put_ever(partitions) for topic, partitions in self._topics().items()}
+        self._put_before: dict[str, Totals] = {}
         self._got: dict[tuple[str, str], _Counter] = {}
         self._sent_back: dict[tuple[str, str], _Counter] = {}
         self._beyond = _Counter()  # got, but counted only in all
@@ -144,6 +147,10 @@ class Statistics:
         self._sampled_s = clock.monotonic()
         self._day = clock.now_ms() // DAY_MS
         self.put_by_day = self.got_by_day = Day(Totals(), Totals())
+
+    def begin(self) -> None:
+        """What readers see now was there before: only what comes is counted."""
+        self._put_before = {topic: _put_ever(partitions) for topic, partitions in self._topics().items()}
 
     # -- counting -----------------------------------------------------------------------------------------------------
 
@@ -159,7 +166,7 @@ class Statistics:
         counter.messages += 1
 
     def _counter(self, counters: dict[tuple[str, str], _Counter], key: tuple[str, str]) -> _Counter:
-        if len(counters) >= MOST_KEYS:
+        if len(counters) >= MOST_KEYS or len(key[1]) > LONGEST_GROUP:
             return self._beyond if counters is self._got else _Counter()
         return counters.setdefault(key, _Counter())
 
@@ -193,9 +200,16 @@ class Statistics:
         """All that have a partition, internal ones included."""
         return list(self._topics())
 
-    def got_by_group(self) -> dict[tuple[str, str], Totals]:
-        """What was got since the start, by topic and group, as far as it is counted one by one."""
-        return {key: counter.totals() for key, counter in self._got.items()}
+    def got_by_group(self) -> Iterator[tuple[tuple[str, str], Totals]]:
+        """What was got since the start, by topic and group; at last, as ``OTHERS`` of both, what is not counted one by one.
+
+        The caller may wait between any two.
+        """
+        for key in list(self._got):
+            counter = self._got.get(key)
+            if counter is not None:  # else it was forgotten meanwhile
+                yield key, counter.totals()
+        yield (OTHERS, OTHERS), self._beyond.totals()
 
     def put_in_all(self) -> Totals:
         """What clients put since the start."""

@@ -133,6 +133,7 @@ class Halves:
         self.check_after_ms = check_after_ms
         """Age at which producers are asked; a change is for messages that come after it."""
         self._halves: dict[int, Half] = {}
+        """By first ordinals, the oldest half first."""
         self._claimed: set[int] = set()
         self._seen = _Place(0, 0)
         self._version = self._saved_version = 0
@@ -164,7 +165,8 @@ class Halves:
     @property
     def oldest_ms(self) -> int | None:
         """When the oldest of them was stored."""
-        return min((half.since_ms for half in self._halves.values()), default=None)
+        oldest = next(iter(self._halves.values()), None)
+        return None if oldest is None else oldest.since_ms
 
     # -- changing -----------------------------------------------------------------------------------------------------
 
@@ -286,6 +288,8 @@ class Halves:
         begins = (store.first(store.queues[key], read_here)[0] if key in store.queues else 0 for key in (HALVES, OPS))
         self._seen = _Place(*map(max, zip(self._seen, begins, strict=True)))
         self.follow(read_here)
+        # what was put again is in the log behind younger ones
+        self._halves = dict(sorted(self._halves.items(), key=lambda item: item[1].since_ms))
         if self._halves:
             logger.info("half messages are undecided count=%d", len(self._halves))
 

@@ -1,4 +1,4 @@
-"""A process that is slow to start: ``python -m tests.broker.slowstart works|sleeps GO``, until the file GO is there."""
+"""A process that is slow to start: ``python -m tests.broker.slowstart works|sleeps|tells GO``, until the file GO is there."""
 
 import sys
 import time
@@ -12,7 +12,8 @@ from metaq.config import Settings, load
 from metaq.server.daemon import run
 from metaq.server.gate import Gate
 from metaq.server.metrics import Family
-from metaq.store.progress import Tell
+from metaq.store.files import Rest
+from metaq.store.progress import Step, Tell
 
 SLEEPS_S: Final = 5.0
 LONG_S: Final = 600.0
@@ -29,7 +30,8 @@ class Slow:
         if how == "sleeps":
             time.sleep(SLEEPS_S)
         while not Path(go).exists():
-            pass
+            if how == "tells":
+                tell(Step("waiting", 0, 1, "bytes"))
 
     @property
     def measured(self) -> "Slow":
@@ -42,7 +44,7 @@ class Slow:
     def facts(self) -> Mapping[str, object]:
         return {}
 
-    def families(self) -> Iterator[Family]:
+    def families(self, rest: Rest) -> Iterator[Family]:
         return iter(())
 
     def configure(self, settings: Settings) -> None:

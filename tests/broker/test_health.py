@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-import trustme
 
 from metaq.client import TextClient
 from metaq.errors import Refused
@@ -19,6 +18,7 @@ from tests.broker.test_restart import Controlled
 from tests.support.broker import BrokerFailed, BrokerProcess, wait_until
 from tests.support.metrics import Values, fetch, readiness, value
 from tests.support.talk import Talk
+from tests.support.tls import issue
 from tests.support.zookeeper import free_ports
 
 DEADLINE_S: Final = 60.0
@@ -80,20 +80,30 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 
 def test_tls(tmp_path: Path) -> None:
     """E-02, E-05: who begins with TLS is answered by TLS, and a plain request still is."""
-    authority = trustme.CA()
-    certificate = authority.issue_cert("127.0.0.1")
-    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-    chain.write_bytes(b"".join(part.bytes() for part in certificate.cert_chain_pems))
-    key.write_bytes(certificate.private_key_pem.bytes())
-    with BrokerProcess(tmp_path / "data", "--tls-certificate", str(chain), "--tls-key", str(key)) as broker:
-        context = ssl.create_default_context()
-        authority.configure_trust(context)
+    certificate = issue(tmp_path)
+    with BrokerProcess(tmp_path / "data", *certificate.flags) as broker:
+        context = ssl.create_default_context(cafile=str(certificate.authority))
         host, _, port = broker.http.rpartition(":")
         connection = http.client.HTTPSConnection(host, int(port), timeout=DEADLINE_S, context=context)
         connection.request("GET", "/healthz")
         assert connection.getresponse().read() == b'{"state":"serving"}\n'
         connection.close()
         assert fetch(broker, "/healthz")[0] == 200
+
+
+def test_a_handshake_that_does_not_go_on_stops_nobody(tmp_path: Path) -> None:
+    """E-02: one byte of it and silence, on a port with TLS: health and puts are answered meanwhile."""
+    certificate = issue(tmp_path)
+    with BrokerProcess(tmp_path / "data", *certificate.flags) as broker:
+        host, _, port = broker.http.rpartition(":")
+        with socket.create_connection((host, int(port))) as silent, TextClient(broker.host, broker.port) as client:
+            silent.sendall(b"\x16")
+            for _ in range(3):  # whichever of them comes first
+                client.put("t", b"hello")
+                assert fetch(broker, "/healthz")[0] == 200
+            silent.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                silent.recv(1)
 
 
 # -- states -----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What systemd is told, at a real socket."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,21 @@ def test_who_does_nothing_gets_no_more_time(tmp_path: Path) -> None:
             assert told.count(EXTEND) < SLEEPS_S - 1
             process.terminate()
             assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_recovery_ends_when_nobody_wants_it_any_more(tmp_path: Path, number: signal.Signals) -> None:
+    """E-18, P40: told to stop, it does not first recover for minutes what it closes then."""
+    with NotifySocket(tmp_path / "notify") as systemd:
+        process = start("tells", tmp_path, systemd)
+        try:
+            systemd.wait_for(EXTEND)
+            process.send_signal(number)
+            assert process.wait(60) == 0
+            systemd.wait_for("STOPPING=1")
+            assert "READY=1" not in systemd.lines
         finally:
             process.kill()
 

@@ -23,7 +23,7 @@ import socket
 import ssl
 import tempfile
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -177,19 +177,17 @@ class Attacker:
 
     def silence(self) -> None:
         """Begin, or not even that, and stay for a while."""
-        for held, addresses, begins, most in (
-            (self._held, (self._text, self._replication), (*self._begins(), b"pu"), HELD),
-            (self._held_http, (self._http,), (b"", b"GET /metrics HT", HELLO[:20]), HELD_HTTP),
+        for held, addresses, most in (
+            (self._held, (self._text, self._replication), HELD),
+            (self._held_http, (self._http,), HELD_HTTP),
         ):
-            held.append(self._begun(self._chance.choice(addresses), begins))
+            held.append(self._begun(self._chance.choice(addresses)))
             if len(held) > most:
                 held.popleft().close()
 
-    def _begins(self) -> tuple[bytes, ...]:
-        return b"", HELLO[:20], MAGIC + LENGTH.pack(1000), self._client_hello()[:50]
-
-    def _begun(self, address: tuple[str, int], begins: Sequence[bytes]) -> socket.socket:
+    def _begun(self, address: tuple[str, int]) -> socket.socket:
         connection = socket.create_connection(address, timeout=SOCKET_TIMEOUT_S)
+        begins = (b"", b"pu", HELLO[:20], MAGIC + LENGTH.pack(1000), self._client_hello()[:50], b"GET /metrics HT")
         with contextlib.suppress(OSError):  # it may be the one that is dropped
             connection.sendall(self._chance.choice(begins))
         return connection
@@ -198,7 +196,7 @@ class Attacker:
         """More at once than a master lets wait for their hello: whoever comes then is asked who it is all the same."""
         with contextlib.ExitStack() as stack:
             for _ in range(MOST_NAMELESS + self._chance.randint(1, 16)):
-                stack.enter_context(self._begun(self._replication, self._begins()))
+                stack.enter_context(self._begun(self._replication))
             with socket.create_connection(self._replication, timeout=SOCKET_TIMEOUT_S) as connection:
                 connection.sendall(HELLO)
                 if b'"challenge"' not in connection.recv(65536):
@@ -269,8 +267,14 @@ class Attacker:
             raise Violation(f"{data!r} was answered {answer!r}")
 
     def signature(self) -> None:
-        frame = encode_request(Request.SEND_MESSAGE_V2, 1, WRITER.signed(SEND, b"body"), b"body")
-        data = mutate(self._chance, frame)
+        """Most changes make that it is no frame, so every second one is a frame, with something else than was signed."""
+        fields, body = WRITER.signed(SEND, b"body"), b"body"
+        if self._chance.random() < 0.5:
+            name = self._chance.choice(list(fields))
+            fields[name] += self._chance.choice("0=x")
+            data = encode_request(Request.SEND_MESSAGE_V2, 1, fields, body)
+        else:
+            data = mutate(self._chance, encode_request(Request.SEND_MESSAGE_V2, 1, fields, body))
         requests, answers = FrameReader().receive(data), FrameReader().receive(self._say(self._text, data))
         may = sum(
             is_signed_with(user.secret, request.fields, request.body)
@@ -295,7 +299,8 @@ class Attacker:
                     challenge = orjson.loads(answer[FRAME.size + LENGTH.size :])["challenge"]
                     proof = prove(ADMIN.secret, SLAVE, challenge, "n", HELLO[HELLO_HEAD:])
                     right = Proof(ADMIN.name, "n", proof).encode()
-                    wrong = mutate(chance, right)
+                    guess = Proof(ADMIN.name, "n", chance.randbytes(32).hex()).encode()
+                    wrong = mutate(chance, right) if chance.random() < 0.5 else guess
                     connection.sendall(wrong[: len(right)] if wrong[: len(right)] != right else b"")
                 connection.shutdown(socket.SHUT_WR)
             rest = self._noted(read_all(connection))

@@ -87,6 +87,15 @@ def check_expression(expression: str) -> None:
         assert set(labels) <= known, expression
 
 
+def surviving(expression: str) -> set[str]:
+    """The labels that what an expression finds still has."""
+    grouped = re.findall(r"\bby \(([^)]*)\)", expression)
+    if grouped:
+        return set.intersection(*(set(re.split(r",\s*", labels)) for labels in grouped))
+    names = [_SUFFIX.sub("", name) for name in _NAME.findall(_LABELS.sub("", expression))]
+    return OF_TARGETS.union(*(METRICS[name].labels for name in names))
+
+
 def test_alarms() -> None:
     """E-01: each expression names what is measured; the page has the same alarms, and says what to do about each."""
     (group,) = yaml.safe_load(ALARMS.read_text("utf-8"))["groups"]
@@ -96,7 +105,11 @@ def test_alarms() -> None:
         line = re.search(rf"^\| `{rule['alert']}` \| (\w+) \| (.+?) \| (.+) \|$", PAGE.read_text("utf-8"), re.MULTILINE)
         assert line is not None, rule["alert"]
         assert line[1] == rule["labels"]["severity"]
-        assert rule["annotations"]["summary"] == "{{ $labels.instance }}: " + line[2]
+        summary = rule["annotations"]["summary"]
+        where, _, says = summary.partition(": ")
+        assert re.fullmatch(r"\{\{ \$labels\.\w+ \}\}(?:/\{\{ \$labels\.\w+ \}\})*", where)
+        assert set(re.findall(r"\$labels\.(\w+)", summary)) <= surviving(rule["expr"]), rule["alert"]
+        assert says == line[2]
     assert len(group["rules"]) == PAGE.read_text("utf-8").count("\n| `Metaq")
 
 
@@ -108,6 +121,12 @@ def test_the_dashboard() -> None:
         assert panel["targets"], panel["title"]
         for target in panel["targets"]:
             check_expression(target["expr"])
+
+
+def test_what_is_grouped_away_does_not_survive() -> None:
+    """E-01: a summary that names it would say nothing."""
+    assert surviving("sum by (cluster, broker) (metaq_is_master) == 0") == {"cluster", "broker"}
+    assert surviving("metaq_replica_lag_seconds > 30") == {*OF_TARGETS, "replica"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ def record(template: object, *values: object, failing: bool = False) -> logging.
 def as_json(*told: Any, failing: bool = False) -> dict[str, Any]:
     line = JsonFormatter().format(record(*told, failing=failing))
     assert line.isprintable()
-    content: dict[str, Any] = json.loads(line)
+    content: dict[str, Any] = json.loads(line, parse_constant=pytest.fail)  # NaN and Infinity are no JSON
     assert list(content)[:3] == ["time", "level", "logger"]
     assert (content.pop("level"), content.pop("logger")) == ("WARNING", "metaq.part")
     assert content.pop("time").endswith("Z")
@@ -46,6 +47,10 @@ def as_json(*told: Any, failing: bool = False) -> dict[str, Any]:
         # of a library
         (("Connection dropped: %s", "why=so"), "Connection dropped: why=so", {}),
         (("100%",), "100%", {}),
+        (("disk 100% full",), "disk 100% full", {}),
+        (("disk=%s of %d%%",), "", {"disk": "%s of %d%%"}),
+        (("%(kind)s dropped",), "%(kind)s dropped", {}),
+        (("took seconds=%s least=%s", math.nan, -math.inf), "took", {"seconds": "nan", "least": "-inf"}),
         (("%(kind)s dropped", {"kind": "it"}), "it dropped", {}),
         ((ValueError("no text at all"),), "no text at all", {}),
     ],
@@ -64,10 +69,10 @@ def test_event_and_keys_of_a_template() -> None:
 
 def test_an_event_is_one_line_whatever_it_holds() -> None:
     """E-19: nobody can forge another event with a value, or hide one with control characters."""
-    value = "one\nINFO two\r\u2028three\x1b[2J\x00\x85"
+    value = "one\nINFO two\r\u2028three\x1b[2J\x00\x85\x80\x9b2J\x9f"
     line = TextFormatter().format(record("connection closed reason=%s", value, failing=True))
     assert line.isprintable() and len(line.splitlines()) == 1
-    assert r"reason=one\nINFO two\r\u2028three\x1b[2J\x00\x85" in line
+    assert r"reason=one\nINFO two\r\u2028three\x1b[2J\x00\x85\x80\x9b2J\x9f" in line
     assert r"trace=Traceback" in line and r"ValueError: two\nlines" in line
     content = as_json("connection closed reason=%s", value, failing=True)
     assert content["reason"] == value

@@ -4,6 +4,7 @@ from metaq.clock import ManualClock
 from metaq.protocol.commands import Get
 from metaq.server.observed import FORGOTTEN_S, LONGEST_GROUP, MOST_PLACES, OWNS_S, Observed
 from metaq.server.offsetexport import MOST_TIMES, StoreTimes
+from metaq.store.files import go_on
 
 READER = ("10.0.0.7", 4711)
 
@@ -17,11 +18,11 @@ def test_the_oldest_reader_is_dropped() -> None:
     observed = Observed(ManualClock().monotonic)
     for number in range(MOST_PLACES + 1):
         observed.asked(get(f"g{number}"), READER)
-    assert len(observed.table()) == MOST_PLACES
-    assert ("g0", "orders") not in observed.table() and ("g1", "orders") in observed.table()
+    assert len(observed.table(go_on)) == MOST_PLACES
+    assert ("g0", "orders") not in observed.table(go_on) and ("g1", "orders") in observed.table(go_on)
     observed.asked(get("g0", position=9), READER)
-    assert observed.table()["g0", "orders"][0].position == 9
-    assert ("g1", "orders") not in observed.table() and len(observed.table()) == MOST_PLACES
+    assert observed.table(go_on)["g0", "orders"][0].position == 9
+    assert ("g1", "orders") not in observed.table(go_on) and len(observed.table(go_on)) == MOST_PLACES
 
 
 def test_a_silent_reader_has_nothing_and_is_forgotten() -> None:
@@ -32,22 +33,22 @@ def test_a_silent_reader_has_nothing_and_is_forgotten() -> None:
     clock.advance(OWNS_S / 2)
     observed.asked(get("reader", 1, 6), READER)
     clock.advance(OWNS_S / 2)
-    places = observed.table()["reader", "orders"]
+    places = observed.table(go_on)["reader", "orders"]
     assert {number: (each.position, observed.owner(each)) for number, each in places.items()} == {
         0: (5, None),
         1: (6, "10.0.0.7:4711"),
     }
     clock.advance(FORGOTTEN_S - OWNS_S / 2 - 1)
-    assert list(observed.table()["reader", "orders"]) == [1]
+    assert list(observed.table(go_on)["reader", "orders"]) == [1]
     clock.advance(2)
-    assert observed.table() == {}
+    assert observed.table(go_on) == {}
 
 
 def test_a_group_with_a_long_name_is_not_observed() -> None:
     """MQ-063: a line has room for 4,000 characters."""
     observed = Observed(ManualClock().monotonic)
     observed.asked(get("g" * (LONGEST_GROUP + 1)), READER)
-    assert observed.table() == {}
+    assert observed.table(go_on) == {}
 
 
 def test_store_times_that_are_asked_for_are_kept() -> None:

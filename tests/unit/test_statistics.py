@@ -10,7 +10,8 @@ from metaq.protocol.adminbodies import Rates
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
 from metaq.server import statistics
 from metaq.server.counters import Counters
-from metaq.server.statistics import DAY_MS, SAMPLE_S, Statistics
+from metaq.server.observed import LONGEST_GROUP
+from metaq.server.statistics import DAY_MS, OTHERS, SAMPLE_S, Statistics
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.disk import RealDisk
 from metaq.store.files import FileCache
@@ -27,6 +28,7 @@ class Bench:
         self.queues: dict[TopicPartition, ConsumeQueue] = {}
         self.put("before", 100, 10)  # by the process before this one
         self.statistics = Statistics(self.queues, self.clock, self.counters)
+        self.statistics.begin()
 
     def put(self, topic: str, messages: int, size: int, partition: int = 0) -> None:
         """So many messages with bodies of ``size`` bytes."""
@@ -129,6 +131,33 @@ def test_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.statistics.rates("GROUP_GET_NUMS", "t@g3") is None
     assert bench.statistics.rates("SNDBCK_PUT_NUMS", "t@g3") is None
     assert bench.statistics.got_in_all().messages == 10
+
+
+def test_what_is_not_counted_one_by_one_is_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-01: pairs beyond the limit, groups with names of any length, and what was deleted, as one row."""
+    monkeypatch.setattr(statistics, "MOST_KEYS", 2)
+    bench = Bench()
+    groups = ["short", "g" * LONGEST_GROUP, "g" * (LONGEST_GROUP + 1), "late"]
+    for group in groups:
+        bench.statistics.got(group, "t", 1, 10)
+    found = dict(bench.statistics.got_by_group())
+    assert list(found) == [("t", groups[0]), ("t", groups[1]), (OTHERS, OTHERS)]
+    assert found[OTHERS, OTHERS] == (2, 20)
+    bench.statistics.forget(group="short")
+    found = dict(bench.statistics.got_by_group())
+    assert (found[OTHERS, OTHERS].messages, bench.statistics.got_in_all().messages) == (3, 4)
+
+
+def test_a_group_that_is_forgotten_while_groups_are_listed() -> None:
+    """E-01: others go on between any two."""
+    bench = Bench()
+    for group in ("one", "two", "three"):
+        bench.statistics.got(group, "t", 1, 10)
+    rows = bench.statistics.got_by_group()
+    assert next(rows)[0] == ("t", "one")
+    bench.statistics.forget(group="two")
+    bench.statistics.got("four", "t", 1, 10)
+    assert [key for key, _ in rows] == [("t", "three"), (OTHERS, OTHERS)]
 
 
 def test_days() -> None:

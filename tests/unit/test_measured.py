@@ -1,0 +1,197 @@
+"""What a scrape finds: in steps after each of which others may go on, and without what fails."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any, Final, cast
+
+import pytest
+
+from metaq.clock import ManualClock
+from metaq.errors import DiskFailed
+from metaq.message import TopicPartition
+from metaq.protocol.commands import Get
+from metaq.server import measures
+from metaq.server.context import Context
+from metaq.server.counters import Counters
+from metaq.server.hold import Holds
+from metaq.server.measured import Measured
+from metaq.server.metrics import Family, Metric
+from metaq.server.observed import Observed
+from metaq.server.offsetexport import OffsetExport
+from metaq.server.offsets import OffsetTable
+from metaq.server.role import NoReplicas
+from metaq.server.statistics import Statistics
+from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.disk import RealDisk
+from metaq.store.files import FileCache, run_here
+
+GROUPS: Final = 40
+PARTITIONS: Final = 128
+MOST_STEPS: Final = 4 * PARTITIONS
+"""Lines of Python from one rest to the next: what was put to the partitions of one topic is summed up at once, some 0.1 ms for
+a thousand. There are ten times as many pairs of group and partition, and sessions."""
+
+
+class Store:
+    """Partitions whose messages are as old as their place; one may be damaged."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.queues: dict[TopicPartition, ConsumeQueue] = {}
+        self.log = SimpleNamespace(begin=0, end=500)
+        self.reader = self
+        self.damaged = 0
+        self.broken: set[int] = set()
+        self.disk = self
+        self.directory = Path("nowhere")
+        self.failure: DiskFailed | None = None
+        files = FileCache(RealDisk(), 1)
+        for number in range(PARTITIONS):
+            queue = ConsumeQueue("t", number, Path("nowhere"), files, 160, b"", 0)
+            queue.publish(10, 1000)
+            self.queues[TopicPartition("t", number)] = queue
+
+    def store_time(self, queue: ConsumeQueue, ordinal: int, read: object) -> int | None:
+        if queue.partition in self.broken:
+            self.damaged += 1
+            return None
+        return 1000 + ordinal
+
+    def record_at_offset(self, log_offset: int, read: object) -> None:
+        self.damaged += 1
+
+    def usage(self, directory: Path) -> SimpleNamespace:
+        if self.failure is not None:
+            raise self.failure
+        return SimpleNamespace(available=7, ratio=0.5)
+
+    def statistics(self) -> SimpleNamespace:
+        figures = {"begin": 0, "end": self.log.end, "durable_end": self.log.end, "damaged_reads": self.damaged}
+        return SimpleNamespace(**figures, index_behind_bytes=0, index_paused=None)
+
+    def check_healthy(self) -> None:
+        """It is."""
+
+    check_master = check_writable = check_healthy
+
+
+class Bench:
+    """What is measured of a broker with many groups, partitions and sessions."""
+
+    def __init__(self) -> None:
+        clock = ManualClock(60_000)
+        self.store = Store(clock)
+        statistics = Statistics(self.store.queues, clock, Counters())
+        statistics.begin()
+        offsets, observed = OffsetTable(), Observed(clock.monotonic)
+        for group in range(GROUPS):
+            for partition in range(PARTITIONS):
+                offsets.reset(f"g{group}", "t", partition, 3)
+                observed.asked(Get("t", f"r{group}", partition, 10, 1, "1", 0), ("10.0.0.7", 4711))
+                statistics.got(f"g{group}", f"t{partition}", 1, 1)
+        nobody = SimpleNamespace(is_system=lambda group: False, consumer_groups=list, consumer_group=lambda group: None)
+        parts = {
+            "store": self.store,
+            "statistics": statistics,
+            "offsets": offsets,
+            "observed": observed,
+            "counters": Counters(),
+        }
+        front = SimpleNamespace(sessions={object() for _ in range(GROUPS * PARTITIONS)}, connections=GROUPS * PARTITIONS)
+        context: Any = SimpleNamespace(**parts, groups=nobody, clients=nobody, replicas=NoReplicas(), front=front)
+        unused: Any = SimpleNamespace(cold_reads=0, waiting=0)
+        export = OffsetExport(cast(Context, context), None, run_here)
+        self.measured = Measured(context, unused, Holds(), unused, dict, unused, export, lambda: None, None, run_here)
+
+    def find(self, part: str, rest: Callable[[], None] = lambda: None) -> dict[Metric, list[object]]:
+        found: Iterator[Family] = getattr(self.measured, part)(rest)
+        return {metric: list(samples) for metric, samples in found}
+
+
+@pytest.mark.parametrize("part", ["_messages", "_lags", "_ages_of_lags", "_readers", "_reads"])
+def test_others_go_on_after_every_few_steps(part: str) -> None:
+    """E-01: however many groups, partitions and connections there are, and also within what becomes one sample."""
+    bench, steps, longest = Bench(), 0, 0
+
+    def rest() -> None:
+        nonlocal steps, longest
+        steps, longest = 0, max(longest, steps)
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal steps
+        steps += frame.f_code is not rest.__code__
+        return trace
+
+    sys.settrace(trace)
+    try:
+        found = getattr(bench.measured, part)(rest)
+        samples = {metric: _taken(values, rest) for metric, values in found}
+    finally:
+        sys.settrace(None)
+    assert sum(samples.values()) > 0
+    assert max(longest, steps) < MOST_STEPS
+
+
+def _taken(samples: Any, rest: Callable[[], None]) -> int:
+    """How many there are, taken as a scrape takes them."""
+    count = 0
+    for _ in samples:
+        count += 1
+        rest()
+    return count
+
+
+def test_what_is_found() -> None:
+    """E-01: the same as without rests."""
+    bench = Bench()
+    assert bench.find("_lags")[measures.LAG][0] == (("g0", "t"), 7 * PARTITIONS)
+    assert bench.find("_ages_of_lags")[measures.LAG_AGE][0] == (("g0", "t"), (60_000 - 1003) / 1000)
+    assert bench.find("_readers")[measures.READER_LAG][0] == (("r0", "t"), 990 * PARTITIONS)
+    assert bench.find("_reads")[measures.CONNECTIONS][2] == (("none_yet",), GROUPS * PARTITIONS)
+
+
+def test_a_damaged_message_is_counted_once_however_often_it_is_scraped() -> None:
+    """E-01: what rises then is what readers find."""
+    bench = Bench()
+    bench.store.broken.add(5)
+    first = bench.find("_ages_of_lags"), bench.find("_age_of_log")
+    assert bench.store.damaged == 2  # one that groups lag behind, and the first one of the log
+    for _ in range(3):
+        assert (bench.find("_ages_of_lags"), bench.find("_age_of_log")) == first
+    assert bench.store.damaged == 2
+    assert first[1][measures.OLDEST] == [((), 0.0)]
+
+
+def test_what_was_written_is_counted_from_the_opening_of_the_store() -> None:
+    """E-01: as every counter."""
+    bench = Bench()
+    assert bench.find("_log")[measures.WRITTEN] == [((), 0)]
+    bench.store.log.end += 100
+    assert bench.find("_log")[measures.WRITTEN] == [((), 100)]
+
+
+def test_a_source_that_fails_takes_only_its_own_metrics_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """E-01: which is said once, until it is another reason; afterwards they are back."""
+    bench = Bench()
+    for part in ("_answers", "_sizes", "_transactions", "_replicas"):  # they need a whole broker
+        monkeypatch.setattr(Measured, part, lambda self, rest: iter(()))
+    lost = {measures.DISK_FREE, measures.DISK_USED}
+
+    def names() -> set[Metric]:
+        return {metric for metric, _ in bench.measured.families(lambda: None)}
+
+    whole = names()
+    assert lost < whole
+    with caplog.at_level(logging.WARNING):
+        for reason in ("no answer", "no answer", "none at all"):
+            bench.store.failure = DiskFailed(reason)
+            assert names() == whole - lost
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["metrics left out part=disk reason=no answer", "metrics left out part=disk reason=none at all"]
+    bench.store.failure = None
+    assert names() == whole
