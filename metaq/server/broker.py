@@ -189,9 +189,7 @@ class Broker:
         self._duties.keepers.append(self.epochs)
         if not role.is_master:
             self._only_give()
-        if self.store.settings.durability.on_replicas:
-            hide_from(self.store, role.readable_end)
-        self.context.statistics.begin()
+        self._show_what_is_safe()
 
     @property
     def gate(self) -> Gate:
@@ -236,6 +234,12 @@ class Broker:
             if store.settings.durability.on_disk:
                 store.sync()
         return epochs
+
+    def _show_what_is_safe(self) -> None:
+        """Let readers see what the replicas have for certain, and count what comes after it."""
+        if self.store.settings.durability.on_replicas:
+            hide_from(self.store, self.role.readable_end)
+        self.context.statistics.begin()
 
     def _only_give(self) -> None:
         """Take no messages, and write nothing but what comes from the master."""
