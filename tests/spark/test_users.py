@@ -34,9 +34,26 @@ ADMIN_SECRET: Final = "admin-secret-77aa"
 USERS: Final = f"""\
 users:
   admin: {{secret: {ADMIN_SECRET}, admin: true}}
-  {USER}: {{secret: {SECRET}, topics: {{in: SUB, out: PUB|SUB}}, groups: {{watched: SUB}}}}
+  {USER}: {{secret: {SECRET}, topics: {{in: SUB, out: PUB|SUB, copies: PUB}}, groups: {{watched: SUB}}}}
 """
 COUNT: Final = 30
+# Its password is in the environment only, until the session is made.
+PROGRAM: Final = """\
+import os, sys
+from metaq.spark.session import session
+
+settings = {"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
+spark = session("login", master="local[1]", settings=settings)
+del os.environ["METAQ_PASSWORD"]
+servers, user, ca, checkpoint = sys.argv[1:]
+options = {"metaq.bootstrap.servers": servers, "metaq.user": user, "metaq.tls.ca": ca}
+frame = spark.read.format("metaq").options(**options, subscribe="in").load().select("value")
+frame.write.format("metaq").options(**options, topic="copies").mode("append").save()
+stream = spark.readStream.format("metaq").options(**options, subscribe="in", startingOffsets="earliest").load().select("value")
+writer = stream.writeStream.format("metaq").options(**options, topic="copies", checkpointLocation=checkpoint)
+writer.trigger(availableNow=True).start().awaitTermination()
+spark.stop()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +70,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates)
         with as_admin(process) as client:
             client.admin().create_topic("in", 2)
             client.admin().create_topic("out", 2)
+            client.admin().create_topic("copies", 1)
             client.producer().send_batch("in", [b"%d" % number for number in range(COUNT)])
         yield process
 
@@ -115,6 +133,23 @@ def test_who_may_not_is_told_without_the_password(spark: "SparkSession", options
     with pytest.raises(PySparkException, match="may not") as failed:
         rows.write.format("metaq").options(**options, topic="in").mode("append").save()
     assert SECRET not in str(failed.value)
+
+
+@pytest.mark.partner("java")
+@pytest.mark.timeout(900)
+def test_workers_need_no_password_in_their_environment(
+    broker: BrokerProcess, certificates: Certificates, tmp_path: Path
+) -> None:
+    """P47, E-05: the driver's, when the session is made, is handed on to all reads and writes."""
+    arguments = (broker.registry, USER, str(certificates.authority), str(tmp_path / "state"))
+    environment = {**os.environ, "METAQ_PASSWORD": SECRET, "SPARK_LOCAL_IP": "127.0.0.1"}
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    with as_admin(broker) as client:
+        assert sum(view.end for view in client.admin().queues("copies")) == 2 * COUNT
+    state = [path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    assert not [data for data in (*state, done.stdout.encode(), done.stderr.encode()) if SECRET.encode() in data]
 
 
 def test_a_listener_commits_as_a_user(
