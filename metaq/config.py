@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from metaq.errors import ConfigError
 from metaq.message import Durability
@@ -30,6 +30,12 @@ REGISTRY_SETTINGS: Final = (
 KIB: Final = 1024
 MIB: Final = 1024**2
 GIB: Final = 1024**3
+MOST_HOURS: Final = 1_000_000
+"""That messages are kept: 114 years."""
+_MOST: Final = (1 << 63) - 1
+"""Of any number: times and sizes are computed with in 64 bits."""
+_WRONG_VALUES: Final = (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What the YAML library lets through, beside its own errors, for text that does not fit its tag or its form."""
 
 
 _LIVE: Final[dict[str, Any]] = {"live": True}
@@ -55,7 +61,7 @@ class TopicSettings(BaseModel):
 class Settings(BaseModel):
     """What a broker can be told. Times in milliseconds, sizes in bytes, ratios between 0 and 1."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     data: Path = Field(Path("data"), description="folder that holds everything; created when missing")
     listen: str = Field("127.0.0.1:8123", description="HOST:PORT to listen on; port 0 takes a free one")
@@ -149,7 +155,7 @@ class Settings(BaseModel):
     hot_bytes: int = Field(256 * MIB, ge=0, description="newest part of the log that is read through the map")
     max_open_files: int = Field(512, ge=8, description="store files kept open at once")
 
-    keep_hours: float = _live(72, gt=0, description="age at which a segment expires")
+    keep_hours: float = _live(72, gt=0, le=MOST_HOURS, description="age at which a segment expires")
     delete_hour: int = _live(4, ge=0, le=23, description="hour of the day (UTC) in which expired segments are deleted")
     clean_ratio: float = _live(0.75, gt=0, le=1, description="disk use at which expired segments are deleted at any hour")
     force_ratio: float = _live(
@@ -218,6 +224,13 @@ class Settings(BaseModel):
     check_interval_ms: int = Field(30_000, ge=10, description="pause between two questions about one such message")
     max_checks: int = _live(15, ge=1, description="how often producers are asked before a transactional message is given up")
     topics: dict[str, TopicSettings] = _live({}, description="topics that exist from the start (configuration file only)")
+
+    @field_validator("*")
+    @classmethod
+    def _is_no_giant(cls, value: Any) -> Any:
+        if isinstance(value, int) and value > _MOST:
+            raise ValueError(f"Input should be less than or equal to {_MOST}")
+        return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -320,10 +333,18 @@ def read_yaml(file: Path) -> dict[str, Given]:
             name, line = str(key.value), key.start_mark.line + 1
             if name in given:  # YAML would take the last one, and say nothing
                 raise ConfigError(f"{name} is set twice, in {given[name].origin} and in line {line}")
-            given[name] = Given(loader.construct_object(value, deep=True), f"{file}:{line}")
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            given[name] = Given(_constructed(loader, name, value, f"{file}:{line}"), f"{file}:{line}")
+    except (OSError, yaml.YAMLError, *_WRONG_VALUES) as error:
         raise ConfigError(f"cannot read the configuration file {file}: {error}") from error
     return given
+
+
+def _constructed(loader: yaml.SafeLoader, name: str, node: yaml.Node, origin: str) -> Any:
+    try:
+        return loader.construct_object(node, deep=True)
+    except _WRONG_VALUES as error:
+        value = repr(node.value[:60]) if isinstance(node, yaml.ScalarNode) else "the value"
+        raise ConfigError(f"{name}: {value} cannot be read as {node.tag.rpartition(':')[2]} ({origin})") from error
 
 
 def _checked(given: dict[str, Given], names: Collection[str]) -> dict[str, Given]:

@@ -130,19 +130,20 @@ def login_options(command: Decorated) -> Decorated:
     return command
 
 
-def _login() -> Login:
-    login = click.get_current_context().find_root().obj
-    return login if isinstance(login, Login) else Login()
+def login() -> Login:
+    """Of the command that runs."""
+    found = click.get_current_context().find_root().obj
+    return found if isinstance(found, Login) else Login()
 
 
 def connect(broker: tuple[str, int]) -> TextClient:
     """A client of the broker that ``--broker`` names."""
-    return TextClient(*broker, **_login().options())
+    return TextClient(*broker, **login().options())
 
 
 def connect_registry(registry: str) -> Client:
     """A client of the brokers that are registered where ``--registry`` says."""
-    return connect_client(registry, **_login().options())
+    return connect_client(registry, **login().options())
 
 
 def json_line(value: Mapping[str, Any] | list[Any]) -> bytes:

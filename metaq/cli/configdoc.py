@@ -32,14 +32,21 @@ has every setting of `metaq serve` with its default and a comment, `conf/registr
 
 At SIGHUP a broker or a registry reads file, environment and flags again (`kill -HUP PID`, `systemctl reload`):
 
-- settings marked **live** are put in force, each with a line `setting changed` in the log. So they take back what an
-  administrator changed by request meanwhile;
+- settings marked **live** that differ from what is in force are put in force, each with a line `setting changed` in the log;
 - others that differ stay as they are, each with a line `setting needs a restart`;
 - when anything is wrong with what is read, everything stays as it is, and the line `settings not reloaded` says why.
 
+What an administrator changes by request (`mqadmin updateBrokerConfig`: brokerPermission, fileReservedTime, deleteWhen) is in
+force until the process ends, in whatever role, or until a reload: that takes it back where file, environment and flags say
+something else, whether they have changed or not, with a line `setting changed`. To keep such a change, write it into the file.
+
 A limit that becomes lower closes and forgets nothing: it is in force for what comes. Limits of a command line and of a body are
 for connections that come from then on. A topic that the file does not name any more stays; `metaq topic delete` deletes it. A
-slave takes its topics from its master. A broker that was started in a terminal ends when the terminal is closed.
+slave takes its topics from its master. Without `auto_create_topics` the template TBW102 allows nothing: its route leads
+producers of new topics nowhere. A broker that was started in a terminal ends when the terminal is closed.
+
+No setting is a secret, so all of them are shown; passwords and private keys stand in the files that `users_file`, `tls_key` and
+`tls_certificate` name.
 
 ## The settings
 

@@ -1,6 +1,7 @@
 """``metaq offsets report``: starts the Spark job that makes the report, in a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from metaq.cli.common import FAILED, examples, json_option, registry_option
+from metaq.cli.common import FAILED, PASSWORD_VARIABLE, examples, json_option, login, registry_option
 from metaq.cli.findings import Finding, Level
 from metaq.cli.findings import report as print_findings
 from metaq.protocol.offsetrows import HISTORY_TOPIC
@@ -89,10 +90,16 @@ def report(
     if follow and history is not None:
         raise click.UsageError("--follow follows what brokers record; it cannot have --history")
     job = {"out": str(out), "pictures": png, "stuck_samples": stuck_samples, "risk_hours": risk_hours}
-    source = {"history": str(history)} if history is not None else {"servers": registry, "topic": topic}
+    source: dict[str, Any] = {"history": str(history)}
+    environment = dict(os.environ)
+    if history is None:
+        who = login().options()
+        source = {"servers": registry, "topic": topic, "user": who["user"], "tls_ca": who["tls"] or ""}
+        environment[PASSWORD_VARIABLE] = who["password"]  # other users of a machine see arguments, but no environment
     if follow:
-        return _follow({**job, **source, "alarms": alarms, "every_s": every})
-    done = subprocess.run(_command("report", {**job, **source}), capture_output=True, text=True, check=False)  # noqa: S603
+        return _follow({**job, **source, "alarms": alarms, "every_s": every}, environment)
+    command = _command("report", {**job, **source})
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode != 0:
         said = done.stderr.splitlines()[-1 if done.returncode == _TOLD else -_SHOWN_LINES :]
         click.echo("\n".join(["metaq: " + line for line in said]), err=True)
@@ -114,6 +121,6 @@ def _command(module: str, job: dict[str, Any]) -> list[str]:
     return [sys.executable, "-m", f"metaq.spark.{module}", json.dumps(job)]
 
 
-def _follow(watch: dict[str, Any]) -> int:
+def _follow(watch: dict[str, Any], environment: dict[str, str]) -> int:
     """What the job says is for the terminal, or the log of whatever keeps it running."""
-    return FAILED if subprocess.run(_command("alarms", watch), check=False).returncode != 0 else 0  # noqa: S603
+    return FAILED if subprocess.run(_command("alarms", watch), env=environment, check=False).returncode != 0 else 0  # noqa: S603

@@ -3,8 +3,8 @@
 import socket
 import ssl
 import threading
-from collections.abc import Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, TypeVar, cast
 
 from metaq.errors import BadRequest, ConnectionFailed
 from metaq.protocol.signature import Credentials
@@ -14,11 +14,15 @@ Tls = bool | str | ssl.SSLContext
 
 _RECEIVE_BYTES: Final = 64 * 1024
 
+T = TypeVar("T")
+
 
 class Stream(Protocol):
     """What the clients need of a socket."""
 
     def recv(self, size: int, /) -> bytes: ...
+
+    def recv_into(self, buffer: memoryview, /) -> int: ...
 
     def sendall(self, data: bytes, /) -> None: ...
 
@@ -131,14 +135,22 @@ class _Secured:
         return other
 
     def recv(self, size: int, /) -> bytes:
+        return self._received(lambda: self._tls.read(size)) or b""
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        # typeshed does not know that what is read into a buffer is returned as a number
+        return self._received(lambda: cast(int, self._tls.read(len(buffer), buffer))) or 0
+
+    def _received(self, read: Callable[[], T]) -> T | None:
+        """What ``read`` gets as soon as there is something; ``None`` at the end."""
         while True:
             with self._guard:
                 try:
-                    return self._tls.read(size)
+                    return read()
                 except ssl.SSLWantReadError:
                     pass
                 except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                    return b""
+                    return None
             data = self._raw.recv(_RECEIVE_BYTES)
             with self._guard:
                 if data:

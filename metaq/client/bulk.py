@@ -1,13 +1,13 @@
-"""Bulk fetches (30030) by one thread over a plain socket of its own."""
+"""Bulk fetches (30030) by one thread over a connection of its own."""
 
 import itertools
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from metaq.client.access import OPEN, Access
 from metaq.client.link import LANGUAGE, split_address
 from metaq.client.transport import refusal, unanswered
 from metaq.errors import BrokerBusy, ConnectionFailed, OffsetOutOfRange, ProtocolError, RequestTimeout, StreamLost
@@ -34,7 +34,7 @@ class BulkConnection:
     the broker does not.
     """
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float, access: Access = OPEN) -> None:
         """Connect; ``ConnectionFailed`` when that does not succeed within ``timeout_s``, which each fetch has, too."""
         self.address = address
         self._timeout_s = timeout_s
@@ -42,11 +42,8 @@ class BulkConnection:
         self._asked: _Asked | None = None
         """What the broker is yet to answer."""
         self._lost = ""
-        try:
-            self._socket = socket.create_connection(split_address(address), timeout_s)
-        except OSError as error:
-            raise ConnectionFailed(f"cannot connect to {address}: {error}") from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._access = access
+        self._socket = access.connect(split_address(address), timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -117,7 +114,8 @@ class BulkConnection:
         if self._asked is None:
             opaque = next(self._opaques) & _INT31
             self._socket.settimeout(_left(deadline))
-            self._socket.sendall(encode_request(Request.BULK_FETCH, opaque, encode_header(wanted), language=LANGUAGE))
+            fields = self._access.signed(encode_header(wanted), b"")
+            self._socket.sendall(encode_request(Request.BULK_FETCH, opaque, fields, language=LANGUAGE))
             self._asked = _Asked(wanted, opaque)
 
     def _answer(self, deadline: float) -> tuple[RemotingCommand, bytearray]:

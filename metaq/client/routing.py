@@ -181,15 +181,16 @@ class Routes:
         response = self.ask_registry(Question.of(Request.GET_ROUTEINFO_BY_TOPIC, TopicOnly(DEFAULT_TOPIC)), deadline, topic)
         if response.code == Response.TOPIC_NOT_EXIST and NO_LIVE_BROKER in remark:
             raise RouteNotFound(topic, RouteProblem.NO_LIVE_MASTER, f"{', '.join(self.registries)} answered: {remark}")
-        if response.code == Response.TOPIC_NOT_EXIST:
-            details = f"Asked {', '.join(self.registries)}. Create the topic, or let brokers create topics"
-            raise RouteNotFound(topic, RouteProblem.TOPIC_ABSENT, details)
-        route = _decoded(DEFAULT_TOPIC, successful(response).body)
+        absent = response.code == Response.TOPIC_NOT_EXIST
+        route = TopicRoute((), ()) if absent else _decoded(DEFAULT_TOPIC, successful(response).body)
         queues = tuple(
             queue._replace(write_queues=min(queue.write_queues, DEFAULT_QUEUES))
             for queue in route.queues
             if queue.permission & INHERIT
         )
+        if not queues:
+            details = f"Asked {', '.join(self.registries)}. Create the topic, or let brokers create topics"
+            raise RouteNotFound(topic, RouteProblem.TOPIC_ABSENT, details)
         return route._replace(queues=queues)
 
     def readable(self, topic: str, deadline: float) -> tuple[MessageQueue, ...]:

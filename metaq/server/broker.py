@@ -60,6 +60,7 @@ from metaq.server.offsets import OffsetTable
 from metaq.server.parts import retention_rules, room, store_settings
 from metaq.server.pool import run_in_pool
 from metaq.server.registration import Registration
+from metaq.server.reload import Configurable
 from metaq.server.role import ALONE, Role
 from metaq.server.schedule import SAVE_S, Schedule
 from metaq.server.statistics import SAMPLE_S, Statistics
@@ -138,13 +139,13 @@ class Broker:
         bound: Mapping[str, Listener] | None = None,
         tell: Tell = nobody,
         gate: Gate | None = None,
+        owner: Configurable | None = None,
     ) -> None:
         """Bind the addresses, unless they are ``bound``, and open the store, of which ``tell`` hears; nothing is served before
-        ``start``. ``bound`` and ``gate`` are those of the broker before, in another role."""
-        self._settings = settings
-        self.role = role
-        self.run = run_in_pool
-        self._hub = get_hub()
+        ``start``. ``bound`` and ``gate`` are those of the broker before, in another role. ``owner`` has the settings in force
+        for longer than one role, and takes those that administrators change."""
+        self.settings, self._owner = settings, owner or self
+        self.role, self.run, self._hub = role, run_in_pool, get_hub()
         self._front = front = self._open_front(bound, gate)
         self.peers = front.gate.peers(settings)
         try:
@@ -195,13 +196,13 @@ class Broker:
         return self._front.gate
 
     def _open_front(self, bound: Mapping[str, Listener] | None, gate: Gate | None) -> Front:
-        settings = self._settings
+        settings = self.settings
         tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
         return Front(settings, self._hub.loop, tls, bound, gate)
 
     def _load_tables(self, store_host: bytes) -> Context:
         """The tables of topics and groups as they were saved, and those that are in memory only."""
-        settings, store = self._settings, self.store
+        settings, store = self.settings, self.store
         topics = TopicTable(settings.data, settings.max_topics)
         for problem in topics.load(store.disk, {key: queue.next for key, queue in store.queues.items()}):
             logger.error("topic table damaged, rebuilt from the store problem=%s", problem)
@@ -227,7 +228,7 @@ class Broker:
         epochs, store = Epochs(self.store), self.store
         if self.role.epoch:
             number = max(self.role.epoch, epochs.current.number + 1)  # the log may know later ones than an operator
-            epochs.begin(number, self._settings.replica_number)
+            epochs.begin(number, self.settings.replica_number)
             store.append()
             if store.settings.durability.on_disk:
                 store.sync()
@@ -245,16 +246,22 @@ class Broker:
             hide_from(self.store, self.role.readable_end)
 
     def configure(self, settings: Settings) -> None:
-        """Take over what can change while it runs, users too; ``MetaqError`` when a topic of the settings cannot be made."""
-        context, topics, groups, before = self.context, self.context.topics, self.context.groups, self._settings
+        """Take over what can change while it runs, users too.
+
+        ``ConfigError`` when a topic of the settings cannot be made: it is found before anything has changed.
+        """
+        context, topics, groups = self.context, self.context.topics, self.context.groups
+        other_topics = settings.topics != self.settings.topics  # else what an administrator made of them stays
+        if other_topics:
+            topics.check_settings(settings.topics, settings.max_topics)
         topics.max_topics, groups.max_groups = settings.max_topics, settings.max_groups
         groups.auto_create = settings.auto_create_groups
         if self.role.is_master:  # a slave has the topics of its master
             topics.add_system_topics(settings.cluster_name, settings.broker_name, auto_create=settings.auto_create_topics)
-            if settings.topics != before.topics:  # else what an administrator made of them stays
+            if other_topics:
                 topics.configure(settings.topics)
         topics.restrict(settings.broker_permission)
-        self._settings = context.settings = settings
+        self.settings = context.settings = settings
         self.store.settings = replace(self.store.settings, retention=retention_rules(settings))
         self._room.take_limits(room(settings))
         self.halves.check_after_ms = settings.check_after_ms
@@ -275,7 +282,7 @@ class Broker:
         self._duties.every(pause_s, duty)
 
     def _bind(self, front: Front) -> Addresses:
-        settings = self._settings
+        settings = self.settings
         text = front.bind("listen", settings.listen)
         remoting = registry = None
         if settings.remoting_listen != NONE:
@@ -287,14 +294,14 @@ class Broker:
         return Addresses(text, remoting, registry, advertised(settings, remoting or text))
 
     def _embed_registry(self) -> RegistryHandler:
-        keys = KvConfig(self.store.disk, self._settings.data / FOLDER)
-        return RegistryHandler(self._settings, keys, self.store.clock, self.run)
+        keys = KvConfig(self.store.disk, self.settings.data / FOLDER)
+        return RegistryHandler(self.settings, keys, self.store.clock, self.run)
 
     def _enter_zookeeper(self, topics: TopicTable) -> "InZooKeeper":
         from metaq.server.zkregistration import InZooKeeper  # noqa: PLC0415 - kazoo is needed with ZooKeeper only
 
         clock, is_master = self.store.clock, self.role.is_master
-        return InZooKeeper(self._settings, self.addresses, topics, self._registry, clock, self.peers, is_master=is_master)
+        return InZooKeeper(self.settings, self.addresses, topics, self._registry, clock, self.peers, is_master=is_master)
 
     def _topic_changed(self, name: str) -> None:
         """A topic was made, changed or removed."""
@@ -370,7 +377,7 @@ class Broker:
             OffsetExportHandler(context, later, self._export),
             ClientAdminHandler(context, later, self.run),
             BrokerInfoHandler(
-                context, self.turns, self._schedule.positions, self._operators.numbers, later, advertised, self.configure
+                context, self.turns, self._schedule.positions, self._operators.numbers, later, advertised, self._owner
             ),
             self._operators,
         ]
@@ -383,7 +390,7 @@ class Broker:
         addresses = self.addresses
         named = {"listen": addresses.text, "remoting": addresses.remoting, "registry": addresses.registry}
         where = " ".join(f"{name}={address[0]}:{address[1]}" for name, address in named.items() if address is not None)
-        return f"metaq ready {where} data={self._settings.data}"
+        return f"metaq ready {where} data={self.settings.data}"
 
     def start(self) -> None:
         """Serve."""
@@ -397,11 +404,11 @@ class Broker:
         self._duties.every(IDLE_SCAN_S, self._front.close_idle)
         self._duties.every(LOOK_S, self.gate.look)
         self._duties.every(SAMPLE_S, self._sample)
-        self._duties.every(self._settings.client_scan_ms / 1000, self._look_for_silent_clients)
+        self._duties.every(self.settings.client_scan_ms / 1000, self._look_for_silent_clients)
         if self.role.is_master:
             self._start_writing()
         if self._registry is not None:
-            self._duties.every(self._settings.registry_scan_ms / 1000, self._registry.scan)
+            self._duties.every(self.settings.registry_scan_ms / 1000, self._registry.scan)
         self.registration.start()
         if self._zookeeper is not None:
             self._zookeeper.start()
@@ -411,12 +418,12 @@ class Broker:
         self._schedule.start()
         self._duties.every(SAVE_S, self._schedule.save)
         self._duties.every(APPEND_S, self._offsets.append)
-        self._duties.every(self._settings.offset_snapshot_interval_ms / 1000, self._offsets.save)
+        self._duties.every(self.settings.offset_snapshot_interval_ms / 1000, self._offsets.save)
         self._duties.every(EXPIRE_TRANSACTIONS_S, self._branches.expire)
         self._duties.every(SAVE_S, self._save_transactions)
         self._duties.every(self._check_back.pause_s, self._check_back.check)
-        if self._settings.offset_export_interval_ms:
-            self._duties.every(self._settings.offset_export_interval_ms / 1000, self._history.record)
+        if self.settings.offset_export_interval_ms:
+            self._duties.every(self.settings.offset_export_interval_ms / 1000, self._history.record)
 
     def _save_transactions(self) -> None:
         self.transactions.save(self.run)
@@ -426,7 +433,7 @@ class Broker:
         self.context.statistics.sample(self._duties.rest)
 
     def _look_for_silent_clients(self) -> None:
-        self.context.clients.expire(self.store.clock.monotonic() - self._settings.client_expiry_ms / 1000)
+        self.context.clients.expire(self.store.clock.monotonic() - self.settings.client_expiry_ms / 1000)
         self._locks.expire()
 
     def stop(self) -> None:
@@ -436,7 +443,7 @@ class Broker:
             self._zookeeper.stop()
         self.registration.stop()
         self._front.close_listeners()
-        self._end(self._settings.drain_timeout_ms / 1000)
+        self._end(self.settings.drain_timeout_ms / 1000)
 
     def give_up(self) -> Mapping[str, Listener]:
         """Stop, but leave the addresses bound, for the broker that comes after this one in another role."""
@@ -461,7 +468,7 @@ class Broker:
         self._wait_until(lambda: not sessions, deadline)
         for session in list(sessions):
             session.close()
-        if not self._duties.stop(self._settings.drain_timeout_ms / 1000):
+        if not self._duties.stop(self.settings.drain_timeout_ms / 1000):
             # a thread still waits for the disk: the next start recovers, as after a kill
             logger.error("stopped without closing the store reason=the disk did not answer within drain_timeout_ms")
             return

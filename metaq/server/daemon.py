@@ -79,7 +79,7 @@ def run(
     Hub.SYSTEM_ERROR = (*Hub.SYSTEM_ERROR, AssertionError)  # a failed assertion ends the process
     stopping = Event()
     watchers = [gevent.signal_handler(number, stopping.set) for number in (signal.SIGTERM, signal.SIGINT)]
-    reload = Reload(settings, read or (lambda: settings), stopping.set)
+    reload = Reload(read or (lambda: settings), stopping.set)
     try:
         notifier = Notifier(os.environ)
         monitor = Monitor(settings, settings.listen if listen is None else listen)

@@ -47,7 +47,8 @@ class RegistryServer:
 
     def __init__(self, settings: Settings, clock: Clock | None = None, disk: Disk | None = None) -> None:
         """Bind the address, take the folder and read the keys; nothing is served before ``start``."""
-        self._settings = settings
+        self.settings = settings
+        """Those in force."""
         self._clock = clock or SystemClock()
         disk = disk or RealDisk()
         tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
@@ -78,7 +79,7 @@ class RegistryServer:
 
     def configure(self, settings: Settings) -> None:
         """Take over what can change while it runs, users too."""
-        self._settings = settings
+        self.settings = settings
         self._front.configure(settings)
         self._front.gate.reload()
 
@@ -106,7 +107,7 @@ class RegistryServer:
     def ready(self) -> str:
         """The line that says where it serves."""
         host, port = self.address
-        return f"metaq registry ready listen={host}:{port} data={self._settings.data}"
+        return f"metaq registry ready listen={host}:{port} data={self.settings.data}"
 
     def start(self) -> None:
         """Serve."""
@@ -120,7 +121,7 @@ class RegistryServer:
         sessions = self._front.sessions
         for session in list(sessions):
             session.wind_up()
-        deadline = self._clock.monotonic() + self._settings.drain_timeout_ms / 1000
+        deadline = self._clock.monotonic() + self.settings.drain_timeout_ms / 1000
         while any(session.owed for session in sessions) and self._clock.monotonic() < deadline:
             gevent.sleep(0.005)
         for session in list(sessions):

@@ -20,19 +20,23 @@ logger = logging.getLogger(__name__)
 
 
 class Configurable(Protocol):
-    """What takes over settings while it runs."""
+    """What takes over settings while it runs, from a file or from an administrator."""
+
+    @property
+    def settings(self) -> Settings:
+        """Those in force."""
+        ...
 
     def configure(self, settings: Settings) -> None:
-        """Put in force what can change. ``MetaqError``."""
+        """Put in force what can change. ``MetaqError`` when something is wrong with it: then nothing has changed."""
         ...
 
 
 class Reload:
     """Waits for SIGHUP from the first moment of the process on, and reads once it serves."""
 
-    def __init__(self, settings: Settings, read: Callable[[], Settings], hung_up: Callable[[], None]) -> None:
+    def __init__(self, read: Callable[[], Settings], hung_up: Callable[[], None]) -> None:
         """``read`` reads the sources again; ``hung_up`` is called when the terminal of the process is gone."""
-        self._settings = settings
         self._read = read
         self._hung_up = hung_up
         self._in_terminal = _in_terminal()
@@ -58,17 +62,19 @@ class Reload:
                 return
             try:
                 self._reload(server)
-            except MetaqError as error:
-                logger.error("settings not reloaded, those before stay in force reason=%s", error)
+            except AssertionError:
+                raise  # the process's own state is wrong: it ends
+            except Exception as error:  # logged with its trace; the next signal is answered all the same
+                reason, trace = (error, None) if isinstance(error, MetaqError) else (repr(error), error)
+                logger.error("settings not reloaded, those before stay in force reason=%s", reason, exc_info=trace)
 
     def _reload(self, server: Configurable) -> None:
-        before, wanted = self._settings, self._read()
+        before, wanted = server.settings, self._read()
         differing = [name for name in Settings.model_fields if getattr(wanted, name) != getattr(before, name)]
         live = {name: getattr(wanted, name) for name in differing if name in LIVE}
         settings = before.merged(live)
         server.configure(settings)
         logs.configure(settings.log_level, settings.log_format)
-        self._settings = settings
         for name in live:
             logger.info("setting changed name=%s from=%s to=%s", name, getattr(before, name), getattr(settings, name))
         for name in differing:

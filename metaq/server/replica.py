@@ -70,6 +70,7 @@ class Replica:
     def __init__(self, settings: Settings, disk: Disk | None = None, tell: Tell = nobody) -> None:
         """Bind the addresses and open the store; ``tell`` hears how far that is."""
         self.settings = settings
+        """Those in force, whatever the role."""
         self._disk = disk or RealDisk()
         self._path = settings.data / FOLDER / KEPT
         self._kept = self._load()
@@ -78,7 +79,6 @@ class Replica:
         self.address: Address = listener.address
         """Where slaves connect."""
         self._listener = socket.socket(fileno=listener.socket.detach())
-        self.settings = settings.model_copy(update={"replication_listen": written(self.address)})
         self.side: MasterSide | SlaveSide
         self._election: Election | None = None
         self.broker = self._open(self._first_role(), None, None, tell)
@@ -159,7 +159,8 @@ class Replica:
         return Role(role == "master", NEXT_EPOCH if role == "master" else 0, self._kept.readable_end)
 
     def _open(self, role: Role, bound: Any, gate: Gate | None, tell: Tell = nobody) -> Broker:
-        broker = Broker(self.settings, disk=self._disk, role=role, bound=bound, tell=tell, gate=gate)
+        settings = self._with_address(self.settings)
+        broker = Broker(settings, disk=self._disk, role=role, bound=bound, tell=tell, gate=gate, owner=self)
         if role.is_master:
             self.side = MasterSide(broker, self.settings, of_nobody if self._election is None else self._election.agree)
             if self._election is not None:
@@ -189,8 +190,12 @@ class Replica:
 
     def configure(self, settings: Settings) -> None:
         """Take over what can change while it runs."""
-        self.settings = settings.model_copy(update={"replication_listen": written(self.address)})
-        self.broker.configure(self.settings)
+        self.broker.configure(self._with_address(settings))
+        self.settings = settings
+
+    def _with_address(self, settings: Settings) -> Settings:
+        """Settings with the port that ``replication_listen`` left open."""
+        return settings.model_copy(update={"replication_listen": written(self.address)})
 
     def _change_forever(self) -> None:
         while True:
@@ -213,7 +218,7 @@ class Replica:
         self._kept = self._kept._replace(readable_end=role.readable_end)
         bound = self.broker.give_up()
         self.broker = self._open(role, bound, self.gate)
-        self.broker.configure(self.settings)  # they may have changed while it opened
+        self.broker.configure(self._with_address(self.settings))  # they may have changed while it opened
         self._start_broker()
 
     def promote(self) -> None:

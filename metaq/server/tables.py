@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from metaq.config import TopicSettings
-from metaq.errors import AccessDenied, BadRequest, Overloaded
+from metaq.errors import AccessDenied, BadRequest, ConfigError, Overloaded
 from metaq.message import TopicPartition
 from metaq.protocol.codes import INHERIT, READ, WRITE
 from metaq.protocol.offsetrows import HISTORY_TOPIC
@@ -146,11 +146,14 @@ class TopicTable:
 
     def of_broker(self) -> list[str]:
         """The names of the broker's own topics."""
-        return sorted(self._system)
+        return sorted(self._system & self._topics.keys())
 
     def of_users(self) -> list[Topic]:
         """All topics but the broker's own, by name."""
         return [topic for topic in self if topic.name not in self._system]
+
+    def _count_of_users(self) -> int:
+        return len(self._topics) - len(self._system & self._topics.keys())
 
     def ensure(self, name: str, partitions: int) -> Topic:
         """The topic with at least so many partitions: created or grown when needed, never shrunk."""
@@ -170,7 +173,7 @@ class TopicTable:
             raise BadRequest(f"{topic.all_partitions} partitions are more than {MAX_PARTITIONS}")
         if known is None:
             check_topic_name(topic.name)
-            if len(self._topics) - len(self._system) >= self.max_topics:
+            if topic.name not in self._system and self._count_of_users() >= self.max_topics:
                 raise Overloaded(f"there are {self.max_topics} topics already (max_topics)", retry_after_ms=60_000)
         self._topics[topic.name] = topic
         self._most[topic.name] = max(topic.all_partitions, self._most.get(topic.name, 0))
@@ -190,7 +193,11 @@ class TopicTable:
             self.changed(name)
 
     def add_system_topics(self, cluster: str, broker: str, *, auto_create: bool) -> None:
-        """The topics that every broker has (specs: remoting protocol, section 3.1); the template only with ``auto_create``."""
+        """The topics that every broker has (specs: remoting protocol, section 3.1).
+
+        Without ``auto_create`` there is no template. One that there was before stays the broker's own and allows nothing:
+        registries keep a route until they are told another one.
+        """
         everything = READ | WRITE | INHERIT
         topics = [
             Topic(cluster, 16, 16, everything),
@@ -201,19 +208,33 @@ class TopicTable:
             Topic(SCHEDULE_TOPIC, LEVELS, LEVELS),
             Topic(f"{cluster}_REPLY_TOPIC", 1, 1),
         ]
-        if auto_create:
-            topics.append(Topic(DEFAULT_TOPIC, 16, 16, everything))
+        template = Topic(DEFAULT_TOPIC, 16, 16, everything)
         kept = {OFFSETS_TOPIC: 1, TRANSACTIONS_TOPIC: 2, EPOCHS_TOPIC: 1, LOCKS_TOPIC: 1, HISTORY_TOPIC: 1}
         kept |= {HALF_TOPIC: 1, HALF_OP_TOPIC: 1, GIVEN_UP_TOPIC: 1}
         own = [Topic(name, partitions, partitions, READ) for name, partitions in kept.items()]
-        self._system = frozenset(topic.name for topic in (*topics, *own))
+        self._system = frozenset(topic.name for topic in (*topics, *own, template))
         for topic in topics:
             self.put(self._topics.get(topic.name, topic))
+        if auto_create or template.name in self._topics:
+            before = self._topics.get(template.name, template)
+            self.put(replace(before, permission=everything if auto_create else 0))
         for topic in own:
             self.put(topic)  # whatever the table says: nobody writes there
 
+    def check_settings(self, settings: Mapping[str, TopicSettings], max_topics: int) -> None:
+        """Raise ``ConfigError`` when there cannot be all of these topics beside those that there are."""
+        new = [name for name in settings if name not in self._topics]
+        for name in new:
+            try:
+                check_topic_name(name)
+            except BadRequest as error:
+                raise ConfigError(f"topics: {error}") from error
+        count = self._count_of_users() + sum(name not in self._system for name in new)
+        if new and count > max_topics:
+            raise ConfigError(f"topics: {count} topics would be more than {max_topics} (max_topics); new are {', '.join(new)}")
+
     def configure(self, settings: Mapping[str, TopicSettings]) -> None:
-        """Bring the configured topics into being and give them their permissions."""
+        """Bring the configured topics into being and give them their permissions; fails only where ``check_settings`` does."""
         for name, wanted in settings.items():
             permission = READ * wanted.accept_subscribe | WRITE * wanted.accept_publish
             topic = self.ensure(name, wanted.partitions)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metaq.client import Producer, connect
 from metaq.errors import MetaqError
+from metaq.spark.login import NOBODY, Login, from_environment
 from metaq.spark.report import SETTINGS, TOLD, Job, check_topics, line_of, replace_text, report
 from metaq.spark.session import session
 
@@ -57,6 +58,9 @@ class Watch(NamedTuple):
     pictures: bool = False
     stuck_samples: int = 10
     risk_hours: float = 24.0
+    user: str = ""
+    """Who asks the brokers; the password is in METAQ_PASSWORD."""
+    tls_ca: str = ""
 
     @property
     def job(self) -> Job:
@@ -64,7 +68,7 @@ class Watch(NamedTuple):
         return Job(out=self.out, pictures=self.pictures, stuck_samples=self.stuck_samples, risk_hours=self.risk_hours)
 
 
-def follow(spark: "SparkSession", watch: Watch, producer: Producer) -> "StreamingQuery":
+def follow(spark: "SparkSession", watch: Watch, producer: Producer, login: Login = NOBODY) -> "StreamingQuery":
     """Start the stream: every ``every_s`` seconds what is new goes into the report, and its alarms to ``producer``."""
     from metaq.spark.history import follow_topic  # noqa: PLC0415 - needs pyspark
 
@@ -75,7 +79,7 @@ def follow(spark: "SparkSession", watch: Watch, producer: Producer) -> "Streamin
         keep(batch, number, watch)
         raise_alarms(watch, report_kept(spark, watch), producer)
 
-    writer = follow_topic(spark, watch.servers, watch.topic).writeStream.foreachBatch(take)
+    writer = follow_topic(spark, watch.servers, watch.topic, login).writeStream.foreachBatch(take)
     writer = writer.option("checkpointLocation", str(out / _CHECKPOINT)).queryName("metaq-offset-report")
     return writer.trigger(processingTime=f"{watch.every_s} seconds").start()
 
@@ -126,10 +130,11 @@ def main(document: str) -> int:
     watch = Watch(**json.loads(document))
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     try:
-        with connect(watch.servers) as client:
+        login = from_environment(watch.user, watch.tls_ca)
+        with connect(watch.servers, **login.for_client()) as client:
             check_topics(client, watch.topic, *([watch.alarms] if watch.alarms is not None else []))
             spark = session("metaq offset alarms", settings=SETTINGS)
-            follow(spark, watch, client.producer(_GROUP)).awaitTermination()
+            follow(spark, watch, client.producer(_GROUP), login).awaitTermination()
     except MetaqError as error:
         print(error, file=sys.stderr)
         return TOLD

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from metaq.client import connect
 from metaq.errors import ClientError, ConnectionFailed, RouteNotFound
 from metaq.message import INTERNAL_TOPICS, MessageQueue, TopicPartition
+from metaq.spark.login import Login
 from metaq.spark.ranges import Layout, Span
 
 logger = logging.getLogger(__name__)
@@ -62,9 +63,9 @@ class Origin(Protocol):
 class Brokers:
     """Asks registries and masters. An answer that does not come is waited for only where one has come before."""
 
-    def __init__(self, servers: str) -> None:
-        """``BadRequest`` for an address that cannot be read."""
-        self._client = connect(servers, timeout_s=TIMEOUT_S)
+    def __init__(self, servers: str, login: Login) -> None:
+        """``BadRequest`` for an address, or certificates, that cannot be read."""
+        self._client = connect(servers, timeout_s=TIMEOUT_S, **login.for_client())
         self._admin = self._client.admin()
         self._met = False
 

@@ -15,6 +15,7 @@ from pyspark.sql.streaming.listener import (
 from metaq.errors import MetaqError
 from metaq.message import MessageQueue
 from metaq.spark.brokers import Brokers
+from metaq.spark.login import from_environment
 from metaq.spark.ranges import QUEUES, decode_position
 
 logger = logging.getLogger(__name__)
@@ -27,9 +28,13 @@ class GroupOffsets(StreamingQueryListener):
     again where its checkpoint says. What cannot be committed is logged, and is in the next batch's offsets.
     """
 
-    def __init__(self, servers: str, group: str, *, query: str | None = None) -> None:
-        """``query``: only the one with this name. ``BadRequest`` for an address that cannot be read."""
-        self._brokers = Brokers(servers)
+    def __init__(self, servers: str, group: str, *, query: str | None = None, user: str = "", tls_ca: str = "") -> None:
+        """``query``: only the one with this name. ``BadRequest`` for an address that cannot be read.
+
+        ``user`` and ``tls_ca`` are as the options ``metaq.user`` and ``metaq.tls.ca``; the password is in METAQ_PASSWORD, and
+        ``ConfigError`` says when it is not.
+        """
+        self._brokers = Brokers(servers, from_environment(user, tls_ca))
         self._group = group
         self._query = query
 

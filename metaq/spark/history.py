@@ -12,6 +12,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from metaq.errors import ConfigError
+from metaq.spark.login import NOBODY, PASSWORD, TLS_CA, USER, Login
+from metaq.spark.options import SERVERS
 
 SCHEMA: Final = StructType(
     [
@@ -64,15 +66,20 @@ def read_files(spark: SparkSession, path: str) -> DataFrame:
     return history.select([f.col(field.name).cast(field.dataType) for field in SCHEMA])
 
 
-def read_topic(spark: SparkSession, servers: str, topic: str) -> DataFrame:
+def read_topic(spark: SparkSession, servers: str, topic: str, login: Login = NOBODY) -> DataFrame:
     """All samples that the system topic still has; ``servers`` as the option ``metaq.bootstrap.servers``."""
-    return rows_of(spark.read.format("metaq").option("metaq.bootstrap.servers", servers).option("subscribe", topic).load())
+    return rows_of(spark.read.format("metaq").options(**_options(servers, topic, login)).load())
 
 
-def follow_topic(spark: SparkSession, servers: str, topic: str) -> DataFrame:
+def follow_topic(spark: SparkSession, servers: str, topic: str, login: Login = NOBODY) -> DataFrame:
     """The samples of the system topic, as a stream from its oldest message on."""
-    reader = spark.readStream.format("metaq").option("metaq.bootstrap.servers", servers).option("subscribe", topic)
+    reader = spark.readStream.format("metaq").options(**_options(servers, topic, login))
     return rows_of(reader.option("startingOffsets", "earliest").load())
+
+
+def _options(servers: str, topic: str, login: Login) -> dict[str, str]:
+    who = {USER: login.user, PASSWORD: login.password, TLS_CA: login.tls_ca}
+    return {SERVERS: servers, "subscribe": topic, **{name: value for name, value in who.items() if value}}
 
 
 def rows_of(messages: DataFrame) -> DataFrame:

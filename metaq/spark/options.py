@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from metaq.errors import ConfigError
+from metaq.spark.login import NOBODY, PASSWORD, TLS_CA, USER, Login, check_servers, login
 
 SERVERS: Final = "metaq.bootstrap.servers"
 PATH: Final = "path"
@@ -19,7 +20,7 @@ STRATEGY: Final = "startingOffsetsByTimestampStrategy"
 MAX_OFFSETS: Final = "maxOffsetsPerTrigger"
 CHOICES: Final = ("subscribe", "subscribePattern", "assign")
 READING: Final = (
-    *(SERVERS, PATH, *CHOICES),
+    *(SERVERS, USER, PASSWORD, TLS_CA, PATH, *CHOICES),
     *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", STRATEGY),
     *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
     *(MAX_OFFSETS, "minPartitions", "failOnDataLoss", "includeHeaders"),
@@ -88,6 +89,7 @@ class ReadOptions(NamedTuple):
     """Whose offsets are committed; empty for none."""
     verify: bool
     """Whether records straight from disk are compared with their checksums."""
+    login: Login = NOBODY
 
     def for_batch(self) -> "ReadOptions":
         """With what a batch begins and ends at unless told otherwise."""
@@ -129,6 +131,11 @@ class Given:
         """Its text, or an empty one."""
         return self._options.get(name.lower(), "").strip()
 
+    def login(self, servers: str) -> Login:
+        """Who asks the servers. ``ConfigError``."""
+        check_servers(SERVERS, servers)
+        return login(self.text(USER), self._options.get(PASSWORD, ""), self.text(TLS_CA))
+
     def flag(self, name: str, *, default: bool) -> bool:
         text = self.text(name).lower()
         if text and text not in _FLAGS:
@@ -162,6 +169,8 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     if bool(servers) == bool(path):
         wanted = "not both" if servers else "neither is there"
         raise ConfigError(f"needed is {SERVERS} (host:port, or zk://host:port) or path (a store folder); {wanted}")
+    if path and (given.text(USER) or given.text(TLS_CA)):
+        raise ConfigError(f"path: a store folder is read without brokers; {USER} and {TLS_CA} have no meaning")
     return ReadOptions(
         servers=servers,
         path=path,
@@ -176,6 +185,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         pushdown=given.flag("filterPushdown", default=False),
         group=given.text("groupId"),
         verify=given.flag("verify", default=True),
+        login=given.login(servers),
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metaq.client import Client, connect
 from metaq.errors import ConfigError, MetaqError
+from metaq.spark.login import from_environment
 from metaq.spark.session import session
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ class Job(NamedTuple):
     pictures: bool = False
     stuck_samples: int = 10
     risk_hours: float = 24.0
+    user: str = ""
+    """Who asks the brokers; the password is in METAQ_PASSWORD."""
+    tls_ca: str = ""
 
 
 def report(history: "DataFrame", job: Job) -> "list[Finding]":
@@ -112,10 +116,11 @@ def history_of(spark: "SparkSession", job: Job) -> "DataFrame":
         return read_files(spark, job.history)
     assert job.topic is not None
     assert job.servers is not None
-    with connect(job.servers) as client:
+    login = from_environment(job.user, job.tls_ca)
+    with connect(job.servers, **login.for_client()) as client:
         check_topics(client, job.topic)
     # it is read five times: fetched and parsed once
-    return read_topic(spark, job.servers, job.topic).persist()
+    return read_topic(spark, job.servers, job.topic, login).persist()
 
 
 def check_topics(client: Client, *topics: str) -> None:
@@ -138,12 +143,14 @@ def main(document: str) -> int:
     job = Job(**json.loads(document))
     try:
         spark = session("metaq offset report", settings=SETTINGS)
-        for finding in report(history_of(spark, job), job):
-            print(line_of(finding))
+        try:
+            for finding in report(history_of(spark, job), job):
+                print(line_of(finding))
+        finally:
+            spark.stop()  # first: a thread of Spark's that the end of the process interrupts would have the last word
     except MetaqError as error:
         print(error, file=sys.stderr)
         return TOLD
-    spark.stop()
     return 0
 
 

@@ -26,6 +26,7 @@ from metaq.client.message import SendStatus
 from metaq.client.producer import Producer
 from metaq.errors import BadRequest, ClientError, ConfigError
 from metaq.message import MessageQueue
+from metaq.spark.login import NOBODY, PASSWORD, TLS_CA, USER, Login
 from metaq.spark.options import SERVERS, Given
 from metaq.spark.packing import java_hashes, keys_of, pack
 from metaq.spark.tasks import PATIENCE_S, PAUSE_S, plain_errors
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 TOPIC: Final = "topic"
 OF_SPARK: Final = ("checkpointLocation", "queryName")
 """What Spark hands on of its own."""
-WRITING: Final = (SERVERS, TOPIC, *OF_SPARK)
+WRITING: Final = (SERVERS, USER, PASSWORD, TLS_CA, TOPIC, *OF_SPARK)
 
 _TEXT: Final = (StringType, BinaryType)
 _COLUMNS: Final[Mapping[str, tuple[type[DataType], ...]]] = {
@@ -64,23 +65,25 @@ class Target(NamedTuple):
     servers: str
     topic: str
     """Of all rows; empty when each row has its own."""
+    login: Login = NOBODY
 
 
 def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Target:
     """What the options of a write say, compared with its columns. ``ConfigError``."""
     given = Given(options, WRITING)
-    found = Target(given.text(SERVERS), given.text(TOPIC))
-    if not found.servers:
+    servers = given.text(SERVERS)
+    if not servers:
         raise ConfigError(f"{SERVERS} (host:port of registries, or zk://host:port) is needed")
     if overwrite:
         raise ConfigError('a topic can only be appended to; write .mode("append"), or outputMode("append") of a stream')
+    found = Target(servers, given.text(TOPIC), given.login(servers))
     _check_columns(schema, found.topic)
     return found
 
 
 def look(to: Target) -> None:
     """Ask where the topic is. ``RouteNotFound``: no registry answers, or there is nowhere to write it."""
-    with connect(to.servers) as client:
+    with connect(to.servers, **to.login.for_client()) as client:
         if to.topic:
             client.producer().queues(to.topic)
         else:
@@ -185,7 +188,7 @@ def send(batches: Iterable[pa.RecordBatch], to: Target, write: str) -> Written:
     Rows for one partition keep their order. Brokers that are away are waited for. Errors as of ``Producer.send`` and ``pack``.
     """
     rows = unsure = 0
-    with connect(to.servers) as client, client.producer() as producer:
+    with connect(to.servers, **to.login.for_client()) as client, client.producer() as producer:
         for batch in batches:
             packed = pack(batch, write, rows)
             for topic, places in _by_topic(batch, to.topic):

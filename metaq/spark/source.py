@@ -32,6 +32,7 @@ from pyspark.sql.types import StructType
 from metaq.errors import ConfigError
 from metaq.message import MessageQueue, TopicPartition
 from metaq.spark.brokers import Brokers, Origin, Topic
+from metaq.spark.login import with_password
 from metaq.spark.options import ReadOptions, Topics, read_options
 from metaq.spark.ranges import (
     ANY,
@@ -66,6 +67,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 class MetaqDataSource(DataSource):
     """``spark.read.format("metaq")``, and the same of ``readStream``, ``write`` and ``writeStream``."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """On the driver, whose environment may have the password: workers, and streams, get it with what is pickled."""
+        super().__init__(with_password(options))
 
     @classmethod
     def name(cls) -> str:
@@ -194,7 +199,7 @@ def origin_of(options: ReadOptions) -> Origin:
         from metaq.spark.folders import StoreFolder  # noqa: PLC0415 - brings the store's modules, which brokers' readers need not
 
         return StoreFolder(options.path)
-    return Brokers(options.servers)
+    return Brokers(options.servers, options.login)
 
 
 def chosen_topics(origin: Origin, topics: Topics) -> dict[str, Topic]:

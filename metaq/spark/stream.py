@@ -164,7 +164,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _brokers(self) -> Brokers:
         if self._connected is None:
-            self._connected = Brokers(self.options.servers)
+            self._connected = Brokers(self.options.servers, self.options.login)
         return self._connected
 
     def _layout(self, known: Layout) -> dict[str, tuple[MessageQueue, ...]]:

@@ -18,6 +18,7 @@ from metaq.protocol.bulk import Bulk, BulkFetch
 from metaq.protocol.headers import Int32
 from metaq.spark.checking import is_intact
 from metaq.spark.columns import Piece, missing, record_batches
+from metaq.spark.login import Login
 from metaq.spark.options import ReadOptions
 from metaq.spark.ranges import Loss, Range, told
 
@@ -34,8 +35,8 @@ PATIENCE_S: Final = 60.0
 """How long a broker may be gone, with its slaves, before the task fails."""
 PAUSE_S: Final = 0.2
 
-_connections: Final[dict[str, BulkConnection]] = {}
-"""Spark uses a worker for many tasks and queries, one at a time."""
+_connections: Final[dict[tuple[str, Login], BulkConnection]] = {}
+"""Spark uses a worker for many tasks and queries, one at a time; a connection is for one user."""
 _settled: Final[list[bool]] = []
 
 
@@ -80,7 +81,7 @@ def read_task(task: InputPartition, options: ReadOptions) -> Iterator["pa.Record
     with plain_errors():
         for part in task.parts:
             partition, _, end = part.range
-            for piece in _cut(part, options) if options.path else _fetched(part, fail=options.fail_on_data_loss):
+            for piece in _cut(part, options) if options.path else _fetched(part, options):
                 why = "damaged or lost in the broker's log; metaq verify tells more"
                 gaps = [Loss(partition, gap.start, gap.stop, why) for gap in missing(piece, end)]
                 report(gaps, fail=options.fail_on_data_loss)
@@ -104,16 +105,17 @@ def _settle() -> None:
         gc.freeze()
 
 
-def _fetched(part: Part, *, fail: bool) -> Iterator[Bulk]:
+def _fetched(part: Part, options: ReadOptions) -> Iterator[Bulk]:
     """All that is there of a part; what is not is told."""
+    login, fail = options.login, options.fail_on_data_loss
     partition, at, end = part.range
     deadline = time.monotonic() + PATIENCE_S
     while at < end:
         try:
-            bulk = _fetch(part, at, end, verified=False)
+            bulk = _fetch(part, at, end, login, verified=False)
             if not is_intact(bulk, TopicPartition(part.queue.topic, part.queue.partition)):
                 # once more, so that the broker tells the damaged ones from the others, and reports them
-                bulk = _fetch(part, at, bulk.next, verified=True)
+                bulk = _fetch(part, at, bulk.next, login, verified=True)
         except OffsetOutOfRange as moved:
             least = moved.least if moved.least > at else end
             why = f"they have aged out; the oldest that is kept is {moved.least}"
@@ -133,20 +135,20 @@ def _fetched(part: Part, *, fail: bool) -> Iterator[Bulk]:
         deadline = time.monotonic() + PATIENCE_S
 
 
-def _fetch(part: Part, at: int, end: int, *, verified: bool) -> Bulk:
+def _fetch(part: Part, at: int, end: int, login: Login, *, verified: bool) -> Bulk:
     """From the master, or a slave while it cannot be reached; what follows is asked for ahead."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         for address in part.addresses:
             try:
-                connection = _connections.get(address) or BulkConnection(address, TIMEOUT_S)
-                _connections[address] = connection
+                connection = _connections.get((address, login)) or BulkConnection(address, TIMEOUT_S, login.access())
+                _connections[address, login] = connection
                 bulk = connection.fetch(_wanted(part, at, end, verified=verified))
                 if bulk.units and bulk.next < end:
                     connection.prefetch(_wanted(part, bulk.next, end, verified=False))
                 return bulk
             except (ConnectionFailed, RequestTimeout) as error:
-                _connections.pop(address, None)
+                _connections.pop((address, login), None)
                 logger.info("fetch failed address=%s reason=%s", address, error)
                 failure = error
         if time.monotonic() > deadline:

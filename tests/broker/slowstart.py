@@ -26,6 +26,7 @@ class Slow:
     gate = Gate("", 1, time.monotonic)
 
     def __init__(self, settings: Settings, tell: Tell) -> None:
+        self.settings = settings
         how, go = sys.argv[1:]
         if how == "sleeps":
             time.sleep(SLEEPS_S)

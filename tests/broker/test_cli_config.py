@@ -4,13 +4,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import yaml
 
+from metaq import TextClient
 from metaq.config import Settings, load
 from tests.docs.examples import ROOT
 from tests.support.broker import BrokerProcess
+from tests.support.tls import Certificates, issue
+from tests.support.users import ADMIN, READER, WRITER, write_users
 
 
 def config(*arguments: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -55,6 +59,29 @@ def test_the_settings_of_a_running_broker_are_shown(tmp_path: Path) -> None:
     assert (shown["sql_filter"], shown["keep_hours"]) == (True, 72)
     assert shown.keys() == Settings.model_fields.keys() - {"topics"}
     assert "tells no origins" in config("show", "--running", "--origin", code=2).stderr
+
+
+def text_client(broker: BrokerProcess, certificates: Certificates) -> TextClient:
+    name, secret = ADMIN
+    return TextClient(broker.host, broker.port, user=name, password=secret, tls=str(certificates.authority))
+
+
+def test_no_secret_is_shown(tmp_path: Path) -> None:
+    """E-05, E-29: neither by the broker nor by the command, whoever asks."""
+    users, certificates = write_users(tmp_path / "users.yaml"), issue(tmp_path)
+    shown: list[str] = []
+    with BrokerProcess(tmp_path / "data", "--users-file", str(users), *certificates.flags) as broker:
+        access = ("--user", ADMIN.name, "--tls-ca", str(certificates.authority))
+        command = [sys.executable, "-m", "metaq", *access, "config", "show", "--running", "--broker", broker.address]
+        shown.append(subprocess.run(command, env={"METAQ_PASSWORD": ADMIN.secret}, text=True, stdout=PIPE, check=True).stdout)
+        with text_client(broker, certificates) as client:
+            shown.append(client.stats("config"))
+    flags = ("--users-file", str(users), *certificates.flags)
+    shown.append(config("show", "--origin", *flags, METAQ_PASSWORD=ADMIN.secret, METAQ_USER=ADMIN.name).stdout)
+    key = certificates.chain.read_text().splitlines()[1]
+    for text in shown:
+        assert str(users) in text and str(certificates.chain) in text
+        assert not [secret for secret in (ADMIN.secret, READER.secret, WRITER.secret, key) if secret in text]
 
 
 def test_a_file_is_checked_alone(tmp_path: Path) -> None:

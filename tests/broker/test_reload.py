@@ -12,12 +12,19 @@ from typing import Any, Final
 
 import pytest
 
+import metaq
 from metaq import TextClient
 from metaq.cli.admin import parse_config
+from metaq.client import parse_stats
 from metaq.config import LIVE, Settings
-from metaq.errors import MetaqError
+from metaq.errors import MetaqError, RouteNotFound
+from metaq.protocol import fastjson
+from metaq.protocol.codes import Request
+from metaq.server.tables import DEFAULT_TOPIC
+from tests.support.admin import Refused, ask, ask_body, connect, create_topic
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cluster import ReplicaProcess
+from tests.support.remoting import RemotingClient
 
 DEADLINE_S: Final = 60.0
 # Of every setting that can change another value than the default's.
@@ -35,6 +42,10 @@ OTHERS: Final[dict[str, Any]] = {
     "default_partitions": 3,
     "topics": {"reloaded": {"partitions": 3}},
 }
+
+
+def create_group(client: RemotingClient, name: str) -> None:
+    ask(client, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, fastjson.encode({"groupName": name}))
 
 
 class Reloaded:
@@ -137,7 +148,9 @@ def test_what_needs_a_restart_is_told(reloaded: Reloaded) -> None:
         ("max_groups: 7\nmax_topcs: 1\n", "unknown setting 'max_topcs'"),
         ("max_groups: 7\nmax_topics: many\n", "max_topics: Input should be a valid integer"),
         ("max_groups: [\n", "cannot read the configuration file"),
-        ("max_groups: 7\ntopics: {'a b': {}}\n", "characters other than"),
+        ("max_groups: 7\ntopics: {made: {}, 'a b': {}}\n", "characters other than"),
+        ("max_groups: 7\nkeep_hours: 2024-99-99\n", "keep_hours: '2024-99-99' cannot be read as timestamp ("),
+        ("max_groups: 7\nkeep_hours: .inf\n", "keep_hours: Input should be a finite number ("),
         # right as a file, but not with the segments of the process that runs
         ("max_groups: 7\nmax_body_bytes: 40000000\nsegment_bytes: 80000000\n", "segment_bytes is smaller"),
     ],
@@ -148,12 +161,95 @@ def test_a_bad_file_leaves_everything_as_it_was(tmp_path: Path, text: str, reaso
     # the file is to speak of segment_bytes
     made.broker.own_flags = lambda: ["--remoting-listen", "none", "--registry-listen", "127.0.0.1:0"]  # type: ignore[method-assign]
     made.file.write_text("max_groups: 8\nsegment_bytes: 33554432\n")
-    with made.broker:
+    with made.broker, connect(made.broker) as asker:
         before = made.in_force()
+        for number in range(7):
+            create_group(asker, f"group-{number}")
         log = made.reload(text, "settings not reloaded, those before stay in force reason=")
         assert reason in log
         assert len([line for line in log.splitlines() if "settings not reloaded" in line]) == 1
-        assert made.in_force()["metaq"] == before["metaq"]
+        assert made.in_force() == before
+        create_group(asker, "the-eighth")
+        with pytest.raises(Refused, match="there are 8 groups already"):
+            create_group(asker, "the-ninth")
+        with TextClient(*made.address) as client:
+            client.put("second", b"x")
+        assert "setting changed name=max_groups from=8 to=9" in made.reload("max_groups: 9\n")
+        create_group(asker, "the-ninth")
+
+
+def test_topics_of_a_file_are_made_all_or_none(reloaded: Reloaded) -> None:
+    """E-29: they count with those that there are, and one more than the limit leaves everything as it was."""
+    with TextClient(*reloaded.address) as client:
+        client.create("there", 1)
+    log = reloaded.reload("max_topics: 2\ntopics: {there: {}, one: {}, two: {}}\n", "settings not reloaded")
+    assert "topics: 3 topics would be more than 2 (max_topics); new are one, two" in log
+    found = reloaded.in_force()
+    assert found["metaq"]["max_topics"] == Settings.model_fields["max_topics"].default
+    assert "topic=one" not in found
+    reloaded.reload("max_topics: 3\ntopics: {there: {partitions: 2}, one: {}, two: {}}\n")
+    assert {"topic=there", "topic=one", "topic=two"} <= reloaded.in_force().keys()
+    reloaded.reload("max_topics: 2\nauto_create_topics: false\n")
+    reloaded.reload("max_topics: 2\n")  # the template is no user's topic, so it fits
+
+
+def test_the_template_goes_with_the_creation_of_topics(reloaded: Reloaded) -> None:
+    """E-29, SG-061: it is nobody's topic then, routes lead nowhere, and with the setting it comes back; so after a restart."""
+    without = "auto_create_topics: false\n"
+
+    def check_gone() -> None:
+        assert f"topic={DEFAULT_TOPIC}" not in reloaded.in_force()
+        with metaq.connect(reloaded.broker.registry) as client, connect(reloaded.broker) as asker:
+            with pytest.raises(RouteNotFound, match="Create the topic, or let brokers create topics"):
+                client.producer().send("new", b"x")
+            [queues] = ask_body(asker, Request.GET_ROUTEINFO_BY_TOPIC, topic=DEFAULT_TOPIC)["queueDatas"]
+            assert queues["perm"] == 0
+            with pytest.raises(Refused, match="belongs to the broker"):
+                create_topic(asker, DEFAULT_TOPIC)
+        with TextClient(*reloaded.address) as client:
+            assert parse_stats(client.stats())["topics"] == "0"
+
+    with TextClient(*reloaded.address) as client:
+        assert parse_stats(client.stats())["topics"] == "0"
+    reloaded.reload(without)
+    check_gone()
+    assert reloaded.broker.terminate() == 0
+    reloaded.broker.restart()
+    check_gone()
+    reloaded.reload("")
+    with metaq.connect(reloaded.broker.registry) as sender:
+        sender.producer().send("new", b"x")
+
+
+def test_a_file_takes_back_what_an_administrator_has_changed(reloaded: Reloaded) -> None:
+    """E-29, SG-088: and says so; the file has not changed, but what is in force has."""
+    reloaded.reload("keep_hours: 12\n")
+    with connect(reloaded.broker) as asker:
+        ask(asker, Request.UPDATE_BROKER_CONFIG, b"fileReservedTime=48\ndeleteWhen=07")
+    assert "setting changed name=keep_hours from=12.0 to=48" in reloaded.broker.stderr()
+    found = reloaded.in_force()["metaq"]
+    assert (found["keep_hours"], found["delete_hour"]) == ("48.0", 7)
+    log = reloaded.reload("keep_hours: 12\n")
+    assert "setting changed name=keep_hours from=48.0 to=12.0" in log and "name=delete_hour from=7 to=4" in log
+    assert "settings reloaded changed=2 need_restart=0" in log
+    found = reloaded.in_force()["metaq"]
+    assert (found["keep_hours"], found["delete_hour"]) == ("12.0", 4)
+
+
+def test_a_change_by_an_administrator_outlives_roles(tmp_path: Path) -> None:
+    """E-29, SG-088: on a replica, until a file says something else."""
+    replica = ReplicaProcess(tmp_path / "data", 1, "", durability="memory")
+    made = Reloaded(replica)
+    with replica:
+        with connect(replica) as asker:
+            ask(asker, Request.UPDATE_BROKER_CONFIG, b"fileReservedTime=48")
+        assert made.in_force()["metaq"]["keep_hours"] == "48.0"
+        replica.demote("127.0.0.1:1")
+        assert made.in_force()["metaq"]["keep_hours"] == "48.0"
+        replica.promote()
+        assert made.in_force()["metaq"]["keep_hours"] == "48.0"
+        log = made.reload("")
+        assert "setting changed name=keep_hours from=48.0 to=72" in log and "changed=1 need_restart=0" in log
 
 
 def test_a_replica_reloads_and_keeps_it_through_a_change_of_role(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_which_places_move_by_themselves(place: Place, stands: bool) -> None:
     [
         ({"maxOffsetPerTrigger": "5"}, ["maxoffsetpertrigger", "did you mean maxOffsetsPerTrigger"]),
         ({"kafka.bootstrap.servers": "h"}, ["did you mean metaq.bootstrap.servers"]),
-        ({"zzz": "5"}, ["the option zzz is not known; there are metaq.bootstrap.servers, path"]),
+        ({"zzz": "5"}, ["the option zzz is not known; there are metaq.bootstrap.servers, metaq.user"]),
         ({"metaq.bootstrap.servers": ""}, ["metaq.bootstrap.servers", "path", "neither is there"]),
         ({"path": "store"}, ["not both"]),
         ({"subscribe": ""}, ["exactly one of subscribe, subscribePattern, assign", "none is given"]),

@@ -1,6 +1,7 @@
 """Where settings come from, and what is said of wrong ones."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -8,7 +9,7 @@ from typing import Final
 import pytest
 import yaml
 
-from metaq.config import LIVE, Settings, check, gather, load, write_value
+from metaq.config import ENVIRONMENT_OF_CLIENTS, LIVE, Settings, check, gather, load, write_value
 from metaq.errors import ConfigError
 from metaq.server.parts import retention_rules, room
 from tests.docs.examples import ROOT
@@ -50,6 +51,22 @@ def test_each_setting_has_an_origin(tmp_path: Path) -> None:
         ("clean_ratio: 0.9\nrefuse_ratio: 0.8\n", ["do not rise"]),
         ("- max_topics\n", ["{} is not a list of `setting: value` lines"]),
         ("max_topics: [1\n", ["cannot read the configuration file {}", "line 2"]),
+        ("max_topics: 1\nkeep_hours: 2024-99-99\n", ["keep_hours: '2024-99-99' cannot be read as timestamp ({}:2)"]),
+        ("max_topics: 0x_\n", ["max_topics: '0x_' cannot be read as int ({}:1)"]),
+        ("log_level: !!int a\n", ["log_level: 'a' cannot be read as int ({}:1)"]),
+        ("max_topics: !!int ''\n", ["max_topics: '' cannot be read as int ({}:1)"]),
+        ("sql_filter: !!bool maybe\n", ["sql_filter: 'maybe' cannot be read as bool ({}:1)"]),
+        ("log_level: !!timestamp now\n", ["log_level: 'now' cannot be read as timestamp ({}:1)"]),
+        ("topics: {a: {partitions: 0x_}}\n", ["topics: the value cannot be read as map ({}:1)"]),
+        ("keep_hours: 1:" + "1:" * 300 + "1.5\n", ["keep_hours: '1:1:", "cannot be read as float ({}:1)"]),
+        ('advertise: "\\UFFFFFFFF"\n', ["cannot read the configuration file {}"]),
+        ("topics: " + "[" * 5000 + "\n", ["cannot read the configuration file {}"]),
+        (
+            "keep_hours: .inf\nclean_ratio: .nan\n",
+            ["keep_hours: Input should be a finite", "({}:1)", "clean_ratio: ", "({}:2)"],
+        ),
+        ("keep_hours: 1e7\n", ["keep_hours: Input should be less than or equal to 1000000 ({}:1)"]),
+        (f"idle_timeout_ms: {'9' * 400}\n", ["idle_timeout_ms: Input should be less than or equal to", "({}:1)"]),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_with_its_line(tmp_path: Path, text: str, problems: list[str]) -> None:
@@ -59,6 +76,25 @@ def test_what_is_wrong_with_a_file_is_told_with_its_line(tmp_path: Path, text: s
         load(file, {}, {})
     for problem in problems:
         assert problem.format(file) in str(failed.value)
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e400"])
+def test_no_setting_is_endless(value: str) -> None:
+    """E-29: whoever says so; what is computed with them would fail when they are in force already."""
+    numbers = [name for name, field in Settings.model_fields.items() if field.annotation in {int, float}]
+    assert len(numbers) > 50
+    for name in numbers:
+        with pytest.raises(ConfigError, match=f"{name}: .* \\(METAQ_{name.upper()}\\)"):
+            load(None, {f"METAQ_{name.upper()}": value}, {})
+
+
+def test_no_setting_is_a_secret() -> None:
+    """E-05, E-29: all of them are shown; secrets stand in files that settings name."""
+    words = re.compile("password|secret|token|key|credential|login")
+    assert {name for name in Settings.model_fields if words.search(name)} == {"tls_key", "failed_logins_per_minute"}
+    assert "private key (PEM)" in str(Settings.model_fields["tls_key"].description)  # a file's name
+    assert "METAQ_PASSWORD" in ENVIRONMENT_OF_CLIENTS
+    assert gather(None, {"METAQ_PASSWORD": "a secret", "METAQ_USER": "a"}, {}) == {}
 
 
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:

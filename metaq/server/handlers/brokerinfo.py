@@ -1,13 +1,13 @@
 """The broker itself: its settings, what it is doing, what it has counted: 25, 26, 28, 315 (specs: remoting protocol, 3.3)."""
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import metaq
-from metaq.config import Settings
+from metaq.config import MOST_HOURS
 from metaq.errors import BadRequest, MetaqError, RequestFailed
 from metaq.message import TopicPartition
 from metaq.protocol.adminbodies import decode_settings, encode_rates, encode_settings
@@ -21,6 +21,7 @@ from metaq.server.context import Context
 from metaq.server.front import Address, RequestHandler
 from metaq.server.later import Later
 from metaq.server.permissions import Action, demand
+from metaq.server.reload import Configurable
 from metaq.server.remoting import DONE, Answer, RemotingSession
 from metaq.server.schedule import LEVEL_SECONDS
 from metaq.server.statistics import Day
@@ -28,6 +29,8 @@ from metaq.server.tables import DEFAULT_TOPIC, SCHEDULE_TOPIC
 from metaq.server.turn import Turns
 from metaq.store.files import Read
 from metaq.store.retention import HOUR_MS
+
+logger = logging.getLogger(__name__)
 
 VERSION_NAME: Final = "V4_9_8"
 """What ``VERSION`` is called."""
@@ -47,11 +50,11 @@ class BrokerInfoHandler:
         transactions: Callable[[Read], Mapping[str, object]],
         later: Later,
         advertised: Address,
-        configure: Callable[[Settings], None],
+        owner: Configurable,
     ) -> None:
         """``positions`` says up to which ordinal the messages of each delay level are delivered.
 
-        ``transactions`` tells numbers by name, ``configure`` puts settings in force.
+        ``transactions`` tells numbers by name, ``owner`` has the settings in force.
         """
         self._context = context
         self._store = context.store
@@ -60,7 +63,7 @@ class BrokerInfoHandler:
         self._transactions = transactions
         self._later = later
         self._advertised = advertised
-        self._configure = configure
+        self._owner = owner
         self._started_ms = context.store.clock.now_ms()
         self._version = 0  # changes of the settings since then
 
@@ -123,41 +126,23 @@ class BrokerInfoHandler:
         return "SYNC_MASTER" if self._context.settings.durability.on_replicas else "ASYNC_MASTER"
 
     def update_settings(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """25: all of them or none; in force until the broker stops."""
+        """25: all of them or none; in force until a reload says something else, or the process ends."""
         demand(session.principal, Action.ADMINISTER)
-        changes: list[Callable[[], None]] = []
+        changes: dict[str, Any] = {}
         for name, value in decode_settings(request.body).items():
-            check = self._changeable().get(name)
-            if check is None:
-                known = ", ".join(self._changeable())
+            if name not in _CHANGEABLE:
+                known = ", ".join(_CHANGEABLE)
                 raise BadRequest(f"{name[:60]} cannot be changed while the broker runs; what can be: {known}")
-            changes.append(check(value))
+            setting, read = _CHANGEABLE[name]
+            changes[setting] = read(name, value)
         if not changes:
             raise BadRequest("the body names no setting; it should be lines of NAME=VALUE")
-        for change in changes:
-            change()
+        before = self._owner.settings
+        self._owner.configure(before.merged(changes))
         self._version += 1
+        for setting, now in changes.items():
+            logger.info("setting changed name=%s from=%s to=%s", setting, getattr(before, setting), now)
         return DONE
-
-    def _changeable(self) -> dict[str, Callable[[str], Callable[[], None]]]:
-        """By name: what turns a value into its change; ``BadRequest`` for a wrong value."""
-        return {"brokerPermission": self._permission, "fileReservedTime": self._keep_hours, "deleteWhen": self._delete_hour}
-
-    def _permission(self, value: str) -> Callable[[], None]:
-        permission = _whole_number("brokerPermission", value, READ | WRITE) & (READ | WRITE)
-        return partial(self._set, broker_permission=permission)
-
-    def _keep_hours(self, value: str) -> Callable[[], None]:
-        hours = _whole_number("fileReservedTime", value, 100_000)
-        if hours == 0:
-            raise BadRequest("fileReservedTime is 0: messages would be deleted as soon as their segment is full")
-        return partial(self._set, keep_hours=hours)
-
-    def _delete_hour(self, value: str) -> Callable[[], None]:
-        return partial(self._set, delete_hour=_whole_number("deleteWhen", value, 23))
-
-    def _set(self, **values: int) -> None:
-        self._configure(self._context.settings.model_copy(update=values))
 
     # -- what it is doing ---------------------------------------------------------------------------------------------
 
@@ -311,3 +296,22 @@ def _whole_number(name: str, value: str, most: int) -> int:
     if not (value.isascii() and value.isdecimal() and int(value) <= most):
         raise BadRequest(f"{name} is {value[:40]!r}, not a whole number up to {most}")
     return int(value)
+
+
+def _permission(name: str, value: str) -> int:
+    return _whole_number(name, value, READ | WRITE) & (READ | WRITE)
+
+
+def _keep_hours(name: str, value: str) -> int:
+    hours = _whole_number(name, value, MOST_HOURS)
+    if hours == 0:
+        raise BadRequest(f"{name} is 0: messages would be deleted as soon as their segment is full")
+    return hours
+
+
+_CHANGEABLE: Final[Mapping[str, tuple[str, Callable[[str, str], int]]]] = {
+    "brokerPermission": ("broker_permission", _permission),
+    "fileReservedTime": ("keep_hours", _keep_hours),
+    "deleteWhen": ("delete_hour", lambda name, value: _whole_number(name, value, 23)),
+}
+"""By RocketMQ's name: the setting, and what reads a value of it; ``BadRequest`` for a wrong one."""

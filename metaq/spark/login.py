@@ -1,0 +1,73 @@
+"""Who a read or a write is, and with which certificates it checks brokers: its options ``metaq.user`` and the like."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from metaq.client.access import Access
+from metaq.errors import ConfigError
+
+USER: Final = "metaq.user"
+PASSWORD: Final = "metaq.password"  # noqa: S105 - a name
+TLS_CA: Final = "metaq.tls.ca"
+ENVIRONMENT: Final = "METAQ_PASSWORD"
+"""Has the password where the options have none."""
+
+
+class Login(NamedTuple):
+    """What is pickled into tasks. It is never shown with the password."""
+
+    user: str = ""
+    password: str = ""
+    tls_ca: str = ""
+    """A file (PEM); empty: no TLS."""
+
+    def __repr__(self) -> str:
+        return f"Login({self.user!r}, …, {self.tls_ca!r})"
+
+    def for_client(self) -> dict[str, Any]:
+        """Arguments of ``metaq.connect``."""
+        return {"user": self.user, "password": self.password, "tls": self.tls_ca or False}
+
+    def access(self) -> Access:
+        """The same for a connection. ``BadRequest`` for certificates that cannot be read here."""
+        return Access(**self.for_client())
+
+
+NOBODY: Final = Login()
+
+
+def login(user: str, password: str, tls_ca: str) -> Login:
+    """One whose parts fit together. ``ConfigError`` names the option that is missing."""
+    if user and not password:
+        raise ConfigError(f"{USER}: there is no password; give {PASSWORD}, or {ENVIRONMENT} in the driver's environment")
+    if password and not user:
+        raise ConfigError(f"{PASSWORD}: there is no {USER}")
+    return Login(user, password, tls_ca)
+
+
+def from_environment(user: str, tls_ca: str) -> Login:
+    """With the password that this process's environment has. ``ConfigError`` when it has none."""
+    return login(user, os.environ.get(ENVIRONMENT, "") if user else "", tls_ca)
+
+
+def with_password(options: Mapping[str, str]) -> dict[str, str]:
+    """Options with the password of the environment, if they name a user and no password."""
+    found = {name.lower(): value for name, value in options.items()}
+    if found.get(USER) and not found.get(PASSWORD) and ENVIRONMENT in os.environ:
+        found[PASSWORD] = os.environ[ENVIRONMENT]
+    return found
+
+
+def check_servers(option: str, servers: str) -> None:
+    """``ConfigError`` for an address with a login or TLS in it: plans show it, and workers connect without it."""
+    if "://" not in servers:
+        return
+    url = urlsplit(servers)
+    if "@" in url.netloc:
+        raise ConfigError(
+            f"{option}: a user or a password stands in the address, which plans show; write {USER} and {PASSWORD}"
+        )
+    if "tls" in parse_qs(url.query, keep_blank_values=True):
+        raise ConfigError(f"{option}: write {TLS_CA} in place of the address's tls=")
