@@ -30,7 +30,7 @@ def refused(tmp_path: Path, content: Any) -> str:
 
 
 def test_the_example_names_every_key() -> None:
-    """E-18: and is read; each key stands with its default, but for the user and the settings."""
+    """E-18: and is read; each key stands with its default, but for who runs and asks, and the settings."""
     cluster = Cluster.read(EXAMPLE)
     assert [str(service) for host in cluster.hosts for service in host.services] == [
         f"broker on {name}" for name in ("one", "two", "three")
@@ -40,7 +40,7 @@ def test_the_example_names_every_key() -> None:
     fields = {**ClusterSettings.model_fields, **HostSettings.model_fields}
     common = fields.keys() - set(OF_ONE_HOST)
     assert content.keys() == common
-    others = common - {"hosts", "settings", "user"}
+    others = common - {"hosts", "settings", "user", "admin"}
     assert {name: content[name] for name in others} == {name: fields[name].default for name in others}
 
 
@@ -111,7 +111,7 @@ def test_what_is_wrong_with_the_whole(tmp_path: Path) -> None:
     assert refused(tmp_path, {"pakage": ".", "hosts": {"a": host()}}).startswith("pakage: Extra inputs are not permitted")
     assert refused(tmp_path, {"hosts": {}}).startswith("hosts: Dictionary should have at least 1 item")
     assert refused(tmp_path, {"hosts": {"a": None}}).startswith("hosts.a: has no lines of its own")
-    twice = refused(tmp_path, {"hosts": {"a": host(), "b": host()}})
+    twice = refused(tmp_path, {"hosts": {"a": host(), "b": host(address="10.0.0.2")}})
     assert twice.startswith("hosts.b.broker.replica_number: 1 of metaq is on a already")
     assert "cannot read the configuration file" in refused_file(tmp_path / "none.yaml")
 
