@@ -1,5 +1,7 @@
 """Two machines with an unreplicated broker each, for what needs no group of replicas."""
 
+import contextlib
+import random
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,17 +14,20 @@ from tests.support.zookeeper import free_ports
 SMALL: Final = 32 * 1024**2
 
 
-def adjacent_ports() -> int:
-    """A port that is free, as the one above it is: that of metrics and health, unless a setting says otherwise."""
-    while True:
-        (port,) = free_ports(1)
-        with ExitStack() as stack:
-            try:
+def adjacent_ports(count: int) -> list[int]:
+    """Ports that are free, as the one above each is: that of metrics and health, unless a setting says otherwise.
+
+    They are below those that the kernel chooses: it would give the one above to the next connection that anybody makes.
+    """
+    found: list[int] = []
+    with ExitStack() as stack:
+        while len(found) < count:
+            port = random.SystemRandom().randrange(20_000, 32_000, 2)
+            with contextlib.suppress(OSError):
                 for wanted in (port, port + 1):
                     stack.enter_context(socket.create_server(("127.0.0.1", wanted)))
-            except OSError:
-                continue
-        return port
+                found.append(port)
+    return found
 
 
 class Pair:
@@ -32,7 +37,7 @@ class Pair:
         self.hosts = hosts
         self.fab = Fab(folder / "cluster.yaml")
         self._wheels = wheels
-        self.ports = {host.name: [adjacent_ports(), *free_ports(2)] for host in hosts}
+        self.ports = {host.name: [port, *free_ports(2)] for host, port in zip(hosts, adjacent_ports(len(hosts)), strict=True)}
 
     def configure(self, wheels: Path | None = None, of_all: dict[str, Any] | None = None, **of_b: Any) -> None:
         """Write cluster.yaml; what is given is of host b, or of the deployment."""
