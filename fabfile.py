@@ -37,7 +37,7 @@ def deploy(context: Any, cluster: str = CLUSTER, dry_run: bool = False) -> None:
 
 @task
 def rollback(context: Any, cluster: str = CLUSTER, to: str = "") -> None:
-    """Run the release before the newest again, or --to RELEASE."""
+    """Run the release that ran before this one again, or --to RELEASE."""
     with read(cluster) as found:
         tasks.rollback(found, say, to=to)
 

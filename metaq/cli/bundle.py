@@ -6,13 +6,15 @@ import os
 import platform
 import re
 import shutil
+import socket
 import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import click
 
@@ -39,9 +41,12 @@ DEPENDENCIES: Final = (
 )
 HIDDEN: Final = "(hidden)"
 _TELLING: Final = "pass(?:word|wd|phrase)?|secret|token|credential|api_?key|authorization|signature"
+_QUOTED: Final = r""""(?:\\.|[^"\\])*"|'(?:[^']|'')*'"""
+# behind = a value ends with its word, behind : with its line
 _ASSIGNED: Final = re.compile(
-    rf"""(?i)([\w.-]*(?:{_TELLING})[\w.-]*["']?\s*[=:]\s*)(?:(?:Basic|Bearer)\s+)?("[^"]*"|'[^']*'|\S+)"""
+    rf"""(?i)([\w.-]*(?:{_TELLING})[\w.-]*["']?\s*(?:=\s*|:\s*(?:[|>][+-]?\s+)?))({_QUOTED}|(?<==)\S+|[^\n]+)"""
 )
+_LOGIN: Final = re.compile(r"(?i)(\bauth\s+\S+\s+)\S+")
 _IN_URL: Final = re.compile(r"(?<=://)[^\s/@]+:[^\s/@]+(?=@)")
 _PEM: Final = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 
@@ -50,8 +55,8 @@ Part = tuple[str, Callable[[], str]]
 
 
 def redact(text: str) -> str:
-    """The text without what looks like a secret: values of telling names, users in addresses, private keys."""
-    text = _PEM.sub(HIDDEN, text)
+    """The text without what looks like a secret: values of telling names, logins, users in addresses, private keys."""
+    text = _LOGIN.sub(rf"\g<1>{HIDDEN}", _PEM.sub(HIDDEN, text))
     return _IN_URL.sub(HIDDEN, _ASSIGNED.sub(rf"\g<1>{HIDDEN}", text))
 
 
@@ -80,8 +85,14 @@ def debug_bundle(broker: tuple[str, int], data: Path | None, log: Path | None, o
     try:
         with connect(broker) as client:
             parts += _asked(client, problems)
-            folder = data or Path(parse_config(client.stats(CONFIG))["metaq"]["data"])
+            theirs = Path(str(parse_config(client.stats(CONFIG))["metaq"]["data"]))
         reached = True
+        if folder is None and not _is_here(broker[0]):
+            problems.append(f"disk.txt: {broker[0]} is another machine, and so is its folder {theirs}; run this command there")
+        elif folder is None and not theirs.is_absolute():
+            problems.append(f"disk.txt: {theirs} is relative to where the broker was started; say --data DIR")
+        else:
+            folder = folder or theirs
     except MetaqError as error:
         problems.append(f"broker: {error}")
     if folder is not None:
@@ -89,7 +100,7 @@ def debug_bundle(broker: tuple[str, int], data: Path | None, log: Path | None, o
     if log is not None:
         parts.append(("log.txt", partial(_end_of, log)))
     target = f"{name}.tar.gz" if out is None else out
-    with click.open_file(target, "wb") as stream, tarfile.open(fileobj=stream, mode="w:gz") as bundle:
+    with _opened(target) as stream, tarfile.open(fileobj=stream, mode="w:gz") as bundle:
         for file, make in parts:
             try:
                 _add(bundle, f"{name}/{file}", make())
@@ -101,6 +112,29 @@ def debug_bundle(broker: tuple[str, int], data: Path | None, log: Path | None, o
     if target != "-":
         click.echo(target)
     return 0 if reached else FAILED
+
+
+@contextmanager
+def _opened(target: str) -> Iterator[IO[bytes]]:
+    """What was hidden is a guess: nobody but its owner reads the file."""
+    if target == "-":
+        with click.open_file(target, "wb") as stream:
+            yield stream
+    else:
+        with open(target, "wb", opener=partial(os.open, mode=0o600)) as stream:
+            os.fchmod(stream.fileno(), 0o600)  # it may have been there
+            yield stream
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address is one of this machine: only such a one can be bound."""
+    for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.bind(address)
+            except OSError:
+                return False
+    return True
 
 
 def _add(bundle: tarfile.TarFile, name: str, text: str) -> None:

@@ -1,5 +1,6 @@
 """``metaq systemd``: a unit for this broker or registry."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Final
@@ -7,10 +8,12 @@ from typing import Final
 import click
 
 from metaq.cli.common import examples
-from metaq.deploy.unit import unit
+from metaq.config import REGISTRY_SETTINGS, Settings, gather
+from metaq.deploy.unit import ABSOLUTE_PATH, unit
 from metaq.errors import ConfigError
 
 COMMANDS: Final = {"broker": "serve", "registry": "registry"}
+DATA: Final = Path("/var/lib/metaq")
 
 
 @click.command(
@@ -21,18 +24,31 @@ COMMANDS: Final = {"broker": "serve", "registry": "registry"}
     )
 )
 @click.argument("kind", type=click.Choice(list(COMMANDS)), default="broker")
-@click.option("--data", type=click.Path(path_type=Path), default="/var/lib/metaq", show_default=True, help="Its data folder.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help=f"Its data folder.  [default: as in the file of --config, else {DATA}]",
+)
 @click.option("--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="YAML file with settings.")
 @click.option("--user", default="metaq", show_default=True, help="Who it runs as; useradd --system makes one.")
-def systemd(kind: str, data: Path, config_file: Path | None, user: str) -> None:
+def systemd(kind: str, data: Path | None, config_file: Path | None, user: str) -> None:
     """Print a unit for systemd, with which this metaq runs as a service.
 
     It is of Type=notify, with a watchdog, and gets the time that it needs to recover. It runs as a user without privileges, and
     can write into its data folder only.
     """
-    for path in (data, config_file):
+    said = gather(config_file, {}, {}, Settings.model_fields if kind == "broker" else REGISTRY_SETTINGS).get("data")
+    configured = None if said is None else Path(str(said.value))
+    if said is not None and data not in (None, configured):
+        raise ConfigError(f"data: {data} by --data, and {configured} in {said.origin}; leave one out")
+    folder = data or configured or DATA
+    program = Path(sys.executable).parent / "metaq"
+    for path in (program, folder, config_file):
         if path is not None and not path.is_absolute():
             raise ConfigError(f"{path}: a unit needs absolute paths, since it is started anywhere")
-    program = Path(sys.executable).parent / "metaq"
-    configured = f" --config {config_file}" if config_file else ""
-    click.echo(unit(kind, f"{program} {COMMANDS[kind]} --data {data}{configured}", user, data), nl=False)
+        if path is not None and not re.fullmatch(ABSOLUTE_PATH, str(path)):
+            raise ConfigError(f"{path}: a unit needs paths of letters, digits and ./+-_, which systemd takes as they are")
+    words = [str(program), COMMANDS[kind], *(() if configured else ("--data", str(folder)))]
+    words += [] if config_file is None else ["--config", str(config_file)]
+    click.echo(unit(kind, " ".join(words), user, folder), nl=False)

@@ -15,9 +15,12 @@ The settings are those of the broker itself (``metaq.config``), and are checked 
 """
 
 import difflib
+import itertools
 import json
+import os.path
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
@@ -25,6 +28,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from metaq.config import REGISTRY_SETTINGS, Settings, load, read_yaml
+from metaq.deploy.unit import ABSOLUTE_PATH
 from metaq.errors import ConfigError
 
 FAST_PORT_BELOW: Final = 2
@@ -32,11 +36,13 @@ FAST_PORT_BELOW: Final = 2
 ELECTED: Final = "elected"
 
 Model = TypeVar("Model", bound=BaseModel)
-COMMANDS: Final = {"broker": "serve", "registry": "registry"}
-
-# Paths are written into units, shell commands and files of supervisor.
-AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[\w./+-]+$")]
 Kind = Literal["broker", "registry"]
+COMMANDS: Final[dict[Kind, str]] = {"broker": "serve", "registry": "registry"}
+ANY_HOST: Final = ("0.0.0.0", "::")  # noqa: S104 - not listened on
+LOOPBACK: Final = "127.0.0.1"
+
+# Paths and names are written into units, shell commands and files of supervisor.
+AbsolutePath = Annotated[str, StringConstraints(pattern=f"^{ABSOLUTE_PATH}$")]
 
 
 class HostSettings(BaseModel):
@@ -49,9 +55,9 @@ class HostSettings(BaseModel):
     ssh_port: int = Field(22, ge=1, le=65535)
     ssh_key: str = ""
     known_hosts: str = ""
-    python: str = "python3"
+    python: str = Field("python3", pattern=r"^[\w./+-]+$")
     folder: AbsolutePath = "/opt/metaq"
-    user: str = ""
+    user: str = Field("", pattern=r"^[\w.-]*$")
     processes: Literal["auto", "systemd", "supervisor"] = "auto"
     broker: dict[str, Any] | None = None
     registry: dict[str, Any] | None = None
@@ -89,6 +95,11 @@ class Service:
         return f"{self.kind} on {self.host}"
 
     @property
+    def where(self) -> str:
+        """The key of its settings in the file."""
+        return f"hosts.{self.host}.{self.kind}"
+
+    @property
     def group(self) -> tuple[str, str]:
         """The replicas that it belongs to."""
         return self.settings.cluster_name, self.settings.broker_name
@@ -117,17 +128,22 @@ class Service:
         return self.settings.registries or reachable(self.settings.registry_listen)
 
     def addresses(self) -> list[tuple[str, str, int]]:
-        """Setting, host and port of everything that it listens on."""
+        """Setting, host and port of everything that it listens on, whether the file names it or it is a default."""
         names = [name for name in Settings.model_fields if name.endswith("listen")]
+        beside = "listen"
         if self.kind == "registry":
-            names = ["registry_listen"]
+            names = [name for name in names if name in REGISTRY_SETTINGS]
+            beside = "registry_listen"
         elif self.settings.registries:
             names.remove("registry_listen")
         found = []
+        if not self.settings.http_listen:
+            _, port = address(f"{self.where}.{beside}", str(getattr(self.settings, beside)))
+            found.append((f"http_listen, the port above {beside}", LOOPBACK, port + 1))
         for name in names:
             value = str(getattr(self.settings, name))
             if value not in ("none", ""):
-                host, port = address(f"hosts.{self.host}.{self.kind}.{name}", value)
+                host, port = address(f"{self.where}.{name}", value)
                 found.append((name, host, port))
                 if name == "remoting_listen":
                     found.append((f"{name}, the port {FAST_PORT_BELOW} below", host, port - FAST_PORT_BELOW))
@@ -173,6 +189,7 @@ class Cluster:
         common = {name: raw.pop(name) for name in HostSettings.model_fields if name in raw and name not in OF_ONE_HOST}
         settings = _model(ClusterSettings, raw, "")
         hosts = tuple(_host(name, common, given, settings) for name, given in settings.hosts.items())
+        _check_machines(hosts)
         _check_replicas([service for host in hosts for service in host.services])
         return cls(settings, hosts)
 
@@ -200,6 +217,21 @@ def reachable(listen: str) -> str:
     """Where its own machine reaches what listens there."""
     host, _, port = listen.rpartition(":")
     return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}"  # noqa: S104 - not listened on
+
+
+def installed(host: str, kind: Kind, text: str, admin: str) -> Service:
+    """A service as its configuration file on the host says (``Service.text``).
+
+    Settings that this version does not know are left out: the file may be of another release. ``ConfigError`` for a value.
+    """
+    given = {name: json.loads(value) for name, _, value in (line.partition(": ") for line in text.splitlines())}
+    names = _names(kind)
+    known = {name: value for name, value in given.items() if name in names}
+    return Service(host, kind, given, load(None, {}, known, names), admin)
+
+
+def _names(kind: Kind) -> Collection[str]:
+    return Settings.model_fields if kind == "broker" else REGISTRY_SETTINGS
 
 
 def _model(model: type[Model], values: Any, where: str) -> Model:
@@ -232,13 +264,14 @@ def _host(name: str, common: Mapping[str, Any], given: Any, cluster: ClusterSett
 
 def _service(host: str, kind: Kind, given: Mapping[str, Any], admin: str) -> Service:
     where = f"hosts.{host}.{kind}"
-    names = Settings.model_fields if kind == "broker" else REGISTRY_SETTINGS
+    names = _names(kind)
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             raise ConfigError(f"{where}.{name}: unknown setting{f'; did you mean {near[0]}?' if near else ''}")
-    if not Path(given.get("data", "")).is_absolute():
-        raise ConfigError(f"{where}.data: needs an absolute path; it is {given.get('data', 'not there')}")
+    data = str(given.get("data", "not there"))
+    if not re.fullmatch(ABSOLUTE_PATH, data):
+        raise ConfigError(f"{where}.data: needs an absolute path of letters, digits and ./+-_; it is {data}")
     try:
         settings = load(None, {}, given, names)
     except ConfigError as error:
@@ -248,6 +281,31 @@ def _service(host: str, kind: Kind, given: Mapping[str, Any], admin: str) -> Ser
     service = Service(host, kind, given, settings, admin)
     service.addresses()
     return service
+
+
+def _check_machines(hosts: Sequence[Host]) -> None:
+    """What shares a machine shares no folder and no port."""
+    machines: dict[tuple[str, int], list[Host]] = {}
+    for host in hosts:
+        machines.setdefault((host.settings.address, host.settings.ssh_port), []).append(host)
+    for there in machines.values():
+        _check_different([(f"hosts.{host.name}.folder", host.settings.folder, f"host {host.name}") for host in there])
+        services = [service for host in there for service in host.services]
+        _check_different([(f"{service.where}.data", str(service.settings.data), str(service)) for service in services])
+        listening = [(service, *found) for service in services for found in service.addresses()]
+        for (first, _, one, port), (second, name, other, taken) in itertools.combinations(listening, 2):
+            if port == taken and (one == other or {one, other} & set(ANY_HOST)):
+                raise ConfigError(f"{second.where}.{name}: port {port} of that machine is taken by the {first} already")
+
+
+def _check_different(folders: Sequence[tuple[str, str, str]]) -> None:
+    """Each one as its key, its path, and who has it."""
+    seen: dict[str, str] = {}
+    for key, said, who in folders:
+        path = os.path.normpath(said)
+        if path in seen:
+            raise ConfigError(f"{key}: {path} of that machine is taken by {seen[path]} already")
+        seen[path] = who
 
 
 def _check_replicas(services: list[Service]) -> None:

@@ -1,6 +1,7 @@
 """How services are: asked on their own machines, over their own ports, by the metaq that is installed there."""
 
 import json
+import shlex
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
@@ -38,7 +39,7 @@ def metaq(machine: Machine) -> str:
 
 def look(machine: Machine, service: Service) -> Look:
     """Ask a service how it is."""
-    command = f"{metaq(machine)}{service.login} stats --json --broker {service.asked_at}"
+    command = f"{metaq(machine)}{service.login} stats --json --broker {shlex.quote(service.asked_at)}"
     code, output, errors = machine.attempt(command, deadline_s=ANSWER_S)
     if code:
         return Look(False, errors.strip().removeprefix("metaq: ") or f"metaq stats ended with {code}", {})
@@ -50,12 +51,14 @@ def look(machine: Machine, service: Service) -> Look:
 class Group:
     """The replicas of one broker, or a broker without any."""
 
-    def __init__(self, members: Mapping[Service, Machine]) -> None:
+    def __init__(self, members: Mapping[Service, Machine], present: Mapping[Service, Service]) -> None:
+        """``present``: what each one is now: asked where it listens until it is restarted, however it is to be then."""
         self.members = members
+        self._present = present
 
     def looks(self) -> dict[Service, Look]:
         """How all of them are."""
-        return {service: look(machine, service) for service, machine in self.members.items()}
+        return {service: look(machine, self._present[service]) for service, machine in self.members.items()}
 
     def master(self, looks: Mapping[Service, Look]) -> Service | None:
         """The one that says it is."""
@@ -67,7 +70,7 @@ class Group:
         for service, found in looks.items():
             if not found.answers:
                 return f"{service.host}: does not answer: {found.problem}"
-        replicas = [service for service in looks if service.has_replicas]
+        replicas = [service for service in looks if self._present[service].has_replicas]
         if not replicas:
             return ""
         masters = [service for service in replicas if looks[service].role == "master"]
@@ -75,7 +78,8 @@ class Group:
             names = ", ".join(service.host for service in masters) or "none"
             return f"{replicas[0].host}: {replicas[0].settings.broker_name} has not one master: {names}"
         for service in replicas:
-            if service is not masters[0] and not looks[masters[0]].holds_in_sync(service.settings.replica_number):
+            number = self._present[service].settings.replica_number
+            if service is not masters[0] and not looks[masters[0]].holds_in_sync(number):
                 return f"{service.host}: its replica is not in sync. {looks[service].problem}".rstrip(". ")
         return ""
 
@@ -90,10 +94,9 @@ class Group:
 
     def hand_over(self, master: Service, deadline_s: float) -> Service:
         """Have another replica elected while the master lives; returns that one, when the group is whole again."""
-        machine = self.members[master]
-        asked = f"{metaq(machine)}{master.login} cluster handover"
-        line = f"{asked} {master.settings.broker_name} --yes --registry '{master.registries}'"
-        machine.run(line, what="the hand-over")
+        machine, present = self.members[master], self._present[master]
+        words = ("cluster", "handover", present.settings.broker_name, "--yes", "--registry", present.registries)
+        machine.run(f"{metaq(machine)}{present.login} {shlex.join(words)}", what="the hand-over")
         looks = self.wait_whole(deadline_s)
         now = self.master(looks)
         if now is None or now is master:
@@ -103,12 +106,12 @@ class Group:
     @property
     def is_elected(self) -> bool:
         """Whether another replica can take over without a pause."""
-        return len(self.members) > 1 and all(service.settings.role == ELECTED for service in self.members)
+        return len(self.members) > 1 and all(self._present[service].settings.role == ELECTED for service in self.members)
 
 
-def groups_of(members: Iterable[tuple[Service, Machine]]) -> list[Group]:
+def groups_of(members: Iterable[tuple[Service, Machine]], present: Mapping[Service, Service]) -> list[Group]:
     """Brokers that share a name are one group, in the order of the file."""
     found: dict[tuple[str, str], dict[Service, Machine]] = {}
     for service, machine in members:
         found.setdefault(service.group, {})[service] = machine
-    return [Group(group) for group in found.values()]
+    return [Group(group, present) for group in found.values()]

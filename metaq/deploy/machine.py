@@ -1,6 +1,6 @@
 """One machine, over SSH: its commands and files. Only this module knows fabric.
 
-A host key that is not known is refused: ``ssh`` to the host once, or name a ``known_hosts`` file.
+A host key that is not known is refused, also that of a jump host: ``ssh`` to the host once, or name a ``known_hosts`` file.
 """
 
 import json
@@ -35,11 +35,14 @@ class Machine:
         self._connection = Connection(
             settings.address, settings.ssh_user, settings.ssh_port, connect_timeout=CONNECT_S, connect_kwargs=keys
         )
-        try:
-            self._connection.client.load_system_host_keys(settings.known_hosts or None)
-        except OSError as error:
-            raise self.fail(f"known_hosts: {error}") from error
-        self._connection.client.set_missing_host_key_policy(RejectPolicy())
+        link = self._connection
+        while isinstance(link, Connection):  # the machine, and every jump host (ProxyJump) before it
+            try:
+                link.client.load_system_host_keys(settings.known_hosts or None)
+            except OSError as error:
+                raise self.fail(f"known_hosts: {error}") from error
+            link.client.set_missing_host_key_policy(RejectPolicy())
+            link = link.gateway
 
     def __str__(self) -> str:
         return self.host.name

@@ -71,14 +71,30 @@ def read(path: str) -> str:
         return ""
 
 
+def link(path: str) -> str:
+    """The release that a link leads to; empty when it is not there."""
+    return os.path.basename(os.readlink(path)) if os.path.islink(path) else ""
+
+
+def configuration(home: str) -> "dict[str, str]":
+    """Of a release, by kind."""
+    return {kind: read(os.path.join(home, "conf", kind + ".yaml")) for kind in ("broker", "registry")}
+
+
 def main() -> None:
     """Answer."""
     asked = json.loads(sys.argv[1])
     home = asked["folder"]
-    releases = os.path.join(home, "releases")
-    names = os.listdir(releases) if os.path.isdir(releases) else []
-    complete = [name for name in names if os.path.exists(os.path.join(releases, name, "complete"))]
-    current = os.path.join(home, "current")
+    folder_of_releases = os.path.join(home, "releases")
+    names = os.listdir(folder_of_releases) if os.path.isdir(folder_of_releases) else []
+    paths = {name: os.path.join(folder_of_releases, name) for name in names}
+    complete = {name: read(os.path.join(path, "complete")) for name, path in paths.items()}
+    found = [name for name in names if complete[name]]
+    configurations = {name: configuration(paths[name]) for name in found}
+    data = set(asked["data"])
+    for texts in configurations.values():
+        for text in texts.values():
+            data.update(json.loads(line[len("data: ") :]) for line in text.splitlines() if line.startswith("data: "))
     facts = {
         "python": list(sys.version_info[:2]),
         "platform": sysconfig.get_platform(),
@@ -88,11 +104,13 @@ def main() -> None:
         "user_problem": user_problem(asked["user"]),
         "home": folder(home),
         "data": [folder(path) for path in asked["data"]],
-        "formats": [read(os.path.join(path, "store.json")) for path in asked["data"]],
+        "formats": {path: read(os.path.join(path, "store.json")) for path in data},
         "taken": [[host, port, taken(host, port)] for host, port in asked["addresses"]],
-        "releases": sorted(complete, key=lambda name: os.stat(os.path.join(releases, name, "complete")).st_mtime),
-        "current": os.path.basename(os.readlink(current)) if os.path.islink(current) else "",
-        "configuration": {kind: read(os.path.join(current, "conf", kind + ".yaml")) for kind in ("broker", "registry")},
+        "releases": sorted(found, key=lambda name: os.stat(os.path.join(paths[name], "complete")).st_mtime),
+        "complete": complete,
+        "configurations": configurations,
+        "current": link(os.path.join(home, "current")),
+        "previous": link(os.path.join(home, "previous")),
     }
     print(json.dumps(facts))
 

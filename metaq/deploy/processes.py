@@ -12,17 +12,22 @@ its log                 the journal                                    FOLDER/lo
 """
 
 import shlex
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
-from metaq.deploy.cluster import COMMANDS, Service
+from metaq.deploy.cluster import COMMANDS, Kind, Service
 from metaq.deploy.machine import Machine
 from metaq.deploy.unit import OPEN_FILES, unit
 
 RUNNING: Final = "running"
 STARTING: Final = "starting"
+STOPPING: Final = "stopping"
+RESTARTING: Final = "restarting"
+"""It has ended, and is started again after a pause."""
 STOPPED: Final = "stopped"
 FAILED: Final = "failed"
+DOWN: Final = (RESTARTING, STOPPED, FAILED)
+"""Nothing is there that could serve."""
 
 UNITS: Final = "/etc/systemd/system"
 
@@ -45,16 +50,40 @@ supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 [supervisorctl]
 serverurl=unix://{home}/socket
 """
-# supervisorctl would wait for startsecs
-START: Final = """\
+CALL: Final = """\
 import supervisor.xmlrpc, xmlrpc.client
 transport = supervisor.xmlrpc.SupervisorTransport(None, None, "unix://{home}/socket")
+server = xmlrpc.client.ServerProxy("http://localhost", transport).supervisor
 try:
-    xmlrpc.client.ServerProxy("http://localhost", transport).supervisor.startProcess("{kind}", False)
+    {call}
+except (ConnectionRefusedError, FileNotFoundError):
+    print("no supervisord")
 except xmlrpc.client.Fault as fault:
-    if fault.faultCode != supervisor.xmlrpc.Faults.ALREADY_STARTED:
+    if fault.faultCode != supervisor.xmlrpc.Faults.{expected}:
         raise
+    print("{expected}")
 """
+# supervisorctl would wait for startsecs, and names no process that it takes for starting
+START: Final = 'server.startProcess("{kind}", False)'
+LOOK: Final = 'print("{{statename}} {{pid}}".format(**server.getProcessInfo("{kind}")))'
+RETIRE: Final = 'server.stopProcessGroup("{kind}"); server.removeProcessGroup("{kind}")'
+PROGRAM_STATES: Final = {
+    "RUNNING": RUNNING,
+    "STARTING": STARTING,
+    "STOPPING": STOPPING,
+    "BACKOFF": RESTARTING,
+    "STOPPED": STOPPED,
+    "EXITED": FAILED,
+    "FATAL": FAILED,
+}
+ACTIVE_STATES: Final = {
+    "active": RUNNING,
+    "reloading": RUNNING,
+    "activating": STARTING,
+    "deactivating": STOPPING,
+    "inactive": STOPPED,
+    "failed": FAILED,
+}
 PROGRAM: Final = """
 [program:{kind}]
 command={command}
@@ -70,31 +99,45 @@ stdout_logfile_backups=3
 """
 
 
-def command_line(folder: str, kind: str) -> str:
+def _others(services: Sequence[Service]) -> list[Kind]:
+    """The kinds that a host does not run."""
+    return [kind for kind in COMMANDS if all(service.kind != kind for service in services)]
+
+
+def command_line(folder: str, kind: Kind) -> str:
     """What runs: of whichever release is the current one."""
     return f"{folder}/current/venv/bin/metaq {COMMANDS[kind]} --config {folder}/current/conf/{kind}.yaml"
+
+
+class Process(NamedTuple):
+    """What a manager says of a service."""
+
+    state: str
+    """``running``, ``starting``, ``stopping``, ``restarting``, ``stopped`` or ``failed``."""
+    pid: int
+    """0 without a process."""
 
 
 class Processes(Protocol):
     """The services of one host."""
 
-    def install(self, services: Iterable[Service]) -> None:
-        """Make them known; nothing that runs is touched."""
+    def install(self, services: Sequence[Service]) -> None:
+        """Make them known, and stop and forget what is none of them any more; nothing else that runs is touched."""
         ...
 
-    def start(self, kind: str) -> None:
+    def start(self, kind: Kind) -> None:
         """Start one that does not run, without waiting until it serves."""
         ...
 
-    def stop(self, kind: str) -> None:
-        """Stop it in order; returns when it has ended, at once when it does not run."""
+    def stop(self, kind: Kind) -> None:
+        """Stop it in order, and start it no more; returns when it has ended, at once when it does not run."""
         ...
 
-    def state(self, kind: str) -> str:
-        """``running``, ``starting``, ``stopped`` or ``failed``."""
+    def look(self, kind: Kind) -> Process:
+        """How it is now."""
         ...
 
-    def log(self, kind: str, lines: int) -> str:
+    def log(self, kind: Kind, lines: int) -> str:
         """The end of what it has written to standard error."""
         ...
 
@@ -105,8 +148,13 @@ class Systemd:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
-    def install(self, services: Iterable[Service]) -> None:
+    def install(self, services: Sequence[Service]) -> None:
         machine = self._machine
+        for kind in _others(services):
+            file = f"{UNITS}/metaq-{kind}.service"
+            forget = f"systemctl disable --now --quiet metaq-{kind} && rm {file}"
+            # the unit may be of somebody else, with another folder
+            machine.run(f"if grep -qs {machine.folder}/current/ {file}; then {forget}; fi", what=f"forgetting the {kind}")
         for service in services:
             line = command_line(machine.folder, service.kind)
             text = unit(service.kind, line, machine.host.settings.user or "root", service.settings.data)
@@ -114,18 +162,23 @@ class Systemd:
         machine.run("systemctl daemon-reload")
         machine.run("systemctl enable --quiet " + " ".join(f"metaq-{service.kind}" for service in services))
 
-    def start(self, kind: str) -> None:
+    def start(self, kind: Kind) -> None:
         self._machine.run(f"systemctl reset-failed metaq-{kind}; systemctl start --no-block metaq-{kind}", what=f"start {kind}")
 
-    def stop(self, kind: str) -> None:
-        if self.state(kind) in (RUNNING, STARTING):
+    def stop(self, kind: Kind) -> None:
+        if self.look(kind).state not in (STOPPED, FAILED):
             self._machine.run(f"systemctl stop metaq-{kind}", what=f"stop {kind}")
 
-    def state(self, kind: str) -> str:
-        said = self._machine.attempt(f"systemctl is-active metaq-{kind}")[1].strip()
-        return {"active": RUNNING, "activating": STARTING, "deactivating": STARTING, "failed": FAILED}.get(said, STOPPED)
+    def look(self, kind: Kind) -> Process:
+        asked = f"systemctl show -p ActiveState -p SubState -p MainPID metaq-{kind}"
+        said = dict(line.split("=", 1) for line in self._machine.run(asked, what="asking systemd").splitlines())
+        active = said["ActiveState"]
+        if active not in ACTIVE_STATES:
+            raise self._machine.fail(f"metaq-{kind} is {active}, says systemd")
+        restarting = active == "activating" and said["SubState"].startswith("auto-restart")
+        return Process(RESTARTING if restarting else ACTIVE_STATES[active], int(said["MainPID"]))
 
-    def log(self, kind: str, lines: int) -> str:
+    def log(self, kind: Kind, lines: int) -> str:
         return self._machine.run(f"journalctl --no-pager -u metaq-{kind} -n {lines} -o cat", what="reading the journal")
 
 
@@ -138,41 +191,50 @@ class Supervisor:
         self._control = f"{self._home}/venv/bin/supervisorctl -c {self._home}/supervisord.conf"
         self._files = min(OPEN_FILES, open_files)
 
-    def install(self, services: Iterable[Service]) -> None:
+    def install(self, services: Sequence[Service]) -> None:
         machine, home = self._machine, self._home
         user = f"user={machine.host.settings.user}\n" if machine.host.settings.user else ""
         text = SUPERVISORD.format(home=home, files=self._files)
         for service in services:
             line = command_line(machine.folder, service.kind)
             text += PROGRAM.format(kind=service.kind, command=line, folder=machine.folder, user=user)
-        # What has not changed it leaves alone; each program's command is the same in every release.
+        # supervisord hears of it when a program is started: the update of one that runs would restart it
         machine.run(
-            f"printf %s {shlex.quote(text)} > {home}/supervisord.conf && mkdir -p {machine.folder}/log && "
-            f"if {self._control} pid >/dev/null 2>&1; then {self._control} update; fi",
+            f"printf %s {shlex.quote(text)} > {home}/supervisord.conf && mkdir -p {machine.folder}/log",
             what="configuring supervisor",
         )
+        for kind in _others(services):
+            machine.run(self._call(RETIRE, kind, "BAD_NAME"), what=f"forgetting the {kind}")
 
-    def start(self, kind: str) -> None:
+    def start(self, kind: Kind) -> None:
         control, home = self._control, self._home
-        start = shlex.quote(START.format(home=home, kind=kind))
         # supervisord starts everything that it knows when it is started itself, and what is new when it hears of it
         self._machine.run(
-            f"if {control} pid >/dev/null 2>&1; then {home}/venv/bin/python -c {start}; "
+            f"if {control} pid >/dev/null 2>&1; then {control} update {kind} && {self._call(START, kind, 'ALREADY_STARTED')}; "
             f"else {home}/venv/bin/supervisord -c {home}/supervisord.conf; fi",
             what=f"start {kind}",
         )
 
-    def stop(self, kind: str) -> None:
-        if self.state(kind) in (RUNNING, STARTING):
+    def stop(self, kind: Kind) -> None:
+        if self.look(kind).state not in (STOPPED, FAILED):
             self._machine.run(f"{self._control} stop {kind}", what=f"stop {kind}")
 
-    def state(self, kind: str) -> str:
-        output = self._machine.attempt(f"{self._control} status {kind}")[1].split()
-        said = output[1] if len(output) > 1 else ""
-        states = {"RUNNING": RUNNING, "STARTING": STARTING, "BACKOFF": STARTING, "STOPPING": STARTING, "FATAL": FAILED}
-        return FAILED if said == "EXITED" else states.get(said, STOPPED)
+    def look(self, kind: Kind) -> Process:
+        # before the first release there is no supervisor
+        asked = f"if [ -e {self._home}/complete ]; then {self._call(LOOK, kind, 'BAD_NAME')}; fi"
+        said = self._machine.run(asked, what="asking supervisor").split()
+        if said[:1] in ([], ["no"], ["BAD_NAME"]):
+            return Process(STOPPED, 0)
+        if said[0] not in PROGRAM_STATES:
+            raise self._machine.fail(f"{kind} is {said[0]}, says supervisor")
+        return Process(PROGRAM_STATES[said[0]], int(said[1]))
 
-    def log(self, kind: str, lines: int) -> str:
+    def _call(self, call: str, kind: Kind, expected: str) -> str:
+        """A command that calls supervisord; a fault with the name ``expected`` is no failure."""
+        script = CALL.format(home=self._home, call=call.format(kind=kind), expected=expected)
+        return f"{self._home}/venv/bin/python -c {shlex.quote(script)}"
+
+    def log(self, kind: Kind, lines: int) -> str:
         return self._machine.run(f"tail -n {lines} {self._machine.folder}/log/{kind}.log", what="reading the log")
 
 

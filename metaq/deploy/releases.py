@@ -6,17 +6,20 @@
       releases/0.1.0-1f3c…/
         venv/               an environment with metaq, made from wheels without any package index
         conf/broker.yaml    what cluster.yaml says of this host
-        complete            written last: what has none is a leftover, and is made anew
+        complete            written last: the format of its data, who fab asks as; what has none is a leftover, and is made anew
       current               → releases/0.1.0-1f3c…, switched by a rename
+      previous              → what ran everywhere before it, where a rollback goes
       supervisor/  log/     where there is no systemd
 """
 
+import json
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from metaq.deploy.cluster import Service
 from metaq.deploy.machine import Machine
 from metaq.deploy.wheels import Release, bundle
 from metaq.errors import DeployFailed
@@ -30,9 +33,14 @@ if [ ! -e {home}/complete ]; then
     {python} -m venv --without-pip {home}/venv
     {python} "$(ls {wheels}/pip-*.whl)/pip" --python {home}/venv/bin/python --quiet --disable-pip-version-check \\
         install --no-cache-dir --no-index --find-links {wheels} {packages}
-    touch {home}/complete
+    {home}/venv/bin/{program} --version >/dev/null
+    printf %s {about} > {home}/complete
 fi
 """
+
+
+def _about(release: Release, admin: str) -> str:
+    return json.dumps({"format": release.format, "admin": admin})
 
 
 class Releases:
@@ -42,19 +50,21 @@ class Releases:
         self._machine = machine
         self._folder = machine.folder
 
-    def install(self, release: Release, *, supervisor: bool) -> None:
+    def install(self, release: Release, admin: str, *, supervisor: bool) -> None:
         """Upload and unpack a release, unless it is there; what runs is not touched. What fails is taken away again."""
         machine, home = self._machine, f"{self._folder}/releases/{release.name}"
         try:
             self._upload(release, home)
-            self._make_environment(home, f"{home}/wheels", f"metaq-broker{release.extras}=={release.version}")
+            package = f"metaq-broker{release.extras}=={release.version}"
+            self._make_environment(home, f"{home}/wheels", package, "metaq", _about(release, admin))
             if supervisor:
-                self._make_environment(f"{self._folder}/supervisor", f"{home}/wheels", "supervisor")
+                self._make_environment(
+                    f"{self._folder}/supervisor", f"{home}/wheels", "supervisor", "supervisord", "supervisor"
+                )
             machine.run(f"rm -rf {home}/wheels {home}/bundle.tar")
         except DeployFailed:
             machine.attempt(f"rm -rf {home}; [ -e {self._folder}/supervisor/complete ] || rm -rf {self._folder}/supervisor")
             raise
-        self._make_data_folders()
 
     def _upload(self, release: Release, home: str) -> None:
         machine = self._machine
@@ -65,41 +75,67 @@ class Releases:
             for service in machine.host.services:
                 (configuration / f"{service.kind}.yaml").write_text(service.text(), "utf-8")
             bundle(release, configuration, Path(name) / "bundle.tar")
-            machine.run(f"rm -rf {home} && mkdir -p {home}", what="making the release's folder")
+            machine.run(f"umask 022 && rm -rf {home} && mkdir -p {home}", what="making the release's folder")
             machine.upload(Path(name) / "bundle.tar", f"{home}/bundle.tar")
         machine.run(
-            f"tar xf {home}/bundle.tar -C {home} --no-same-owner && chmod 600 {home}/conf/*", what="unpacking the release"
+            f"umask 022 && cd {home} && tar xf bundle.tar --no-same-owner && chmod 755 conf && chmod 600 conf/*",
+            what="unpacking the release",
         )
         if owner:
             machine.run(f"chown {owner} {home}/conf/*")
 
-    def _make_environment(self, home: str, wheels: str, packages: str) -> None:
+    def _make_environment(self, home: str, wheels: str, packages: str, program: str, about: str) -> None:
         python = self._machine.host.settings.python
-        script = ENVIRONMENT.format(home=home, wheels=wheels, python=python, packages=packages)
+        script = ENVIRONMENT.format(
+            home=home, wheels=wheels, python=python, packages=packages, program=program, about=shlex.quote(about)
+        )
         self._machine.run(f"sh -c {shlex.quote(script)}", what=f"installing {packages}")
 
-    def _make_data_folders(self) -> None:
-        for service in self._machine.host.services:
-            data, owner = shlex.quote(str(service.settings.data)), self._machine.host.settings.user
-            self._machine.run(
-                f"mkdir -p {data}" + (f" && chown {owner} {data}" if owner else ""), what="making the data folder"
-            )
+    def make_data_folders(self, services: Sequence[Service]) -> None:
+        """Those that are not there yet; others can read neither them nor what is in them."""
+        owner = self._machine.host.settings.user
+        for service in services:
+            data = service.settings.data
+            own = f" && chown {owner} {data}" if owner else ""
+            make = f"umask 022 && mkdir -p {data} && chmod 750 {data}"
+            self._machine.run(f"{{ [ -d {data} ] || {{ {make}; }}; }}{own}", what="making the data folder")
+
+    def of(self, pid: int) -> str:
+        """The release whose Python a process is; empty for none, and for a process that has ended."""
+        code, words, _ = self._machine.attempt(f"cat /proc/{pid}/cmdline")
+        before, _, rest = words.partition(f"{self._folder}/releases/")
+        return rest.partition("/")[0] if code == 0 and not before else ""
 
     def switch(self, name: str) -> None:
         """Make a release the current one, at once or not at all."""
-        new = f"{self._folder}/current.new"
+        self._link("current", name)
+
+    def remember(self, name: str) -> None:
+        """Where a rollback goes."""
+        self._link("previous", name)
+
+    def forget(self) -> None:
+        """Nothing ran before the current one, as far as a rollback is concerned."""
+        self._machine.run(f"rm -f {self._folder}/previous")
+
+    def _link(self, link: str, name: str) -> None:
+        new = f"{self._folder}/{link}.new"
         self._machine.run(
-            f"rm -f {new} && ln -s releases/{name} {new} && mv -T {new} {self._folder}/current", what=f"switching to {name}"
+            f"rm -f {new} && ln -s releases/{name} {new} && mv -T {new} {self._folder}/{link}", what=f"making {name} {link}"
         )
 
-    def mark_newest(self, name: str) -> None:
+    def mark_newest(self, release: Release, admin: str) -> None:
         """It was deployed now, whenever it was installed."""
-        self._machine.run(f"touch {self._folder}/releases/{name}/complete")
+        complete = f"{self._folder}/releases/{release.name}/complete"
+        self._machine.run(f"printf %s {shlex.quote(_about(release, admin))} > {complete}.new && mv {complete}.new {complete}")
 
-    def prune(self, facts: Mapping[str, Any], current: str, keep: int) -> Sequence[str]:
-        """Delete all but the newest ones; returns the names of those deleted."""
-        others = [name for name in facts["releases"] if name != current]
-        old = others[: max(0, len(others) - keep + 1)]
+    def prune(self, known: Sequence[str], used: Collection[str], keep: int) -> Sequence[str]:
+        """Delete the oldest ones beyond ``keep``, but for those that are used; returns the names of those deleted.
+
+        ``known``: all that were there, the oldest first.
+        """
+        spare = [name for name in known if name not in used]
+        old = spare[: max(0, len(spare) + len(used) - keep)]
         for name in old:
             self._machine.run(f"rm -rf {self._folder}/releases/{name}", what=f"deleting {name}")
         return old

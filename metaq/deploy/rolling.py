@@ -6,7 +6,7 @@ from typing import Final
 
 from metaq.deploy.cluster import Service
 from metaq.deploy.health import LOOK_S, Group, groups_of, look
-from metaq.deploy.processes import FAILED
+from metaq.deploy.processes import DOWN, FAILED, RUNNING, STOPPED
 from metaq.deploy.survey import Node
 from metaq.errors import DeployFailed
 
@@ -18,41 +18,60 @@ Change = Callable[[Node], None]
 
 
 class Roll:
-    """The services of some machines: registries first, then groups of replicas, each one its slaves first."""
+    """The services of some machines: registries first, then groups of replicas, each one its slaves first.
+
+    A service is asked by the settings that its process was started with, until it is started with those that it is to have.
+    """
 
     def __init__(self, nodes: Sequence[Node], deadline_s: float, say: Say, *, complete: bool = True) -> None:
         """``complete``: these are all hosts, so that groups of replicas can be whole."""
         self._complete = complete
-        self._nodes = {service: node for node in nodes for service in node.host.services}
+        self._nodes = {service: node for node in nodes for service in node.services}
+        self._present = {service: node.present(service) or service for service, node in self._nodes.items()}
         self._deadline_s = deadline_s
         self._say = say
-        self.groups = groups_of((s, node.machine) for s, node in self._nodes.items() if s.kind == "broker")
+        brokers = [(service, node.machine) for service, node in self._nodes.items() if service.kind == "broker"]
+        self.groups = groups_of(brokers, self._present)
         self.registries = [service for service in self._nodes if service.kind == "registry"]
 
-    def problems(self) -> list[str]:
+    def obstacles(self) -> list[str]:
+        """What keeps a roll from beginning: something that runs and does not answer, users in a part of a group only."""
+        down, problems = self._find_down()
+        for group in self.groups:
+            running = [service for service in group.members if service not in down]
+            if len(group.members) > 1 and any(
+                self._has_users(service) != bool(service.settings.users_file) for service in running
+            ):
+                problems.append(
+                    f"{running[0].host}: replicas with users and without do not follow one another: stop all of "
+                    f"{running[0].settings.broker_name} (fab stop), then go on"
+                )
+        return problems
+
+    def unwhole(self) -> list[str]:
         """Groups that serve, and are not whole: no member of such a one may be stopped."""
         looks = [(group, group.looks()) for group in self.groups]
         serving = [(group, found) for group, found in looks if all(look.answers for look in found.values())]
         return [problem for group, found in serving if (problem := group.problem(found))]
 
-    def start(self, change: Change, *, mend: bool = False) -> set[Service]:
-        """Start what does not run; returns what was started, when it serves and, of a complete roll, all groups are whole.
+    def start(self, change: Change) -> set[Service]:
+        """Start what does not run, one at a time; returns that, when it serves and, of a complete roll, all groups are whole.
 
-        With ``mend`` also what runs and does not answer, after it was stopped: it may be failing again and again.
+        ``DeployFailed`` for what runs and does not answer: stopping that is for somebody who knows why.
         """
-        stopped = [service for service in self._ordered() if not self._serves(service, mend=mend)]
-        for service in stopped:
+        down, problems = self._find_down()
+        if problems:
+            raise DeployFailed("\n".join(problems))
+        for service in down:
             node = self._nodes[service]
-            node.processes.stop(service.kind)
+            node.processes.stop(service.kind)  # one that is started again and again has its next try with what is new
             change(node)
             self._say(f"{node.host.name}: start {service.kind}")
-            node.processes.start(service.kind)
-        for service in stopped:
-            self._wait_serving(service)
+            self._start_one(service)
         for group in self.groups:
-            if self._complete and any(service in stopped for service in group.members):
+            if self._complete and any(service in down for service in group.members):
                 group.wait_whole(self._deadline_s)
-        return set(stopped)
+        return set(down)
 
     def restart(self, change: Change, services: Iterable[Service]) -> None:
         """Restart services, one at a time; ``DeployFailed`` at the first that does not come back, and names the rest."""
@@ -76,9 +95,40 @@ class Roll:
         for service in self.registries:
             self._stop_one(service)
 
-    def _serves(self, service: Service, *, mend: bool) -> bool:
-        node = self._nodes[service]
-        return node.runs(service) and (not mend or look(node.machine, service).answers)
+    def _has_users(self, service: Service) -> bool:
+        return bool(self._present[service].settings.users_file)
+
+    def _find_down(self) -> tuple[list[Service], list[str]]:
+        """What does not run, in the order in which it is started; and why some cannot be said to run or not."""
+        down, problems = [], []
+        for service in self._ordered():
+            try:
+                if self._is_down(service):
+                    down.append(service)
+            except DeployFailed as error:
+                problems.append(str(error))
+        return down, problems
+
+    def _is_down(self, service: Service) -> bool:
+        """Whether its manager says so; what starts is waited for. ``DeployFailed`` when its port says something else."""
+        node, kind, end = self._nodes[service], service.kind, time.monotonic() + self._deadline_s
+        if not node.current:
+            return True
+        while True:
+            before = node.processes.look(kind).state
+            found = look(node.machine, self._present[service])
+            settled = before == node.processes.look(kind).state  # else it has changed while it was asked
+            if settled and before in DOWN:
+                if found.answers:
+                    reason = f"{kind} answers, and what looks after it says that it has {before}"
+                    raise node.machine.fail(f"{reason}: end that process, then `fab start --on {node.host.name}`")
+                return True
+            if found.answers:
+                return False
+            if (settled and before == RUNNING) or time.monotonic() > end:
+                reason = f"{kind} is {before} and does not answer: {found.problem}"
+                raise node.machine.fail(f"{reason}; `fab logs` may say why. `fab stop --on {node.host.name}` stops it")
+            time.sleep(LOOK_S)
 
     def _ordered(self) -> list[Service]:
         return [*self.registries, *(service for group in self.groups for service in group.members)]
@@ -101,19 +151,21 @@ class Roll:
         self._say(f"{node.host.name}: restart {service.kind}")
         change(node)
         node.processes.stop(service.kind)
-        node.processes.start(service.kind)
-        self._wait_serving(service)
+        self._start_one(service)
 
     def _stop_one(self, service: Service) -> None:
         node = self._nodes[service]
-        if node.runs(service):
+        if node.processes.look(service.kind).state not in (STOPPED, FAILED):
             self._say(f"{node.host.name}: stop {service.kind}")
             node.processes.stop(service.kind)
 
-    def _wait_serving(self, service: Service) -> None:
+    def _start_one(self, service: Service) -> None:
+        """Returns when it serves."""
         node, end = self._nodes[service], time.monotonic() + self._deadline_s
+        self._present[service] = service
+        node.processes.start(service.kind)
         while not (found := look(node.machine, service)).answers:
-            failed = node.processes.state(service.kind) == FAILED
+            failed = node.processes.look(service.kind).state == FAILED
             if failed or time.monotonic() > end:
                 reason = "does not start" if failed else f"does not serve after {self._deadline_s:.0f} s: {found.problem}"
                 said = node.processes.log(service.kind, LOG_LINES).strip()

@@ -7,13 +7,12 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
-from metaq.deploy.cluster import FAST_PORT_BELOW, Cluster, Host, Service
+from metaq.deploy.cluster import Cluster, Host, Kind, Service, installed
 from metaq.deploy.machine import Machine
-from metaq.deploy.processes import RUNNING, STARTING, Processes, processes_of
+from metaq.deploy.processes import Processes, processes_of
 from metaq.deploy.releases import Releases
 from metaq.deploy.wheels import Release
-from metaq.errors import DeployFailed
-from metaq.store.recovery import FORMAT_VERSION
+from metaq.errors import ConfigError, DeployFailed
 
 LEAST_PYTHON: Final = [3, 11]
 MIB: Final = 1024**2
@@ -28,6 +27,8 @@ class Node(NamedTuple):
     facts: Mapping[str, Any]
     processes: Processes
     releases: Releases
+    services: tuple[Service, ...]
+    """Those that it is to run."""
 
     @property
     def host(self) -> Host:
@@ -35,17 +36,44 @@ class Node(NamedTuple):
 
     @property
     def current(self) -> str:
-        """The release that runs there, or would; empty before the first."""
+        """The release that is started there next; empty before the first."""
         return str(self.facts["current"])
 
-    def runs(self, service: Service) -> bool:
-        """Whether its process is there, serving or not yet."""
-        return bool(self.current) and self.processes.state(service.kind) in (RUNNING, STARTING)
+    @property
+    def previous(self) -> str:
+        """The release that a rollback goes to; empty without one."""
+        return str(self.facts["previous"])
 
-    def present(self, kind: str) -> dict[str, Any]:
-        """The settings that a service was deployed with."""
-        lines = self.facts["configuration"][kind].splitlines()
-        return {name: json.loads(value) for name, _, value in (line.partition(": ") for line in lines)}
+    def runs(self, kind: Kind) -> str:
+        """The release that the process of a service was started of; empty without a process."""
+        return self.releases.of(self.processes.look(kind).pid) if self.current else ""
+
+    def of_release(self, name: str) -> "Node":
+        """To run what a release has there; ``DeployFailed`` when it does not know one of the services."""
+        services = [self.installed(name, service) for service in self.services]
+        missing = [str(service) for service, found in zip(self.services, services, strict=True) if found is None]
+        if missing:
+            raise self.machine.fail(f"{name} has no {' and no '.join(missing)}; deploy first")
+        return self._replace(services=tuple(service for service in services if service is not None))
+
+    def present(self, service: Service) -> Service | None:
+        """A service as its process was started; without one as it would be, if it ever was deployed."""
+        return self.installed(self.runs(service.kind) or self.current, service)
+
+    def installed(self, name: str, service: Service) -> Service | None:
+        """A service as a release has it. It is asked as today's admin, who may be renamed; without one as the release's."""
+        text = self.facts["configurations"].get(name, {}).get(service.kind, "")
+        if not text:
+            return None
+        try:
+            return installed(self.host.name, service.kind, text, service.admin or self.about(name)["admin"])
+        except ConfigError as error:
+            raise self.machine.fail(f"the {service.kind} of {name}: {error}") from error
+
+    def about(self, name: str) -> dict[str, Any]:
+        """What was written when a release was installed: ``format``, ``admin``."""
+        about: dict[str, Any] = json.loads(self.facts["complete"][name])
+        return about
 
     @classmethod
     def look(cls, machine: Machine) -> Self:
@@ -54,7 +82,7 @@ class Node(NamedTuple):
         data = [str(service.settings.data) for service in host.services]
         addresses = [(name, port) for service in host.services for _, name, port in service.addresses()]
         facts = machine.probe({"folder": machine.folder, "data": data, "addresses": addresses, "user": host.settings.user})
-        return cls(machine, facts, processes_of(machine, facts), Releases(machine))
+        return cls(machine, facts, processes_of(machine, facts), Releases(machine), host.services)
 
 
 @contextlib.contextmanager
@@ -83,8 +111,21 @@ def problems_of(cluster: Cluster, nodes: Sequence[Node], release: Release) -> li
     """Every reason not to begin, with its host."""
     problems = []
     for node in nodes:
-        found = [*_of_python(node), *_of_user(node), *_of_room(node, release), *_of_ports(node), *_of_formats(node)]
+        found = [*_of_python(node), *_of_user(node), *_of_room(node, release), *_of_ports(node)]
         problems += [f"{node.host.name}: {problem}" for problem in found]
+    return [*problems, *problems_of_formats(nodes, release.format)]
+
+
+def problems_of_formats(nodes: Sequence[Node], ours: int) -> list[str]:
+    """Data of another format than a release reads, with its host."""
+    problems = []
+    for node in nodes:
+        for service in node.services:
+            text = node.facts["formats"][str(service.settings.data)]
+            theirs = json.loads(text)["format"] if text else ours
+            if theirs != ours:
+                reason = f"has format {theirs}, and this release reads {ours}"
+                problems.append(f"{node.host.name}: {service.settings.data} {reason}; run one that reads {theirs}")
     return problems
 
 
@@ -117,7 +158,7 @@ def _of_room(node: Node, release: Release) -> Iterator[str]:
     home = node.facts["home"]
     if release.name not in node.facts["releases"]:
         needed[home["device"]] = 2 * release.size() + release.unpacked() + ENVIRONMENT_BYTES
-    for service, data in zip(node.host.services, node.facts["data"], strict=True):
+    for service, data in zip(node.services, node.facts["data"], strict=True):
         if data["empty"] and service.kind == "broker":
             room = 2 * service.settings.segment_bytes + service.settings.least_free_bytes
             needed[data["device"]] = needed.get(data["device"], 0) + room
@@ -133,20 +174,11 @@ def _of_room(node: Node, release: Release) -> Iterator[str]:
 
 def _of_ports(node: Node) -> Iterator[str]:
     own: set[int] = set()
-    for service in node.host.services:
-        if node.runs(service):
-            texts = [str(value).rpartition(":")[2] for value in node.present(service.kind).values()]
-            ports = {int(text) for text in texts if text.isdecimal()}
-            own |= ports | {port - FAST_PORT_BELOW for port in ports}
+    for service in node.services:
+        if node.runs(service.kind) and (present := node.present(service)):
+            own |= {port for _, _, port in present.addresses()}
     reasons = {(host, port): reason for host, port, reason in node.facts["taken"] if reason and port not in own}
-    for service in node.host.services:
+    for service in node.services:
         for name, host, port in service.addresses():
             if (host, port) in reasons:
                 yield f"{service.kind}.{name}: cannot listen on {host}:{port}: {reasons[host, port]}"
-
-
-def _of_formats(node: Node) -> Iterator[str]:
-    for service, text in zip(node.host.services, node.facts["formats"], strict=True):
-        theirs = json.loads(text)["format"] if text else FORMAT_VERSION
-        if theirs > FORMAT_VERSION:
-            yield f"{service.settings.data} has format {theirs}, and this metaq reads {FORMAT_VERSION}; deploy a newer one"

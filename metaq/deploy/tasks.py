@@ -1,16 +1,17 @@
 """What ``fabfile.py`` offers. Each raises ``DeployFailed`` or ``ConfigError`` with the host and the reason."""
 
+import contextlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from metaq.deploy.cluster import Cluster, Host
+from metaq.deploy.cluster import COMMANDS, Cluster, Host, Service
 from metaq.deploy.health import look
 from metaq.deploy.machine import Machine
-from metaq.deploy.processes import RUNNING, Systemd
+from metaq.deploy.processes import RUNNING, STARTING, Systemd
 from metaq.deploy.rolling import Roll, Say
-from metaq.deploy.survey import Node, problems_of, refuse, surveyed
+from metaq.deploy.survey import Node, problems_of, problems_of_formats, refuse, surveyed
 from metaq.deploy.wheels import Release, build
 from metaq.errors import DeployFailed
 
@@ -19,11 +20,11 @@ MIB: Final = 1024**2
 
 
 def deploy(cluster: Cluster, say: Say, *, dry_run: bool = False) -> None:
-    """Install a release on all hosts, then start or restart what is there, one at a time."""
+    """Install a release on all hosts, then start or restart what is not of it, one at a time."""
     with tempfile.TemporaryDirectory(prefix="metaq-release-") as folder, surveyed(cluster.hosts) as nodes:
         release = build(cluster, Path(folder))
         roll = Roll(nodes, cluster.settings.start_deadline_s, say)
-        refuse([*problems_of(cluster, nodes, release), *roll.problems()])
+        refuse([*problems_of(cluster, nodes, release), *roll.obstacles(), *roll.unwhole()])
         if dry_run:
             for line in plan(nodes, release):
                 say(line)
@@ -32,38 +33,66 @@ def deploy(cluster: Cluster, say: Say, *, dry_run: bool = False) -> None:
         for node in nodes:
             if release.name not in node.facts["releases"]:
                 say(f"{node.host.name}: install {release.name}")
-                node.releases.install(release, supervisor=not isinstance(node.processes, Systemd))
-            node.releases.mark_newest(release.name)
+                node.releases.install(release, cluster.settings.admin, supervisor=not isinstance(node.processes, Systemd))
+            node.releases.mark_newest(release, cluster.settings.admin)
+        previous = _remember(nodes, release.name)
         _go_over(roll, nodes, release.name)
         for node in nodes:
-            for name in node.releases.prune(node.facts, release.name, cluster.settings.keep_releases):
+            known = [*node.facts["releases"], release.name]
+            used = {release.name, previous or node.previous, *(node.runs(kind) for kind in COMMANDS)} & set(known)
+            for name in node.releases.prune(known, used, cluster.settings.keep_releases):
                 say(f"{node.host.name}: deleted {name}")
         say(f"{release.name} runs on {len(nodes)} hosts")
 
 
 def rollback(cluster: Cluster, say: Say, *, to: str = "") -> None:
-    """Go back to the release before the newest, or to a named one, with the configuration that it had."""
+    """Go back to the release that ran everywhere before this one, or to a named one, with the configuration that it had."""
     with surveyed(cluster.hosts) as nodes:
-        known = [node.facts["releases"] for node in nodes]
-        kept = [name for name in known[0] if all(name in names for names in known)]
-        name = to or (kept[-2] if len(kept) > 1 else "")
-        if not name or name not in kept:
-            raise DeployFailed(f"no release {to or 'before the newest'} on all hosts; there are: {', '.join(kept) or 'none'}")
+        kept = [name for name in nodes[0].facts["releases"] if all(name in node.facts["releases"] for node in nodes)]
+        before = {node.previous for node in nodes}
+        name = to or (before.pop() if len(before) == 1 else "")
+        if name not in kept:
+            raise DeployFailed(f"no release {to or 'before this one'} on all hosts; there are: {', '.join(kept) or 'none'}")
+        nodes[:] = [node.of_release(name) for node in nodes]
         roll = Roll(nodes, cluster.settings.start_deadline_s, say)
+        refuse([*problems_of_formats(nodes, nodes[0].about(name)["format"]), *roll.obstacles()])
+        if to:
+            _remember(nodes, name)
         _go_over(roll, nodes, name)
+        if not to:
+            for node in nodes:
+                node.releases.forget()
         say(f"{name} runs on {len(nodes)} hosts")
+
+
+def _remember(nodes: Sequence[Node], name: str) -> str:
+    """Keep what runs everywhere, when it is another one, for a rollback; returns it.
+
+    While hosts differ, a deployment has not come to its end: then what ran before that one stays the one to go back to.
+    """
+    runs = {node.runs(service.kind) or node.current for node in nodes for service in node.services}
+    runs |= {node.current for node in nodes}
+    if len(runs) != 1 or runs <= {"", name}:
+        return ""
+    (before,) = runs
+    for node in nodes:
+        node.releases.remember(before)
+    return before
 
 
 def _go_over(roll: Roll, nodes: Sequence[Node], name: str) -> None:
     """Have everything run one release."""
 
     def change(node: Node) -> None:
+        node.releases.make_data_folders(node.services)
         node.releases.switch(name)
-        node.processes.install(node.host.services)
+        node.processes.install(node.services)
 
-    started = roll.start(change, mend=True)
-    old = [service for node in nodes if node.current != name for service in node.host.services if service not in started]
-    roll.restart(change, old)
+    started = roll.start(change)
+    rest = [(node, service) for node in nodes for service in node.services if service not in started]
+    roll.restart(change, [service for node, service in rest if node.runs(service.kind) != name])
+    for node in nodes:  # also where everything was of this release already
+        change(node)
 
 
 def plan(nodes: Sequence[Node], release: Release) -> list[str]:
@@ -77,11 +106,12 @@ def plan(nodes: Sequence[Node], release: Release) -> list[str]:
             lines.append(f"{name}: upload {release.size() // MIB} MiB, install {release.name} in {node.machine.folder}")
         if node.current != release.name:
             lines.append(f"{name}: switch from {node.current or 'nothing'} to {release.name}; {manager} runs it")
-        for service in node.host.services:
-            if not node.runs(service):
+        for service in node.services:
+            runs = node.runs(service.kind)
+            if not runs:
                 lines.append(f"{name}: start {service.kind}, data in {service.settings.data}")
-            elif node.current != release.name:
-                lines.append(f"{name}: restart {service.kind}, one at a time, slaves first")
+            elif runs != release.name:
+                lines.append(f"{name}: restart {service.kind}, which is of {runs}, one at a time, slaves first")
     return lines
 
 
@@ -91,81 +121,93 @@ def upgrade_check(cluster: Cluster, say: Say) -> None:
         release = build(cluster, Path(folder))
         for node in nodes:
             say(f"{node.host.name}: from {node.current or 'nothing'} to {release.name}")
-            for service in node.host.services:
-                present, given = node.present(service.kind), service.given
-                for key in sorted({*present, *given}):
-                    if present and present.get(key) != given.get(key):
-                        say(f"{node.host.name}: {service.kind}.{key}: from {present.get(key)} to {given.get(key)}")
+            for service in node.services:
+                present, given = node.present(service), service.given
+                for key in sorted({*present.given, *given}) if present else ():
+                    if present and present.given.get(key) != given.get(key):
+                        say(f"{node.host.name}: {service.kind}.{key}: from {present.given.get(key)} to {given.get(key)}")
         roll = Roll(nodes, cluster.settings.start_deadline_s, say)
-        refuse([*problems_of(cluster, nodes, release), *roll.problems()])
+        refuse([*problems_of(cluster, nodes, release), *roll.obstacles(), *roll.unwhole()])
         say("ready to deploy")
 
 
 def start(cluster: Cluster, say: Say, hosts: Sequence[Host]) -> None:
     """Start what does not run, and wait until it serves."""
     with surveyed(hosts) as nodes:
-        _need_release(nodes)
         complete = len(hosts) == len(cluster.hosts)
-        Roll(nodes, cluster.settings.start_deadline_s, say, complete=complete).start(lambda node: None)
+        Roll(_as_deployed(nodes), cluster.settings.start_deadline_s, say, complete=complete).start(lambda node: None)
 
 
 def stop(cluster: Cluster, say: Say, hosts: Sequence[Host]) -> None:
     """Stop what runs, in order."""
     with surveyed(hosts) as nodes:
-        _need_release(nodes)
-        Roll(nodes, cluster.settings.start_deadline_s, say).stop()
+        Roll(_as_deployed(nodes), cluster.settings.start_deadline_s, say).stop()
 
 
 def restart(cluster: Cluster, say: Say) -> None:
     """Restart everything, one at a time; clients notice nothing where masters are elected."""
-    with surveyed(cluster.hosts) as nodes:
-        _need_release(nodes)
+    with surveyed(cluster.hosts) as found:
+        nodes = _as_deployed(found)
         roll = Roll(nodes, cluster.settings.start_deadline_s, say)
-        refuse(roll.problems())
-        started = roll.start(lambda node: None, mend=True)
-        rest = [service for node in nodes for service in node.host.services if service not in started]
+        refuse([*roll.obstacles(), *roll.unwhole()])
+        started = roll.start(lambda node: None)
+        rest = [service for node in nodes for service in node.services if service not in started]
         roll.restart(lambda node: None, rest)
 
 
-def _need_release(nodes: Sequence[Node]) -> None:
+def _as_deployed(nodes: Sequence[Node]) -> list[Node]:
+    """To run what they have, whatever the file says by now."""
     refuse([f"{node.host.name}: has no release; deploy one first" for node in nodes if not node.current])
+    return [node.of_release(node.current) for node in nodes]
 
 
 def status(cluster: Cluster, say: Say, hosts: Sequence[Host]) -> bool:
     """Print a line for each service; whether all is well."""
     say(COLUMNS.format("host", "service", "process", "release", "role", "epoch", "health"))
     well, nodes = True, []
-    for host in hosts:
-        try:
-            machine = Machine(host)
-            node = Node.look(machine)
-            nodes.append(node)
-            for service in host.services:
-                state = node.processes.state(service.kind) if node.current else "absent"
-                found = look(machine, service) if node.current else None
-                state = RUNNING if found and found.answers else state
-                health = "not deployed" if found is None else (found.problem or "serves")
-                role, epoch = (found.role, found.stats.get("epoch", "")) if found else ("", "")
-                well = well and found is not None and found.answers
-                say(COLUMNS.format(host.name, service.kind, state, node.current or "none", role or "-", epoch or "-", health))
-        except DeployFailed as error:
-            well = False
-            say(COLUMNS.format(host.name, "-", "unknown", "-", "-", "-", str(error).partition(": ")[2]))
-    if well and len(hosts) == len(cluster.hosts):
-        problems = Roll(nodes, 0, say).problems()
-        for problem in problems:
-            say(problem)
-        well = not problems
-    for node in nodes:
-        node.machine.close()
+    with contextlib.ExitStack() as stack:
+        for host in hosts:
+            try:
+                machine = Machine(host)
+                stack.callback(machine.close)
+                nodes.append(Node.look(machine))
+                for service in host.services:
+                    well &= _status_of(nodes[-1], service, say)
+            except DeployFailed as error:
+                well = False
+                say(COLUMNS.format(host.name, "-", "unknown", "-", "-", "-", str(error).partition(": ")[2]))
+        if well and len(hosts) == len(cluster.hosts):
+            problems = Roll(nodes, 0, say).unwhole()
+            for problem in problems:
+                say(problem)
+            well = not problems
     return well
+
+
+def _status_of(node: Node, service: Service, say: Say) -> bool:
+    """Print the line of one service; whether it is well."""
+    present = node.present(service)
+    if present is None:
+        say(COLUMNS.format(node.host.name, service.kind, "absent", "none", "-", "-", "not deployed"))
+        return False
+    process, found = node.processes.look(service.kind), look(node.machine, present)
+    state, health = process.state, found.problem or "serves"
+    if found.answers and state == STARTING:
+        state = RUNNING
+    if found.answers and state != RUNNING:
+        health = "answers, but what looks after it does not know of it"
+    release = node.releases.of(process.pid) or node.current
+    if release != node.current:
+        health += f"; {node.current} is current: deploy again, or restart it"
+    epoch = found.stats.get("epoch", "-")
+    say(COLUMNS.format(node.host.name, service.kind, state, release, found.role or "-", epoch, health))
+    return found.answers and state == RUNNING and release == node.current
 
 
 def logs(say: Say, hosts: Sequence[Host], lines: int) -> None:
     """Print the ends of what the services have written."""
     with surveyed(hosts) as nodes:
-        _need_release(nodes)
-        for node in nodes:
-            for service in node.host.services:
+        for node in _as_deployed(nodes):
+            for service in node.services:
                 for line in node.processes.log(service.kind, lines).splitlines():
                     say(f"{node.host.name} {service.kind}: {line}")

@@ -9,6 +9,8 @@
 from pathlib import Path
 from typing import Final
 
+ABSOLUTE_PATH: Final = r"/[\w./+-]+"
+"""What systemd, a shell and supervisor take as it is, in full."""
 STATE: Final = Path("/var/lib")
 """Folders below are made by systemd, and belong to the unit's user."""
 OPEN_FILES: Final = 65_536

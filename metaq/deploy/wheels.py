@@ -1,11 +1,12 @@
 """A release: wheels of metaq and of all it needs, made once on the deploying machine, so that all hosts get the same.
 
-Its name is VERSION-DIGEST. The digest covers the contents of the wheels and the configuration of all hosts: deploying the same
-again changes nothing, and a rollback takes the configuration back, too.
+Its name is VERSION-DIGEST. The digest covers the contents of the wheels, the configuration of all hosts, and what runs it there
+as whom: deploying the same again changes nothing, and a rollback takes the configuration back, too.
 """
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -20,6 +21,9 @@ BUILD_S: Final = 900
 BESIDE: Final = ("pip", "supervisor")
 """Hosts need no pip of their own; where there is no systemd, supervisor looks after the processes."""
 
+STORE: Final = "metaq/store/recovery.py"
+FORMAT: Final = re.compile(r"^FORMAT_VERSION: Final = (\d+)$", re.MULTILINE)
+
 
 class Release(NamedTuple):
     """What is deployed."""
@@ -27,6 +31,8 @@ class Release(NamedTuple):
     name: str
     version: str
     extras: str
+    format: int
+    """Of the data that it reads and writes."""
     wheels: Path
     """The folder that holds them."""
 
@@ -56,7 +62,7 @@ def build(cluster: Cluster, into: Path) -> Release:
     if len(own) != 1:
         raise DeployFailed(f"package: {len(own)} wheels of metaq-broker in {wheels}; a release has one")
     version = own[0].name.split("-")[1]
-    return Release(f"{version}-{_digest(wheels, cluster)[:10]}", version, cluster.extras, wheels)
+    return Release(f"{version}-{_digest(wheels, cluster)[:10]}", version, cluster.extras, _format(own[0]), wheels)
 
 
 def bundle(release: Release, configuration: Path, file: Path) -> None:
@@ -77,6 +83,15 @@ def _pip(folder: Path, *arguments: str) -> None:
         raise DeployFailed(f"package: the wheels cannot be made here: {done.stderr.strip()[-1000:]}")
 
 
+def _format(wheel: Path) -> int:
+    """The version of its store's format: read, not imported, since it may be another version than this one."""
+    with zipfile.ZipFile(wheel) as archive:
+        found = FORMAT.search(archive.read(STORE).decode()) if STORE in archive.namelist() else None
+    if found is None:
+        raise DeployFailed(f"package: {wheel.name} does not say which format of data it reads; {STORE} should")
+    return int(found[1])
+
+
 def _digest(wheels: Path, cluster: Cluster) -> str:
     """Of names and checksums in the wheels: built again from the same source they have other times, and so other bytes."""
     digest = hashlib.sha256()
@@ -85,6 +100,8 @@ def _digest(wheels: Path, cluster: Cluster) -> str:
             for member in sorted(archive.infolist(), key=lambda member: member.filename):
                 digest.update(f"{wheel.name} {member.filename} {member.CRC}\n".encode())
     for host in cluster.hosts:
+        settings = host.settings
+        digest.update(f"{host.name} {settings.user} {settings.python} {settings.processes}\n".encode())
         for service in host.services:
             digest.update(f"{service}\n{service.text()}".encode())
     return digest.hexdigest()

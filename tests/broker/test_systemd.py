@@ -56,8 +56,8 @@ def test_no_watchdog_where_none_is_asked_for(tmp_path: Path, monkeypatch: pytest
     [
         ((), ("metaq serve --data /var/lib/metaq\n", "StateDirectory=metaq\n", "User=metaq\n")),
         (
-            ("--data", "/srv/orders", "--user", "o", "--config", "/o.yaml"),
-            ("--config /o.yaml\n", "ReadWritePaths=/srv/orders\n"),
+            ("--data", "/srv/orders", "--user", "o", "--config", "/dev/null"),
+            ("--config /dev/null\n", "ReadWritePaths=/srv/orders\n"),
         ),
         (("registry", "--data", "/var/lib/a/b"), ("metaq registry --data /var/lib/a/b\n", "StateDirectory=a/b\n")),
     ],

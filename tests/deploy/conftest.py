@@ -3,6 +3,8 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +12,8 @@ import pytest
 
 from metaq.deploy.cluster import Cluster, ClusterSettings
 from metaq.deploy.wheels import build
+from tests.deploy.pair import Pair
+from tests.support.sshd import SshHost
 
 ROOT: Final = Path(__file__).parents[2]
 SOURCES: Final = ("setup.py", "pyproject.toml", "README.md", "pyspark_metaq.py", "metaq")
@@ -43,3 +47,12 @@ def second_wheels(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     make = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(built), str(source)]
     subprocess.run(make, check=True)
     return built
+
+
+@pytest.fixture
+def pair(tmp_path: Path, wheels: Path) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        hosts = [stack.enter_context(SshHost(tmp_path, name)) for name in ("a", "b")]
+        pair = Pair(tmp_path, hosts, wheels)
+        pair.configure()
+        yield pair

@@ -4,56 +4,18 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from tests.support.fab import Fab
-from tests.support.sshd import SshHost
-from tests.support.zookeeper import free_ports
+from tests.deploy.pair import Pair
 
 pytestmark = [pytest.mark.partner("sshd"), pytest.mark.timeout(900)]
 
 UNTOUCHED: Final = "nothing was changed on any host"
-SMALL: Final = 32 * 1024**2
 MIB: Final = 1024**2
-
-
-class Pair:
-    """Two machines with an unreplicated broker each; nothing is deployed yet."""
-
-    def __init__(self, folder: Path, hosts: list[SshHost], wheels: Path) -> None:
-        self.hosts = hosts
-        self.fab = Fab(folder / "cluster.yaml")
-        self._wheels = wheels
-        self.ports = {host.name: free_ports(3) for host in hosts}
-
-    def configure(self, **of_b: Any) -> None:
-        """Write cluster.yaml; what is given is of host b."""
-        hosts = {host.name: host.settings(broker=self.broker(host)) for host in self.hosts}
-        hosts["b"].update(of_b)
-        self.fab.configure(hosts, package=str(self._wheels), start_deadline_s=60)
-
-    def broker(self, host: SshHost, **others: Any) -> dict[str, Any]:
-        """Its settings."""
-        names = ("listen", "remoting_listen", "registry_listen")
-        addresses = {name: f"127.0.0.1:{port}" for name, port in zip(names, self.ports[host.name], strict=True)}
-        return {"data": str(host.home / "data"), "broker_name": host.name, "segment_bytes": SMALL, **addresses, **others}
-
-    def untouched(self) -> bool:
-        """Whether no host has anything of ours."""
-        return not any((host.home / "metaq").exists() for host in self.hosts)
-
-
-@pytest.fixture
-def pair(tmp_path: Path, wheels: Path) -> Iterator[Pair]:
-    with ExitStack() as stack:
-        hosts = [stack.enter_context(SshHost(tmp_path, name)) for name in ("a", "b")]
-        pair = Pair(tmp_path, hosts, wheels)
-        pair.configure()
-        yield pair
 
 
 def test_a_host_that_is_down(pair: Pair) -> None:

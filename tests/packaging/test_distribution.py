@@ -4,15 +4,12 @@ import email
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 import metaq
-from tests.packaging.built import build, install, run, serving, tracked
-
-MOST_KIB: Final = 60 * 1024
-"""P15: resident when it has taken its first message. Imports of pydantic are 17 MB of it."""
+from tests.packaging.built import MOST_KIB, build, install, run, serving, tracked
 
 pytestmark = [pytest.mark.partner("git"), pytest.mark.timeout(1200)]
 
@@ -57,14 +54,16 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
     assert metadata["License"] == "Apache-2.0" or metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Description-Content-Type"] == "text/markdown"
-    assert {"zookeeper", "spark", "transaction", "report"} <= set(metadata.get_all("Provides-Extra", []))
+    assert {"deploy", "zookeeper", "spark", "transaction", "report"} <= set(metadata.get_all("Provides-Extra", []))
 
 
 def test_the_sdist_holds_what_the_wheel_is_made_of(built: Built) -> None:
     """SG-137: and the documents; the wheel of the fixture was made of it."""
     with tarfile.open(built.sdist) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "conf/broker.yaml", "docs/events.md"} <= names
+    made_of = {"setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "conf/broker.yaml", "docs/events.md"}
+    works_with = {"fabfile.py", "conf/cluster.yaml", "docs/metaq-grafana.json", "Containerfile", ".dockerignore"}
+    assert made_of | works_with <= names
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", ".venv", "data/"))]
 
 

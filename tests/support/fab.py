@@ -1,5 +1,6 @@
 """``fab`` as a person types it, and a cluster.yaml for machines that sshd stands for."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ class Fab:
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        self.environment: dict[str, str] = {}
 
     def configure(self, hosts: dict[str, Any], **settings: Any) -> None:
         """Write cluster.yaml."""
@@ -31,7 +33,13 @@ class Fab:
         """Begin a task."""
         command = [sys.executable, "-m", "fabric", "--search-root", str(ROOT), task, "--cluster", str(self.file), *flags]
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **self.environment},
         )
 
     def run_any(self, task: str, *flags: str) -> Done:

@@ -66,7 +66,8 @@ class SshHost:
         program = shutil.which("sshd") or "/usr/sbin/sshd"
         with (self._ssh / "log").open("ab") as log:
             command = [program, "-D", "-e", "-f", str(self._ssh / "sshd_config")]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            # nothing that is deployed may depend on who logs in
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, umask=0o077)
         wait_until(self._answers, START_DEADLINE_S, f"sshd answers; see {self._ssh / 'log'}")
 
     def _answers(self) -> bool:

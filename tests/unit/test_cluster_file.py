@@ -1,13 +1,15 @@
 """``conf/cluster.yaml``: what it says, and how it is refused."""
 
+import zipfile
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
 
-from metaq.deploy.cluster import OF_ONE_HOST, Cluster, ClusterSettings, HostSettings
-from metaq.errors import ConfigError
+from metaq.deploy.cluster import OF_ONE_HOST, Cluster, ClusterSettings, HostSettings, installed
+from metaq.deploy.wheels import build
+from metaq.errors import ConfigError, DeployFailed
 
 EXAMPLE: Final = Path(__file__).parents[2] / "conf" / "cluster.yaml"
 
@@ -28,7 +30,7 @@ def refused(tmp_path: Path, content: Any) -> str:
 
 
 def test_the_example_names_every_key() -> None:
-    """E-18: and is read; each key stands with its default, but for the user and the settings."""
+    """E-18: and is read; each key stands with its default, but for who runs and asks, and the settings."""
     cluster = Cluster.read(EXAMPLE)
     assert [str(service) for host in cluster.hosts for service in host.services] == [
         f"broker on {name}" for name in ("one", "two", "three")
@@ -38,7 +40,7 @@ def test_the_example_names_every_key() -> None:
     fields = {**ClusterSettings.model_fields, **HostSettings.model_fields}
     common = fields.keys() - set(OF_ONE_HOST)
     assert content.keys() == common
-    others = common - {"hosts", "settings", "user"}
+    others = common - {"hosts", "settings", "user", "admin"}
     assert {name: content[name] for name in others} == {name: fields[name].default for name in others}
 
 
@@ -61,8 +63,27 @@ def test_a_host_wins_over_what_all_have(tmp_path: Path) -> None:
         ({"folder": "metaq"}, "hosts.a.folder: String should match pattern"),
         ({"broker": None}, "hosts.a: runs nothing; it needs a broker or a registry"),
         ({"broker": {"data": "/data", "lissten": "x"}}, "hosts.a.broker.lissten: unknown setting; did you mean listen?"),
-        ({"broker": {"data": "data"}}, "hosts.a.broker.data: needs an absolute path; it is data"),
-        ({"broker": {}}, "hosts.a.broker.data: needs an absolute path; it is not there"),
+        ({"broker": {"data": "data"}}, "hosts.a.broker.data: needs an absolute path of letters, digits and ./+-_; it is data"),
+        ({"broker": {}}, "hosts.a.broker.data: needs an absolute path of letters, digits and ./+-_; it is not there"),
+        ({"broker": {"data": "/a b"}}, "hosts.a.broker.data: needs an absolute path of letters, digits and ./+-_; it is /a b"),
+        ({"user": "me; reboot"}, "hosts.a.user: String should match pattern"),
+        ({"python": "python3 -S"}, "hosts.a.python: String should match pattern"),
+        (
+            {"broker": {"data": "/d", "remoting_listen": "127.0.0.1:8123"}},
+            "hosts.a.broker.remoting_listen: port 8123 of that machine is taken by the broker on a already",
+        ),
+        (
+            {"broker": {"data": "/d", "replication_listen": "0.0.0.0:8124", "allow_public": True}},
+            "hosts.a.broker.replication_listen: port 8124 of that machine is taken by the broker on a already",
+        ),
+        (
+            {"broker": {"data": "/d", "registries": "x:1"}, "registry": {"data": "/x/../d"}},
+            "hosts.a.broker.data: /d of that machine is taken by registry on a already",
+        ),
+        (
+            {"registry": {"data": "/r"}},
+            "hosts.a.broker.registry_listen: port 9876 of that machine is taken by the registry on a already",
+        ),
         ({"broker": {"data": "/d", "listen": "127.0.0.1:0"}}, "hosts.a.broker.listen: '127.0.0.1:0' is not HOST:PORT"),
         ({"broker": {"data": "/d", "role": "elected"}}, "hosts.a.broker.settings: role elected needs zookeeper"),
         ({"broker": {"data": "/d", "users_file": "/u"}}, "hosts.a.broker.users_file: needs an absolute path, and admin"),
@@ -77,7 +98,7 @@ def test_what_is_wrong_is_named_with_its_host(tmp_path: Path, change: dict[str, 
 def test_with_users_fab_asks_as_one_of_them(tmp_path: Path) -> None:
     """E-05, E-18: the secret stays in the file on the host."""
     file = tmp_path / "cluster.yaml"
-    given = host(registry={"data": "/registry"})
+    given = host(registry={"data": "/registry", "registry_listen": "10.0.0.1:9900"})
     given["broker"]["users_file"] = "/etc/metaq users.yaml"
     file.write_text(yaml.safe_dump({"admin": "ops", "hosts": {"a": given}}))
     registry, broker = Cluster.read(file).hosts[0].services
@@ -90,7 +111,7 @@ def test_what_is_wrong_with_the_whole(tmp_path: Path) -> None:
     assert refused(tmp_path, {"pakage": ".", "hosts": {"a": host()}}).startswith("pakage: Extra inputs are not permitted")
     assert refused(tmp_path, {"hosts": {}}).startswith("hosts: Dictionary should have at least 1 item")
     assert refused(tmp_path, {"hosts": {"a": None}}).startswith("hosts.a: has no lines of its own")
-    twice = refused(tmp_path, {"hosts": {"a": host(), "b": host()}})
+    twice = refused(tmp_path, {"hosts": {"a": host(), "b": host(address="10.0.0.2")}})
     assert twice.startswith("hosts.b.broker.replica_number: 1 of metaq is on a already")
     assert "cannot read the configuration file" in refused_file(tmp_path / "none.yaml")
 
@@ -100,3 +121,63 @@ def refused_file(file: Path) -> str:
     with pytest.raises(ConfigError) as error:
         Cluster.read(file)
     return str(error.value)
+
+
+def test_hosts_that_share_a_machine_share_nothing_else(tmp_path: Path) -> None:
+    """E-18: two names for one address are one machine, unless SSH goes to another port there."""
+    first, second = host(), host(2, address="10.0.0.1", folder="/opt/other")
+    second["broker"] |= {"data": "/other", "remoting_listen": "none", "registry_listen": "10.0.0.1:9900", "http_listen": "none"}
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump({"hosts": {"a": first, "b": second}}))
+    assert len(Cluster.read(file).hosts) == 2
+    same_folder = {**second, "folder": "/opt/metaq/"}
+    said = refused(tmp_path, {"hosts": {"a": first, "b": same_folder}})
+    assert said == "hosts.b.folder: /opt/metaq of that machine is taken by host a already"
+    same_data = {**second, "broker": {**second["broker"], "data": "/data"}}
+    said = refused(tmp_path, {"hosts": {"a": first, "b": same_data}})
+    assert said == "hosts.b.broker.data: /data of that machine is taken by broker on a already"
+    same_port = {**second, "broker": {**second["broker"], "http_listen": "0.0.0.0:9876", "allow_public": True}}
+    said = refused(tmp_path, {"hosts": {"a": first, "b": same_port}})
+    assert said == "hosts.b.broker.http_listen: port 9876 of that machine is taken by the broker on a already"
+    file.write_text(yaml.safe_dump({"hosts": {"a": first, "b": {**same_folder, **same_data, "ssh_port": 2222}}}))
+    assert len(Cluster.read(file).hosts) == 2
+
+
+def test_what_listens_by_default_is_known(tmp_path: Path) -> None:
+    """E-18: also the port of metrics and health, which is beside another one."""
+    file = tmp_path / "cluster.yaml"
+    given = {"address": "a", "registry": {"data": "/r", "registry_listen": "127.0.0.1:9900"}, "broker": {"data": "/d"}}
+    file.write_text(yaml.safe_dump({"hosts": {"a": given}}))
+    registry, broker = Cluster.read(file).hosts[0].services
+    assert {port for _, _, port in registry.addresses()} == {9900, 9901}
+    assert {port for _, _, port in broker.addresses()} == {8123, 8124, 9876, 10909, 10911}
+
+
+def test_a_release_of_another_version_is_understood(tmp_path: Path) -> None:
+    """E-18: as far as it matters here: where it listens, and who its users are."""
+    text = 'data: "/d"\nlisten: "10.0.0.1:8200"\nof_a_later_version: 7\nusers_file: "/u"\n'
+    found = installed("a", "broker", text, "ops")
+    assert (found.asked_at, found.login) == ("10.0.0.1:8200", " --user ops --users-file /u")
+    assert found.given["of_a_later_version"] == 7
+    with pytest.raises(ConfigError, match="segment_bytes"):
+        installed("a", "broker", 'data: "/d"\nsegment_bytes: "many"\n', "")
+
+
+def test_the_name_of_a_release_covers_what_runs_it(tmp_path: Path) -> None:
+    """E-18: who runs it, with which Python, and what looks after it: a change of these is deployed, too."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "metaq_broker-9.9.9-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("metaq/store/recovery.py", "FORMAT_VERSION: Final = 7\n")
+    names = set()
+    for change in ({}, {"user": "metaq"}, {"python": "python3.12"}, {"processes": "supervisor"}, {"ssh_port": 2222}):
+        file = tmp_path / "cluster.yaml"
+        file.write_text(yaml.safe_dump({"package": str(wheels), "hosts": {"a": host(**change)}}))
+        release = build(Cluster.read(file), tmp_path)
+        assert (release.version, release.format) == ("9.9.9", 7)
+        names.add(release.name)
+    assert len(names) == 4  # how SSH gets there is none of it
+    with zipfile.ZipFile(wheels / "metaq_broker-9.9.9-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("metaq/store/recovery.py", "")
+    with pytest.raises(DeployFailed, match="does not say which format of data it reads"):
+        build(Cluster.read(file), tmp_path)
