@@ -99,7 +99,7 @@ def unit_columns(units: bytes | memoryview) -> tuple[Sequence[int], Sequence[int
     if sys.byteorder == "little":
         offsets.byteswap()
         sizes.byteswap()
-    return offsets, sizes
+    return offsets.tolist(), sizes.tolist()
 
 
 def are_intact(
