@@ -105,7 +105,7 @@ def unit_sizes(units: bytes | memoryview) -> list[int]:
 
 
 def _every(code: str, units: bytes | memoryview, first: int, step: int) -> list[int]:
-    """Big-endian numbers: the ``first`` one and every ``step``-th behind. "q" has eight bytes, "i" four, wherever CPython runs."""
+    """Big-endian numbers: the ``first`` one and every ``step``-th behind. "q" has eight bytes, "i" four, everywhere."""
     numbers = array(code)
     numbers.frombytes(units)
     chosen = numbers[first::step]
