@@ -111,7 +111,7 @@ def _fetched(part: Part, *, fail: bool) -> Iterator[Bulk]:
     while at < end:
         try:
             bulk = _fetch(part, at, end, verified=False)
-            if not bulk.verified and not is_intact(bulk, TopicPartition(part.queue.topic, part.queue.partition)):
+            if not is_intact(bulk, TopicPartition(part.queue.topic, part.queue.partition)):
                 # once more, so that the broker tells the damaged ones from the others, and reports them
                 bulk = _fetch(part, at, bulk.next, verified=True)
         except OffsetOutOfRange as moved:
