@@ -11,7 +11,7 @@ import numpy as np
 from metaq.message import TopicPartition
 from metaq.protocol.bulk import Bulk
 from metaq.protocol.record import CHECKSUM_SIZE
-from metaq.spark.columns import MOST_ROWS, SMALLEST_RECORD, UNIT, Numbers, Records, Truths, gathered, piece_of
+from metaq.spark.columns import SMALLEST_RECORD, UNIT, Numbers, Piece, Records, Truths, gathered, piece_of
 
 _CRC_MASK: Final = 0x7FFFFFFF
 _CHECKSUM: Final = np.dtype(
@@ -28,20 +28,19 @@ _DIGITS: Final = np.frombuffer(b"".join((b"%04d" % number)[::-1] for number in r
 """Each number below 10,000 as it stands there."""
 
 
-def is_intact(bulk: Bulk, key: TopicPartition) -> bool:
-    """Whether the records of a bulk that was not verified are those that its units name."""
+def intact_piece(bulk: Bulk, key: TopicPartition) -> Piece | None:
+    """The messages of a bulk that was not verified; ``None`` unless all records are those that its units name."""
     piece, log_offsets = piece_of(bulk), np.frombuffer(bulk.units, UNIT)["log_offset"].astype(np.int64)
     there = np.flatnonzero(piece.sizes)
-    if (piece.sizes[there] < SMALLEST_RECORD).any():
-        return False
-    for done in range(0, len(there), MOST_ROWS):
-        rows = there[done : done + MOST_ROWS]
-        records = Records(piece.data, piece.starts[rows], piece.sizes[rows])
-        if not are_of(key, records, piece.first + rows, log_offsets[rows]).all():
-            return False
-        if not are_intact(records.data, records.starts, records.properties_ends).all():
-            return False
-    return True
+    sizes = piece.sizes[there]
+    if (sizes < SMALLEST_RECORD).any():
+        return None
+    records = Records(piece.data, piece.starts[there], sizes)
+    if not are_of(key, records, piece.first + there, log_offsets[there]).all():
+        return None
+    if not are_intact(records.data, records.starts, records.properties_ends).all():
+        return None
+    return piece._replace(records=records)
 
 
 def are_of(key: TopicPartition, records: Records, ordinals: Numbers, log_offsets: Numbers) -> Truths:
@@ -49,10 +48,9 @@ def are_of(key: TopicPartition, records: Records, ordinals: Numbers, log_offsets
     fields = records.fields
     sound = records.are_sound(ordinals)
     sound &= (fields["log_offset"] == log_offsets) & (fields["partition"] == key.partition)
-    name = np.frombuffer(key.topic.encode(), np.uint8)
+    name = key.topic.encode()
     sound[sound] = np.frombuffer(records.data, np.uint8)[records.body_ends[sound]] == len(name)
-    names = gathered(records.data, records.body_ends[sound] + 1, np.dtype((np.uint8, len(name))))
-    sound[sound] = (names == name).all(axis=1)
+    sound[sound] = gathered(records.data, records.body_ends[sound] + 1, np.dtype(f"S{len(name)}")) == name
     rows = np.flatnonzero(sound)
     ends = (records.starts + records.sizes)[rows]
     sound[rows[1:][records.starts[rows[1:]] < np.maximum.accumulate(ends)[:-1]]] = False

@@ -97,6 +97,8 @@ class Piece(NamedTuple):
     sizes: Numbers
     """Bytes of each record; 0: the message is damaged or lost."""
     data: memoryview
+    records: "Records | None" = None
+    """Those of all messages that have one, where they are known to be sound."""
 
 
 def piece_of(bulk: Bulk) -> Piece:
@@ -105,9 +107,8 @@ def piece_of(bulk: Bulk) -> Piece:
     return Piece(bulk.first, np.cumsum(sizes) - sizes, sizes, bulk.records)
 
 
-def missing(source: Bulk | Piece, until: int) -> list[range]:
+def missing(piece: Piece, until: int) -> list[range]:
     """The ordinals before ``until`` whose messages are damaged or lost."""
-    piece = source if isinstance(source, Piece) else piece_of(source)
     lost = np.flatnonzero(piece.sizes[: max(0, until - piece.first)] == 0)
     breaks = np.flatnonzero(np.diff(lost) != 1)
     begins, ends = lost[np.append(0, breaks + 1)[: len(lost)]], lost[np.append(breaks, -1)[: len(lost)]]
@@ -116,22 +117,23 @@ def missing(source: Bulk | Piece, until: int) -> list[range]:
     ]
 
 
-def record_batches(source: Bulk | Piece, topic: str, partition: int, *, until: int, headers: bool) -> Iterator[pa.RecordBatch]:
+def record_batches(piece: Piece, topic: str, partition: int, *, until: int, headers: bool) -> Iterator[pa.RecordBatch]:
     """Rows of the messages before the ordinal ``until``, at most ``MOST_ROWS`` and ``MOST_BYTES`` a batch.
 
     ``partition`` is what the column says. Messages without a record have no row (``missing``). ``CorruptRecord`` for bytes that
     are no record, ``BadRequest`` and ``ChecksumMismatch`` for a body that cannot be inflated.
     """
-    piece = source if isinstance(source, Piece) else piece_of(source)
     there = np.flatnonzero(piece.sizes[: max(0, until - piece.first)])
     starts, sizes, ordinals = piece.starts[there], piece.sizes[there], there + piece.first
-    _check(sizes >= SMALLEST_RECORD, topic, partition, ordinals)
+    records = piece.records
+    if records is None:
+        _check(sizes >= SMALLEST_RECORD, topic, partition, ordinals)
+        records = Records(piece.data, starts, sizes)
+        _check(records.are_sound(ordinals), topic, partition, ordinals)
     done = 0
     while done < len(there):
         rows = slice(done, done + fitting(sizes[done : done + MOST_ROWS]))
-        records = Records(piece.data, starts[rows], sizes[rows])
-        _check(records.are_sound(ordinals[rows]), topic, partition, ordinals[rows])
-        batch = _batch(records, topic, partition, ordinals[rows], headers=headers)
+        batch = _batch(records.part(rows), topic, partition, ordinals[rows], headers=headers)
         done += batch.num_rows
         yield batch
 
@@ -149,15 +151,19 @@ def fitting(sizes: Numbers) -> int:
 class Records:
     """Records in a buffer, and where their parts are; each has at least ``SMALLEST_RECORD`` bytes there."""
 
-    def __init__(self, data: memoryview, starts: Numbers, sizes: Numbers) -> None:
+    def __init__(self, data: memoryview, starts: Numbers, sizes: Numbers, fields: Fields | None = None) -> None:
         self.data = data
         self.starts = starts
         self.sizes = sizes
-        self.fields: Fields = gathered(data, starts, HEADER)
+        self.fields: Fields = gathered(data, starts, HEADER) if fields is None else fields
         """Of ``HEADER``."""
         self.body_begins = starts + HEADER_SIZE
         self.body_ends = self.body_begins + self.fields["body_length"]
         self.properties_ends = starts + sizes - CHECKSUM_SIZE
+
+    def part(self, rows: slice) -> "Records":
+        """Some of them, that stand one behind the other."""
+        return Records(self.data, self.starts[rows], self.sizes[rows], self.fields[rows])
 
     def are_sound(self, ordinals: Numbers) -> Truths:
         """Which of them are records of messages with these ordinals, as far as that is seen without checksums."""

@@ -303,6 +303,8 @@ def _piece(key: TopicPartition, first: int, units: Units, segment: _File, *, ver
         if verify:
             sound[sound] = are_intact(data, records.starts[sound], records.properties_ends[sound])
         starts[rows[sound]], found[rows[sound]] = records.starts[sound], sizes[rows[sound]]
+        if sound.all():
+            return Piece(first, starts, found, data, records)
     return Piece(first, starts, found, data)
 
 

@@ -16,8 +16,8 @@ from metaq.errors import AgedOut, ConnectionFailed, DataLost, MetaqError, Offset
 from metaq.message import MessageQueue, TopicPartition
 from metaq.protocol.bulk import Bulk, BulkFetch
 from metaq.protocol.headers import Int32
-from metaq.spark.checking import is_intact
-from metaq.spark.columns import Piece, missing, record_batches
+from metaq.spark.checking import intact_piece
+from metaq.spark.columns import Piece, missing, piece_of, record_batches
 from metaq.spark.login import Login
 from metaq.spark.options import ReadOptions
 from metaq.spark.ranges import Loss, Range, told
@@ -105,7 +105,7 @@ def _settle() -> None:
         gc.freeze()
 
 
-def _fetched(part: Part, options: ReadOptions) -> Iterator[Bulk]:
+def _fetched(part: Part, options: ReadOptions) -> Iterator[Piece]:
     """All that is there of a part; what is not is told."""
     login, fail = options.login, options.fail_on_data_loss
     partition, at, end = part.range
@@ -113,9 +113,10 @@ def _fetched(part: Part, options: ReadOptions) -> Iterator[Bulk]:
     while at < end:
         try:
             bulk = _fetch(part, at, end, login, verified=False)
-            if not is_intact(bulk, TopicPartition(part.queue.topic, part.queue.partition)):
-                # once more, so that the broker tells the damaged ones from the others, and reports them
+            piece = intact_piece(bulk, TopicPartition(part.queue.topic, part.queue.partition))
+            if piece is None:  # once more, so that the broker tells the damaged ones from the others, and reports them
                 bulk = _fetch(part, at, bulk.next, login, verified=True)
+                piece = piece_of(bulk)
         except OffsetOutOfRange as moved:
             least = moved.least if moved.least > at else end
             why = f"they have aged out; the oldest that is kept is {moved.least}"
@@ -130,7 +131,7 @@ def _fetched(part: Part, options: ReadOptions) -> Iterator[Bulk]:
                 return
             time.sleep(PAUSE_S)
             continue
-        yield bulk
+        yield piece
         at = bulk.next
         deadline = time.monotonic() + PATIENCE_S
 

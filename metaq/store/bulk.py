@@ -6,9 +6,9 @@ functions that loop in C.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
-from operator import add, sub
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, compress, count, islice
+from operator import add, ne, sub
 from typing import Final, NamedTuple
 
 from metaq.protocol.bulk import MISSING, UNIT_SIZE, are_intact, unit_columns
@@ -59,43 +59,34 @@ class BulkReader:
         segment = log.find(offsets[0])
         assert segment is not None
         sums = list(accumulate(sizes))
-        count = min(max(1, bisect_right(sums, most_bytes)), bisect_left(offsets, segment.end))
-        size, view, base = sums[count - 1], log.view(segment), segment.base
-        begin, end = offsets[0] - base, offsets[count - 1] + sizes[count - 1] - base
-        records: list[bytes | memoryview] = [view[begin:end]]
-        if end - begin != size:  # other partitions' records are between them
-            records = [view[offset - base : offset - base + size] for offset, size in zip(offsets[:count], sizes, strict=False)]
-            if size < count * SMALL_BYTES:
-                records = [b"".join(records)]
-        return Piece(units[: count * UNIT_SIZE], records, size)
+        number = min(max(1, bisect_right(sums, most_bytes)), bisect_left(offsets, segment.end))
+        size, view, base = sums[number - 1], log.view(segment), segment.base
+        records: list[bytes | memoryview] = [view[begin - base : end - base] for begin, end in _runs(offsets[:number], sizes)]
+        return Piece(units[: number * UNIT_SIZE], _joined_when_small(records, size), size)
 
     def raw(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> Piece | None:
-        """Messages as one read of the file brings them, for a reader that verifies; ``None`` where only ``cold`` gets on.
+        """Messages as they are in the file, for a reader that verifies; ``None`` where only ``cold`` gets on.
 
-        That is where units lead nowhere or far apart, and where the first record is larger than ``most_bytes``.
+        That is where units lead nowhere, and where the first record is larger than ``most_bytes`` or one read.
         """
         units = queue.units(ordinal, min(most, UNVERIFIED_UNITS), read)
         offsets, sizes = unit_columns(units)
-        start = offsets[0]
-        segment = self._log.find(start)
+        segment = self._log.find(offsets[0])
         if segment is None or min(sizes) < SMALLEST_RECORD or max(sizes) >= FILLER_SIZE:
             return None
-        limit = min(segment.end, start + MOST_READ_BYTES)
-        count = bisect_left(offsets, limit)  # they rise, unless they are damaged, which shows below
-        count -= offsets[count - 1] + sizes[count - 1] > limit
-        count = min(count, bisect_right(list(accumulate(sizes[:count])), most_bytes))
-        if not count:
+        sums = list(accumulate(sizes))
+        number = min(bisect_right(sums, min(most_bytes, MOST_READ_BYTES)), bisect_left(offsets, segment.end))
+        runs = _runs(offsets[:number], sizes) if number else []
+        # else the units are damaged: they rise, and no record lies in two segments
+        if not runs or not all(segment.base <= begin and end <= segment.end for begin, end in runs):
             return None
-        offsets, sizes = offsets[:count], sizes[:count]
-        size, span = sum(sizes), offsets[-1] + sizes[-1] - start
-        if not size <= span <= size + count * GAP_WORTH_READING:
-            return None
-        records = read(self._log.file(segment), span, start - segment.base)
-        if span != size:
-            records = b"".join(
-                [records[offset - start : offset - start + size] for offset, size in zip(offsets, sizes, strict=True)]
-            )
-        return Piece(units[: count * UNIT_SIZE], [records], size) if len(records) == size else None
+        file = self._log.file(segment)
+        records: list[bytes | memoryview] = []
+        for group in _near(runs):
+            begin, end = group[0][0], group[-1][1]
+            window = read(file, end - begin, begin - segment.base)
+            records += [window[first - begin : last - begin] for first, last in group]
+        return Piece(units[: number * UNIT_SIZE], _joined_when_small(records, sums[number - 1]), sums[number - 1])
 
     def cold(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> Piece:
         """Messages from the file, verified. It waits for the disk as ``read`` does."""
@@ -160,6 +151,28 @@ class BulkReader:
                 self._reader.report(queue, ordinal + index, unit)
                 kept.append(MISSING)
         return Piece(b"".join(kept), [b"".join(records)], sum(map(len, records)))
+
+
+def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Where records begin and end that stand one behind the other; there is a size for each offset, or more."""
+    ends = list(map(add, offsets, sizes))
+    breaks = list(compress(count(1), map(ne, ends, islice(offsets, 1, None))))
+    return [(offsets[first], ends[last - 1]) for first, last in zip([0, *breaks], [*breaks, len(offsets)], strict=True)]
+
+
+def _near(runs: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
+    """Runs in groups that are each worth one read."""
+    first = 0
+    for at in range(1, len(runs)):
+        begin, end = runs[at]
+        if not 0 <= begin - runs[at - 1][1] <= GAP_WORTH_READING or end - runs[first][0] > MOST_READ_BYTES:
+            yield runs[first:at]
+            first = at
+    yield runs[first:]
+
+
+def _joined_when_small(records: list[bytes | memoryview], size: int) -> list[bytes | memoryview]:
+    return [b"".join(records)] if size < len(records) * SMALL_BYTES else records
 
 
 def _leading(numbers: Sequence[int], least: int, most: int) -> int:

@@ -18,7 +18,7 @@ from metaq.protocol.bulk import MISSING, UNIT_SIZE, Bulk, BulkFetch, decode_bulk
 from metaq.protocol.codes import COMPRESSED, Request, Response
 from metaq.protocol.headers import Int32, encode_header
 from metaq.protocol.record import TAGS, decode_properties, decode_record, java_hash
-from metaq.spark.checking import is_intact
+from metaq.spark.checking import intact_piece
 from metaq.store.consumequeue import FILLER, UNIT
 from tests.support.admin import ask, connect, create_topic, fields_of, pull, send
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
@@ -120,7 +120,7 @@ def fetched(
                 connection.prefetch(wanted)
             some = messages(bulk)
             assert bulk.first == offset and len(some) <= most_messages
-            assert not verified or is_intact(bulk, TopicPartition(TOPIC, partition))
+            assert not verified or intact_piece(bulk, TopicPartition(TOPIC, partition)) is not None
             assert len(some) == 1 or len(bulk.records) <= min(most_bytes, MOST_BYTES)
             if not some:
                 assert bulk.most == offset
@@ -247,7 +247,8 @@ def test_damaged_units_cost_their_message(tmp_path: Path) -> None:
         with BulkConnection(broker.address, TIMEOUT_S) as connection:
             for ordinal, message in enumerate(wanted):
                 bulk = connection.fetch(BulkFetch(TOPIC, Int32(1), ordinal, Int32(1), Int32(1), verified=False))
-                assert is_intact(bulk, TopicPartition(TOPIC, 1)) == (messages(bulk) == [message]), ordinal
+                sound = intact_piece(bulk, TopicPartition(TOPIC, 1)) is not None
+                assert sound == (messages(bulk) == [message]), ordinal
 
 
 def test_what_is_asked_for_ahead(tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ def bulk_of(drawn: Sequence[Drawn | None]) -> Bulk:
 
 
 def rows_of(bulk: Bulk | Piece, *, until: int = 1 << 60, headers: bool = True) -> list[Row]:
-    batches = list(record_batches(bulk, "t", 5, until=until, headers=headers))
+    piece = bulk if isinstance(bulk, Piece) else piece_of(bulk)
+    batches = list(record_batches(piece, "t", 5, until=until, headers=headers))
     for batch in batches:
         assert batch.schema == (SCHEMA_WITH_HEADERS if headers else SCHEMA)
         batch.validate(full=True)
@@ -150,7 +151,7 @@ def test_rows_are_the_records(drawn: list[Drawn | None], count: int) -> None:
     without = [{name: value for name, value in row.items() if name != "headers"} for row in wanted]
     assert [as_text(row) for row in rows_of(bulk, until=until, headers=False)] == without
     lost = [ordinal for ordinal, one in enumerate(drawn, FIRST) if one is None and ordinal < until]
-    assert [ordinal for run in missing(bulk, until) for ordinal in run] == lost
+    assert [ordinal for run in missing(piece_of(bulk), until) for ordinal in run] == lost
 
 
 @given(st.lists(plain, min_size=1, max_size=8), st.lists(st.integers(0, 30), min_size=8, max_size=8))
@@ -185,26 +186,30 @@ def test_batches_are_bounded_by_what_bodies_are_inflated_to() -> None:
 
 
 def rows_count(drawn: list[Drawn]) -> list[int]:
-    return [batch.num_rows for batch in record_batches(bulk_of(drawn), "t", 0, until=1 << 60, headers=False)]
+    return [batch.num_rows for batch in record_batches(piece_of(bulk_of(drawn)), "t", 0, until=1 << 60, headers=False)]
 
 
 def test_an_empty_bulk_has_no_rows() -> None:
     """P47: at the end of a partition."""
     empty = Bulk(FIRST, memoryview(b""), memoryview(b""), FIRST, 0, FIRST)
     assert rows_of(empty) == []
-    assert missing(empty, 1 << 60) == []
+    assert missing(piece_of(empty), 1 << 60) == []
     lost = bulk_of([None, None])
     assert rows_of(lost) == []
-    assert missing(lost, 1 << 60) == [range(FIRST, FIRST + 2)]
+    assert missing(piece_of(lost), 1 << 60) == [range(FIRST, FIRST + 2)]
 
 
 def test_what_is_missing_is_told_in_runs() -> None:
     """P47: for the reader, which fails or reports them."""
     x = Drawn(b"x")
     bulk = bulk_of([None, x, x, None, None, x, None])
-    assert missing(bulk, 1 << 60) == [range(FIRST, FIRST + 1), range(FIRST + 3, FIRST + 5), range(FIRST + 6, FIRST + 7)]
-    assert missing(bulk, FIRST + 4) == [range(FIRST, FIRST + 1), range(FIRST + 3, FIRST + 4)]
-    assert missing(bulk, FIRST) == []
+    assert missing(piece_of(bulk), 1 << 60) == [
+        range(FIRST, FIRST + 1),
+        range(FIRST + 3, FIRST + 5),
+        range(FIRST + 6, FIRST + 7),
+    ]
+    assert missing(piece_of(bulk), FIRST + 4) == [range(FIRST, FIRST + 1), range(FIRST + 3, FIRST + 4)]
+    assert missing(piece_of(bulk), FIRST) == []
     assert missing(piece_of(bulk), FIRST + 1) == [range(FIRST, FIRST + 1)]
 
 
@@ -231,7 +236,7 @@ def test_bytes_that_are_no_records_are_refused(seed: int) -> None:
         at = chance.randrange(len(data) - 12)
         data[at : at + 4] = chance.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", chance.randbytes(4)])
     try:
-        for batch in record_batches(bulk._replace(records=memoryview(data)), "t", 5, until=1 << 60, headers=True):
+        for batch in record_batches(piece_of(bulk._replace(records=memoryview(data))), "t", 5, until=1 << 60, headers=True):
             batch.validate(full=True)
     except (CorruptRecord, BadRequest, ChecksumMismatch):
         return
@@ -258,5 +263,5 @@ def test_sizes_of_units_are_checked_before_records_are_read() -> None:
 def test_no_row_is_a_copy_of_what_stands_around_it() -> None:
     """P47: a batch holds its columns, not the fetched bytes."""
     bulk = bulk_of([Drawn(b"x" * 10, b"a\x01b\x02") for _ in range(1000)])
-    (batch,) = record_batches(bulk, "t", 0, until=1 << 60, headers=False)
+    (batch,) = record_batches(piece_of(bulk), "t", 0, until=1 << 60, headers=False)
     assert batch.get_total_buffer_size() < len(bulk.records) / 1.5
