@@ -81,11 +81,13 @@ class Peers:
         self.credentials = credentials
         self._tls: Any = None
         if tls_ca:
+            # not create_default_context, which makes one of the standard library's, whose sockets stop the loop
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
             try:
-                self._tls = ssl.create_default_context(cafile=tls_ca)
+                self._tls.load_verify_locations(cafile=tls_ca)
             except OSError as error:
                 raise ConfigError(f"cluster_tls_ca {tls_ca}: cannot be used: {error}") from error
-            self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
 
     def connect(self, address: tuple[str, int], timeout_s: float) -> socket.socket:
         """A connection, TLS agreed; ``OSError``."""
