@@ -7,8 +7,9 @@ The body of the answer, all integers big-endian::
     n × 16  units: those of the consume queue (log offset 8, size 4, tag hash 4), one a message, of rising ordinals
     …       records: in the order of the units, one behind the other, as they are in the log (metaq.protocol.record)
 
-A unit of 16 zero bytes has no record: that message is damaged or lost. Without ``verified`` the records that come from the disk
-are as they are there: the reader compares them with its units, and asks for those that are not what they should be once more.
+A unit of 16 zero bytes has no record: that message is damaged or lost. When a request says that they need not be ``verified``,
+records may come as they are on the disk. Then the answer says so: the reader compares them with their units, and asks for those
+that are not what they should be once more.
 """
 
 import struct
@@ -41,7 +42,7 @@ class BulkFetch(NamedTuple):
     max_msg_nums: Int32
     max_bytes: Int32
     verified: bool = True
-    """Whether the broker compares checksums of what it reads from the disk; otherwise the reader does."""
+    """Whether the broker has to compare checksums of what it reads from the disk; otherwise the reader does."""
 
 
 class Bulk(NamedTuple):
@@ -58,6 +59,8 @@ class Bulk(NamedTuple):
     """Ordinal of the oldest message that is kept."""
     most: int
     """The ordinal after the newest one that readers may see."""
+    verified: bool = True
+    """Whether the broker knows that the records are what they should be."""
 
 
 def encode_bulk_head(units: bytes) -> bytes:
@@ -75,6 +78,7 @@ def decode_bulk(first: int, fields: Mapping[str, str], body: bytes | bytearray |
         following, least, most = (parse_int(name, fields[name]) for name in ("nextBeginOffset", "minOffset", "maxOffset"))
     except (KeyError, BadRequest) as error:
         raise StreamLost(f"the answer to a bulk fetch without its ordinals: {error}") from error
+    verified = fields.get("verified") != "false"
     if not data:
         return Bulk(first, data, data, following, least, most)
     messages = COUNT.unpack_from(data)[0] if len(data) >= COUNT.size else -1
@@ -87,7 +91,7 @@ def decode_bulk(first: int, fields: Mapping[str, str], body: bytes | bytearray |
     sizes = unit_sizes(units)
     if sum(sizes) != len(records) or min(sizes, default=0) < 0:
         raise StreamLost(f"a bulk whose {messages} units name {sum(sizes)} bytes of records, and {len(records)} came")
-    return Bulk(first, units, records, following, least, most)
+    return Bulk(first, units, records, following, least, most, verified)
 
 
 def unit_columns(units: bytes | memoryview) -> tuple[list[int], list[int]]:

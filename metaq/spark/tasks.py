@@ -113,7 +113,8 @@ def _fetched(part: Part, options: ReadOptions) -> Iterator[Piece]:
     while at < end:
         try:
             bulk = _fetch(part, at, end, login, verified=False)
-            piece = intact_piece(bulk, TopicPartition(part.queue.topic, part.queue.partition))
+            key = TopicPartition(part.queue.topic, part.queue.partition)
+            piece = piece_of(bulk) if bulk.verified else intact_piece(bulk, key)
             if piece is None:  # once more, so that the broker tells the damaged ones from the others, and reports them
                 bulk = _fetch(part, at, bulk.next, login, verified=True)
                 piece = piece_of(bulk)

@@ -35,6 +35,8 @@ class Piece(NamedTuple):
     records: list[bytes | memoryview]
     size: int
     """Bytes of the records."""
+    verified: bool = True
+    """Or from memory, which is trusted."""
 
 
 class BulkReader:
@@ -86,7 +88,8 @@ class BulkReader:
             begin, end = group[0][0], group[-1][1]
             window = read(file, end - begin, begin - segment.base)
             records += [window[first - begin : last - begin] for first, last in group]
-        return Piece(units[: number * UNIT_SIZE], _joined_when_small(records, sums[number - 1]), sums[number - 1])
+        size = sums[number - 1]
+        return Piece(units[: number * UNIT_SIZE], _joined_when_small(records, size), size, verified=False)
 
     def cold(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> Piece:
         """Messages from the file, verified. It waits for the disk as ``read`` does."""

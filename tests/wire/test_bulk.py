@@ -25,7 +25,9 @@ def test_the_body() -> None:
     assert encode_bulk_head(HEAD[4:]) == HEAD
     bulk = decode_bulk(41, FIELDS, HEAD + RECORD)
     assert (bulk.first, bulk.next, bulk.least, bulk.most) == (41, 43, 40, 50)
-    assert (bytes(bulk.units), bytes(bulk.records)) == (HEAD[4:], RECORD)
+    assert (bytes(bulk.units), bytes(bulk.records), bulk.verified) == (HEAD[4:], RECORD, True)
+    assert not decode_bulk(41, {**FIELDS, "verified": "false"}, HEAD + RECORD).verified
+    assert decode_bulk(41, {**FIELDS, "verified": "true"}, HEAD + RECORD).verified
     assert bulk.units[16:] == MISSING
     offsets, sizes = unit_columns(bulk.units)
     assert (list(offsets), list(sizes), java_hash("TagA")) == ([4096, 0], [132, 0], 0x27A807)

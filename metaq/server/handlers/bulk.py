@@ -96,7 +96,8 @@ class _Fetch(Question):
         if pieces:
             units = b"".join([piece.units for piece in pieces])
             body = [encode_bulk_head(units), *(buffer for piece in pieces for buffer in piece.records)]
-            return _answer(Response.SUCCESS, offset + len(units) // UNIT_SIZE, least, end, body=body)
+            verified = all(piece.verified for piece in pieces)
+            return _answer(Response.SUCCESS, offset + len(units) // UNIT_SIZE, least, end, body=body, verified=verified)
         if offset == end or not self._handler.context.replicas.is_master:  # a slave has yet to copy what its reader had
             return _answer(Response.PULL_NOT_FOUND, offset, least, end)
         return _answer(Response.PULL_OFFSET_MOVED, end, least, end, f"{offset} lies behind the end of the partition, {end}")
@@ -138,6 +139,15 @@ class _Fetch(Question):
         self.found(failure(error))
 
 
-def _answer(code: int, following: int, least: int, end: int, remark: str | None = None, body: Sequence[Buffer] = ()) -> Answer:
+def _answer(
+    code: int,
+    following: int,
+    least: int,
+    end: int,
+    remark: str | None = None,
+    body: Sequence[Buffer] = (),
+    *,
+    verified: bool = True,
+) -> Answer:
     fields = {"nextBeginOffset": str(following), "minOffset": str(least), "maxOffset": str(end)}
-    return Answer(code, fields, remark, body)
+    return Answer(code, fields | {"verified": "true" if verified else "false"}, remark, body)
