@@ -23,7 +23,7 @@ TRANSACTION = ["transaction>=4.0", "zope.interface>=5.0"]
 ZOOKEEPER = ["kazoo>=2.10"]
 
 # Spark, and what it needs to read from Python; its jars also hold the ZooKeeper that `metaq zookeeper` starts.
-SPARK = ["numpy>=1.24", "pyarrow>=18", "pyspark>=4.2"]
+SPARK = ["numpy>=1.24", "pyarrow>=18", "pyspark>=4.2", "zlib-ng>=0.5"]
 
 # What fabfile.py works with.
 DEPLOY = ["fabric>=3.2"]

@@ -3,10 +3,10 @@
 Only the CRC-32 itself, of which no library makes many at once, is a call for each record, and costs more than all the rest.
 """
 
-import zlib
 from typing import Final
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from metaq.message import TopicPartition
 from metaq.protocol.bulk import Bulk
@@ -59,7 +59,6 @@ def are_of(key: TopicPartition, records: Records, ordinals: Numbers, log_offsets
 
 def are_intact(data: memoryview, begins: Numbers, ends: Numbers) -> Truths:
     """Which records have the checksum of the bytes before it; ``ends`` is where their checksum properties begin."""
-    crc32 = zlib.crc32
     found = np.array([crc32(data[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)], np.int64)
     rest, first = np.divmod(found & _CRC_MASK, 10_000)
     last, following = np.divmod(rest, 10_000)

@@ -14,7 +14,6 @@ shuffle come in the same order again: then ROW is another row's, CHECK differs, 
 Without CHECK it would lose one of them.
 """
 
-import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
@@ -22,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from zlib_ng.zlib_ng import crc32
 
 from metaq.client.message import RESERVED
 from metaq.errors import BadRequest
@@ -134,7 +134,7 @@ def _marks(contents: pa.LargeBinaryArray, write: str, first: int) -> pa.LargeBin
     data = memoryview(contents.buffers()[2] or b"")
     before = f"{WRITE}\x01{write}/".encode()
     places = enumerate(pairwise(_offsets(contents).tolist()), first)
-    marks: Sequence[bytes] = [b"%b%d/%08x\x02" % (before, row, zlib.crc32(data[start:end])) for row, (start, end) in places]
+    marks: Sequence[bytes] = [b"%b%d/%08x\x02" % (before, row, crc32(data[start:end])) for row, (start, end) in places]
     return pa.array(marks, pa.large_binary())
 
 
