@@ -71,6 +71,7 @@ class _Pipe:
         self.cut_after = NO_CUT
         self.pace_until = 0.0  # no piece before
         self.watched = 0  # the events of the source that the selector watches for
+        self.sends = 0  # pieces that the sink took
         self._chunks: deque[_Chunk] = deque()
         self._size = 0
         self._ended = self._source_reset = self._sink_lost = False
@@ -129,6 +130,7 @@ class _Pipe:
         if self.toxics.max_piece:
             size = min(size, self._pieces.randint(1, self.toxics.max_piece))
         sent = self.sink.send(chunk.data[: int(size)])
+        self.sends += 1
         chunk.data = chunk.data[sent:]
         if not chunk.data:
             self._chunks.popleft()
@@ -230,6 +232,12 @@ class Proxy(contextlib.AbstractContextManager["Proxy"]):
     def refuse(self) -> None:
         """New connections are refused, present ones go on."""
         self._change(self._stop_listening)
+
+    def sends(self, direction: Direction) -> int:
+        """Into how many pieces it has cut what passed on present connections; the kernel may join them on the way."""
+        found: list[int] = []
+        self._change(lambda: found.append(sum(pipes[direction == "down"].sends for pipes in self._due)))
+        return found[0]
 
     def heal(self) -> None:
         """No toxics, no cut to come, and new connections are accepted: what is held or waits is delivered at once."""
