@@ -144,7 +144,7 @@ def _fetch(part: Part, at: int, end: int, *, verified: bool) -> Bulk:
                 connection = _connections.get(address) or BulkConnection(address, TIMEOUT_S)
                 _connections[address] = connection
                 bulk = connection.fetch(_wanted(part, at, end, verified=verified))
-                if bulk.units and bulk.next < end:
+                if bulk.units and bulk.next < end and not verified:
                     connection.prefetch(_wanted(part, bulk.next, end, verified=False))
                 return bulk
             except (ConnectionFailed, RequestTimeout) as error:
