@@ -59,7 +59,7 @@ class Bulk(NamedTuple):
     """Ordinal of the oldest message that is kept."""
     most: int
     """The ordinal after the newest one that readers may see."""
-    verified: bool = True
+    verified: bool
     """Whether the broker knows that the records are what they should be."""
 
 
@@ -78,9 +78,9 @@ def decode_bulk(first: int, fields: Mapping[str, str], body: bytes | bytearray |
         following, least, most = (parse_int(name, fields[name]) for name in ("nextBeginOffset", "minOffset", "maxOffset"))
     except (KeyError, BadRequest) as error:
         raise StreamLost(f"the answer to a bulk fetch without its ordinals: {error}") from error
-    verified = fields.get("verified") != "false"
+    verified = fields.get("verified") == "true"
     if not data:
-        return Bulk(first, data, data, following, least, most)
+        return Bulk(first, data, data, following, least, most, verified)
     messages = COUNT.unpack_from(data)[0] if len(data) >= COUNT.size else -1
     records_at = COUNT.size + messages * UNIT_SIZE
     if messages < 0 or records_at > len(data) or following != first + messages:

@@ -146,7 +146,7 @@ def _fetch(part: Part, at: int, end: int, login: Login, *, verified: bool) -> Bu
                 connection = _connections.get((address, login)) or BulkConnection(address, TIMEOUT_S, login.access())
                 _connections[address, login] = connection
                 bulk = connection.fetch(_wanted(part, at, end, verified=verified))
-                if bulk.units and bulk.next < end:
+                if bulk.units and bulk.next < end and not verified:
                     connection.prefetch(_wanted(part, bulk.next, end, verified=False))
                 return bulk
             except (ConnectionFailed, RequestTimeout) as error:

@@ -21,6 +21,8 @@ from metaq.store.reading import GAP_WORTH_READING, Reader
 UNVERIFIED_UNITS: Final = 4096
 COLD_UNITS: Final = 1024
 """About a millisecond of work."""
+MOST_RUNS: Final = 128
+"""In one piece that is not verified: each may be a read of its own."""
 MOST_READ_BYTES: Final = 1024 * 1024
 """Of the log in one read, but for a first record that is larger."""
 SMALL_BYTES: Final = 2048
@@ -63,7 +65,9 @@ class BulkReader:
         sums = list(accumulate(sizes))
         number = min(max(1, bisect_right(sums, most_bytes)), bisect_left(offsets, segment.end))
         size, view, base = sums[number - 1], log.view(segment), segment.base
-        records: list[bytes | memoryview] = [view[begin - base : end - base] for begin, end in _runs(offsets[:number], sizes)]
+        records: list[bytes | memoryview] = [
+            view[begin - base : end - base] for begin, end, _ in _runs(offsets[:number], sizes)
+        ]
         return Piece(units[: number * UNIT_SIZE], _joined_when_small(records, size), size)
 
     def raw(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> Piece | None:
@@ -78,16 +82,19 @@ class BulkReader:
             return None
         sums = list(accumulate(sizes))
         number = min(bisect_right(sums, min(most_bytes, MOST_READ_BYTES)), bisect_left(offsets, segment.end))
-        runs = _runs(offsets[:number], sizes) if number else []
+        runs = _runs(offsets[:number], sizes)[:MOST_RUNS] if number else []
+        number = sum(run.messages for run in runs)
         # else the units are damaged: they rise, and no record lies in two segments
-        if not runs or not all(segment.base <= begin and end <= segment.end for begin, end in runs):
+        if not runs or not all(segment.base <= run.begin and run.end <= segment.end for run in runs):
             return None
         file = self._log.file(segment)
         records: list[bytes | memoryview] = []
         for group in _near(runs):
-            begin, end = group[0][0], group[-1][1]
+            begin, end = group[0].begin, group[-1].end
             window = read(file, end - begin, begin - segment.base)
-            records += [window[first - begin : last - begin] for first, last in group]
+            if len(window) != end - begin:  # somebody has cut the file
+                return None
+            records += [window[run.begin - begin : run.end - begin] for run in group]
         size = sums[number - 1]
         return Piece(units[: number * UNIT_SIZE], _joined_when_small(records, size), size, verified=False)
 
@@ -156,19 +163,28 @@ class BulkReader:
         return Piece(b"".join(kept), [b"".join(records)], sum(map(len, records)))
 
 
-def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Where records begin and end that stand one behind the other; there is a size for each offset, or more."""
+class _Run(NamedTuple):
+    """Records that stand one behind the other in the log."""
+
+    begin: int
+    end: int
+    messages: int
+
+
+def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> list[_Run]:
+    """Of some records, in their order; there is a size for each offset, or more."""
     ends = list(map(add, offsets, sizes))
     breaks = list(compress(count(1), map(ne, ends, islice(offsets, 1, None))))
-    return [(offsets[first], ends[last - 1]) for first, last in zip([0, *breaks], [*breaks, len(offsets)], strict=True)]
+    bounds = zip([0, *breaks], [*breaks, len(offsets)], strict=True)
+    return [_Run(offsets[first], ends[last - 1], last - first) for first, last in bounds]
 
 
-def _near(runs: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
+def _near(runs: Sequence[_Run]) -> Iterator[Sequence[_Run]]:
     """Runs in groups that are each worth one read."""
     first = 0
     for at in range(1, len(runs)):
-        begin, end = runs[at]
-        if not 0 <= begin - runs[at - 1][1] <= GAP_WORTH_READING or end - runs[first][0] > MOST_READ_BYTES:
+        gap = runs[at].begin - runs[at - 1].end
+        if not 0 <= gap <= GAP_WORTH_READING or runs[at].end - runs[first].begin > MOST_READ_BYTES:
             yield runs[first:at]
             first = at
     yield runs[first:]

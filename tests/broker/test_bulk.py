@@ -1,5 +1,6 @@
 """Bulk fetches from real brokers: the messages that pulls bring, byte by byte, whatever has happened to the log."""
 
+import os
 import random
 import shutil
 import struct
@@ -230,6 +231,24 @@ def test_damaged_messages_are_units_of_zeros(tmp_path: Path) -> None:
         # a last message that is lost leaves no trace
         assert [some[:-1] for some in wanted] == [some[: len(all_) - 1] for some, all_ in zip(rebuilt, wanted, strict=True)]
         assert FILLER in (broker.data / "consumequeue" / TOPIC / "0" / f"{0:020d}").read_bytes()
+
+
+def test_a_segment_that_was_cut_costs_what_it_had(tmp_path: Path) -> None:
+    """F-BIT: verified or not, the messages behind it are there, and the connection stays."""
+    with BrokerProcess(tmp_path / "data", *FLAGS) as broker:
+        put_all_kinds(broker, random.Random(6), 200)
+        whole = [fetched(broker, partition) for partition in range(PARTITIONS)]
+        broker.restart()
+        first, second = sorted((broker.data / "commitlog").iterdir())[:2]
+        cut = 1 << 19
+        os.truncate(first, cut)
+        for partition, wanted in enumerate(whole):
+            places = [UNIT.unpack(unit) for unit, _ in wanted]
+            kept = [offset + size <= cut or offset >= int(second.name) for offset, size, _ in places]
+            assert {True, False} == set(kept)
+            found = [message if there else (MISSING, b"") for message, there in zip(wanted, kept, strict=True)]
+            for verified in (True, False):
+                assert fetched(broker, partition, verified=verified) == found, (partition, verified)
 
 
 def test_damaged_units_cost_their_message(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def bulk_of(drawn: Sequence[Drawn | None]) -> Bulk:
         units.append(np.array((size, len(records[-1]), 0), UNIT).tobytes())
         size += len(records[-1])
     end = FIRST + len(drawn)
-    return Bulk(FIRST, memoryview(b"".join(units)), memoryview(b"".join(records)), end, 0, end)
+    return Bulk(FIRST, memoryview(b"".join(units)), memoryview(b"".join(records)), end, 0, end, verified=True)
 
 
 def rows_of(bulk: Bulk | Piece, *, until: int = 1 << 60, headers: bool = True) -> list[Row]:
@@ -191,7 +191,7 @@ def rows_count(drawn: list[Drawn]) -> list[int]:
 
 def test_an_empty_bulk_has_no_rows() -> None:
     """P47: at the end of a partition."""
-    empty = Bulk(FIRST, memoryview(b""), memoryview(b""), FIRST, 0, FIRST)
+    empty = Bulk(FIRST, memoryview(b""), memoryview(b""), FIRST, 0, FIRST, verified=True)
     assert rows_of(empty) == []
     assert missing(piece_of(empty), 1 << 60) == []
     lost = bulk_of([None, None])
@@ -257,7 +257,7 @@ def test_sizes_of_units_are_checked_before_records_are_read() -> None:
     """F-PROTO: a unit that names fewer bytes than any record has."""
     units = np.array([(0, 40, 0)], UNIT).tobytes()
     with pytest.raises(CorruptRecord, match="t-5, message 1000: "):
-        rows_of(Bulk(FIRST, memoryview(units), memoryview(bytes(40)), FIRST + 1, 0, FIRST + 1))
+        rows_of(Bulk(FIRST, memoryview(units), memoryview(bytes(40)), FIRST + 1, 0, FIRST + 1, verified=True))
 
 
 def test_no_row_is_a_copy_of_what_stands_around_it() -> None:

@@ -25,7 +25,7 @@ def test_the_body() -> None:
     assert encode_bulk_head(HEAD[4:]) == HEAD
     bulk = decode_bulk(41, FIELDS, HEAD + RECORD)
     assert (bulk.first, bulk.next, bulk.least, bulk.most) == (41, 43, 40, 50)
-    assert (bytes(bulk.units), bytes(bulk.records), bulk.verified) == (HEAD[4:], RECORD, True)
+    assert (bytes(bulk.units), bytes(bulk.records), bulk.verified) == (HEAD[4:], RECORD, False)
     assert not decode_bulk(41, {**FIELDS, "verified": "false"}, HEAD + RECORD).verified
     assert decode_bulk(41, {**FIELDS, "verified": "true"}, HEAD + RECORD).verified
     assert bulk.units[16:] == MISSING
