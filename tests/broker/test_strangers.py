@@ -190,16 +190,18 @@ def test_a_branch_that_an_older_version_prepared_is_not_lost_to_its_manager(tmp_
         put = write_put(TOPIC, 0, 0, b"body", 7, transaction=BRANCH)
         asked = say(broker, WRITER, write_put(TOPIC, 0, 0, b"body", 7), step("BEGIN"), put, step("PREPARE"))
         assert asked[-1] == (200, "0")
-        for first in (WRITER, OTHER):
+        for first in (WRITER, OTHER, ADMIN):
             broker.terminate()
             content, _ = read_document(RealDisk(), snapshot)
             assert content is not None and content.pop("topics") == {BRANCH: [TOPIC]}
             write_document(RealDisk(), snapshot, content)
             broker.start()
-            assert say(broker, first, step("RECOVER", "null")) == [(200, BRANCH if first is WRITER else "")]
-        assert refused(broker, "COMMIT_TWO_PHASE", "ROLLBACK")
-        asked = say(broker, WRITER, step("COMMIT_TWO_PHASE"), step("RECOVER", "null"))
-        assert asked == [(200, ""), (200, "")]
+            assert say(broker, first, step("RECOVER", "null")) == [(200, "" if first is OTHER else BRANCH)]
+        with SigningClient(broker.host, broker.port, ADMIN) as admin:
+            assert admin.call(Request.DECIDE_TRANSACTION, {"key": BRANCH, "outcome": "rollback"}).code == Response.SUCCESS
+        assert refused(broker, "COMMIT_TWO_PHASE", "FORGET")
+        asked = say(broker, WRITER, step("RECOVER", "null"), step("FORGET"), step("RECOVER", "null"))
+        assert asked == [(200, BRANCH), (200, ""), (200, "")]
 
 
 def test_a_branch_of_an_older_version_is_for_administrators(tmp_path: Path) -> None:

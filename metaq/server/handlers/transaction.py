@@ -29,6 +29,8 @@ READ_ONLY: Final = str(int(XaCode.RDONLY))
 PREPARED: Final = str(int(XaCode.OK))
 NO_KEY: Final = "null"
 """What RECOVER names, which needs none."""
+LOCAL: Final = "TX:"
+"""Begins the key of a local transaction, which ends with its connection and waits for nothing before."""
 _new: Final = tuple.__new__
 """A third of the cost of a named tuple's own constructor."""
 
@@ -79,13 +81,13 @@ class TransactionHandler:
         """One step in the life of a branch. END is never answered (section 1.6), and means nothing here."""
         if command.type == "END":
             return
-        if self.transactions.lacks_topics and not session.principal.admin:
+        if self.transactions.lacks_topics and not session.principal.admin and not command.key.startswith(LOCAL):
             self._looks.look(_Learning(self, session, command))
         else:
             self.step(session, command)
 
     def step(self, session: TextSession, command: Transaction) -> None:
-        """The same, when the topics of all branches are known."""
+        """The same, when the topics of all branches are known that can be."""
         try:
             demand(session.principal, Action.PUBLISH)
             self._check_master()
