@@ -43,9 +43,8 @@ HIDDEN: Final = "(hidden)"
 _TELLING: Final = "pass(?:word|wd|phrase)?|secret|token|credential|api_?key|authorization|signature"
 _QUOTED: Final = r""""(?:\\.|[^"\\])*"|'(?:[^']|'')*'"""
 # behind = a value ends with its word, behind : with its line
-_ASSIGNED: Final = re.compile(
-    rf"""(?i)([\w.-]*(?:{_TELLING})[\w.-]*["']?\s*(?:=\s*|:\s*(?:[|>][+-]?\s+)?))({_QUOTED}|(?<==)\S+|[^\n]+)"""
-)
+_ASSIGNED: Final = re.compile(rf"""(?i)([\w.-]*(?:{_TELLING})[\w.-]*["']?\s*(?:=\s*|:\s*))({_QUOTED}|(?<==)\S+|[^\n]+)""")
+_BLOCK: Final = re.compile(rf"""(?i)[\w.-]*(?:{_TELLING})[\w.-]*["']?\s*:(?=\s+(?:[!&]\S+\s+)*[|>][-+\d]*\s*(?:#.*)?$)""")
 _LOGIN: Final = re.compile(r"(?i)(\bauth\s+\S+\s+)\S+")
 _IN_URL: Final = re.compile(r"(?<=://)[^\s/@]+:[^\s/@]+(?=@)")
 _PEM: Final = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
@@ -56,8 +55,22 @@ Part = tuple[str, Callable[[], str]]
 
 def redact(text: str) -> str:
     """The text without what looks like a secret: values of telling names, logins, users in addresses, private keys."""
-    text = _LOGIN.sub(rf"\g<1>{HIDDEN}", _PEM.sub(HIDDEN, text))
+    text = _LOGIN.sub(rf"\g<1>{HIDDEN}", _without_blocks(_PEM.sub(HIDDEN, text)))
     return _IN_URL.sub(HIDDEN, _ASSIGNED.sub(rf"\g<1>{HIDDEN}", text))
+
+
+def _without_blocks(text: str) -> str:
+    """Without the block scalars of YAML that have a telling name: they are the lines below it that stand deeper."""
+    kept: list[str] = []
+    column: int | None = None  # of the name whose block this is
+    for line in text.split("\n"):
+        stripped = line.lstrip()
+        if column is not None and (not stripped or len(line) - len(stripped) > column):
+            continue
+        found = _BLOCK.search(line)
+        column = None if found is None else len(line) - len(line.lstrip(" \t-"))  # a list's item begins behind its dash
+        kept.append(line if found is None else f"{line[: found.end()]} {HIDDEN}")
+    return "\n".join(kept)
 
 
 @click.command(
@@ -129,12 +142,13 @@ def _opened(target: str) -> Iterator[IO[bytes]]:
 def _is_here(host: str) -> bool:
     """Whether an address is one of this machine: only such a one can be bound."""
     for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
-        with socket.socket(family, kind) as probe:
-            try:
+        try:
+            with socket.socket(family, kind) as probe:
                 probe.bind(address)
-            except OSError:
-                return False
-    return True
+        except OSError:  # another machine's, or of a family that there is none of here
+            continue
+        return True
+    return False
 
 
 def _add(bundle: tarfile.TarFile, name: str, text: str) -> None:

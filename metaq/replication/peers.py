@@ -35,12 +35,8 @@ Credential = Callable[[], Credentials | None]
 class Doorkeeper(Protocol):
     """What a master asks about who connects."""
 
-    def secret_of(self, name: str, address: str) -> str:
-        """Of an administrator; of somebody else one that nobody knows. ``AccessDenied`` when too many were wrong before."""
-        ...
-
-    def proved(self, name: str, address: str) -> None:
-        """Its proof was right."""
+    def secret_of(self, name: str, address: str, proves: Callable[[str], bool]) -> str | None:
+        """Of an administrator, when ``proves`` says that it is the one; ``AccessDenied`` when too many were wrong before."""
         ...
 
 
@@ -154,8 +150,11 @@ class Claim:
 
 def check_claim(keeper: Doorkeeper, proof: Proof, challenge: str, hello: bytes, address: str) -> str:
     """A master's own proof, in return for that of a slave at ``address``, a host; ``AccessDenied`` when that is wrong."""
-    secret = keeper.secret_of(proof.user, address)
-    if not hmac.compare_digest(prove(secret, SLAVE, challenge, proof.nonce, hello), proof.proof):
+
+    def is_made_with(secret: str) -> bool:
+        return hmac.compare_digest(prove(secret, SLAVE, challenge, proof.nonce, hello), proof.proof)
+
+    secret = keeper.secret_of(proof.user, address, is_made_with)
+    if secret is None:
         raise AccessDenied("the slave does not prove to be an administrator; check cluster_user and users_file on both sides")
-    keeper.proved(proof.user, address)
     return prove(secret, MASTER, challenge, proof.nonce, hello)

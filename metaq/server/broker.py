@@ -158,7 +158,7 @@ class Broker:
             raise
         self.epochs = self._begin_epoch()
         store_host = host_bytes(*self.addresses.advertised)
-        self.context = self._load_tables(store_host)
+        self.context = self._load_tables(store_host, goes_on=bound is not None)
         topics = self.context.topics
         self.holds = Holds()
         self.turns = Turns(self.store, settings, self._hub, self.run, self.holds.wake)
@@ -200,14 +200,20 @@ class Broker:
         tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
         return Front(settings, self._hub.loop, tls, bound, gate)
 
-    def _load_tables(self, store_host: bytes) -> Context:
-        """The tables of topics and groups as they were saved, and those that are in memory only."""
+    def _load_tables(self, store_host: bytes, *, goes_on: bool) -> Context:
+        """The tables of topics and groups as they were saved, and those in memory only; ``goes_on`` in another role."""
         settings, store = self.settings, self.store
         topics = TopicTable(settings.data, settings.max_topics)
         for problem in topics.load(store.disk, {key: queue.next for key, queue in store.queues.items()}):
             logger.error("topic table damaged, rebuilt from the store problem=%s", problem)
         topics.add_system_topics(settings.cluster_name, settings.broker_name, auto_create=settings.auto_create_topics)
-        topics.configure(settings.topics)
+        for name, wanted in settings.topics.items():
+            try:
+                topics.configure({name: wanted})
+            except MetaqError as error:
+                if not goes_on:  # who has served already, and is needed, serves without it
+                    raise
+                logger.error("topic of the settings not made topic=%s reason=%s", name, error)
         topics.restrict(settings.broker_permission)
         for key, end in topics.deleted.items():
             store.queue(*key).hide_before(end)

@@ -10,9 +10,11 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from metaq.config import Settings
@@ -20,7 +22,7 @@ from metaq.errors import AccessDenied, ConfigError, Overloaded
 from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.signature import ACCESS_KEY, Credentials, is_signed_with
 from metaq.replication.peers import Peers
-from metaq.server.guesses import Guesses
+from metaq.server.guesses import Guesses, Taken
 from metaq.server.permissions import ANONYMOUS, ANYBODY, Principal
 from metaq.server.pool import run_in_pool
 from metaq.server.remoting import RemotingSession, failure
@@ -59,6 +61,7 @@ class Gate:
         self._own_key = secrets.token_bytes(32)
         self._own_secret = secrets.token_hex(32)
         self._remembered: dict[bytes, User] = {}
+        self._checking: dict[bytes, Event] = {}
         self._nobody = User()
         self.anonymous = ANYBODY
         """Who has not logged in."""
@@ -139,8 +142,7 @@ class Gate:
         user, principal, address = self._users.get(name), self._principals.get(name), session.address[0]
         secret = None if user is None else user.secret
         is_new = secret is None or session.principal is not principal
-        if is_new:
-            self._guesses.take(address, name)
+        taken = self._guesses.take(address, name) if is_new else ()
         proof = self._own_secret if secret is None else secret.get_secret_value()
         right = is_signed_with(proof, request.fields, request.body)
         if secret is None or principal is None or not right:
@@ -149,7 +151,7 @@ class Gate:
             logger.warning("signature refused user=%.64r address=%s code=%d", name, address, request.code)
             raise AccessDenied(f"AccessKey {name[:64]!r}: {WRONG_SIGNATURE}")
         if is_new:
-            self._guesses.was_right(address, name)
+            self._guesses.was_right(address, name, taken)
             session.principal = principal
 
     def signed(self, sends: Sends) -> Sends:
@@ -177,43 +179,67 @@ class Gate:
         """
         if self._path is None:
             return self.anonymous
-        user = self._users.get(name)
         digest = hmac.digest(self._own_key, f"{name}\0{password}".encode(), hashlib.sha256)
-        if user is not None and self._remembered.get(digest) is user:
-            return self._principals[name]
-        self._guesses.take(address, name)
-        user = self._who_proves(name, password, address)
+        while not self._is_remembered(name, digest):
+            checked = self._checking.get(digest)
+            if checked is None:
+                self._check_now(name, password, address, digest)
+                break
+            checked.wait()  # many clients of one machine begin at once
+        return self._principals[name]
+
+    def _is_remembered(self, name: str, digest: bytes) -> bool:
+        user = self._users.get(name)
+        return user is not None and self._remembered.get(digest) is user
+
+    def _check_now(self, name: str, password: str, address: str, digest: bytes) -> None:
+        taken = self._guesses.take(address, name)
+        checked = self._checking[digest] = Event()
+        try:
+            user = self._who_proves(name, password)
+        except Overloaded:
+            self._guesses.give_back(taken)
+            raise
+        finally:
+            del self._checking[digest]
+            checked.set()
         if user is None:
             logger.warning("login refused user=%.64r address=%s", name, address)
             raise AccessDenied(WRONG)
-        self._guesses.was_right(address, name)
+        self._guesses.was_right(address, name, taken)
         if len(self._remembered) >= _REMEMBERED:
             self._remembered.clear()
         self._remembered[digest] = user
-        return self._principals[name]
 
     def holder(self, secret: str, address: str) -> Principal:
         """Whose secret this is, as a token that stands without a name; ``AccessDenied``."""
         asked = [name for name, user in self._users.items() if user.secret is not None]
-        taken = [_NO_NAME]
         try:
-            self._guesses.take(address, _NO_NAME)
+            taken = [self._guesses.take(address, _NO_NAME)]
         except AccessDenied:  # whoever was right there before is counted apart, and nobody else can be found
-            asked = taken = [name for name in asked if self._guesses.knows(address, name)]
-            if not asked:
+            known = self._take_of_known(asked, address)
+            if not known:
                 raise
-            for name in taken:
-                self._guesses.take(address, name)
+            asked, taken = list(known), list(known.values())
         found = [name for name in asked if self._users[name].proves(secret)]  # looks at all, however early one is right
         if not found:
             logger.warning("login refused user=%.64r address=%s", _NO_NAME, address)
             raise AccessDenied(WRONG)
-        for name in taken:
-            self._guesses.give_back(address, name)
+        for each in taken:
+            self._guesses.give_back(each)
         self._guesses.remember(address, found[0])
         return self._principals[found[0]]
 
-    def _who_proves(self, name: str, password: str, address: str) -> User | None:
+    def _take_of_known(self, names: Sequence[str], address: str) -> dict[str, Taken]:
+        """Of those who were right at this address and whose secret may be looked at."""
+        taken = {}
+        for name in names:
+            if self._guesses.knows(address, name):
+                with suppress(AccessDenied):  # who guesses one secret keeps nobody from another
+                    taken[name] = self._guesses.take(address, name)
+        return taken
+
+    def _who_proves(self, name: str, password: str) -> User | None:
         """Who has this name and password. Nobody of that name takes as long as a wrong password, whatever is kept of it."""
         if len(password) > MOST_PASSWORD:
             return None
@@ -222,11 +248,7 @@ class Gate:
             user = users.get(name)
             if user is not None and user.secret is not None and user.proves(password):
                 return user
-            try:
-                right = self._has_hash(user if user is not None and user.password is not None else self._nobody, password)
-            except Overloaded:
-                self._guesses.give_back(address, name)
-                raise
+            right = self._has_hash(user if user is not None and user.password is not None else self._nobody, password)
             if self._users is users:  # else they were read again meanwhile
                 return user if right else None
 
@@ -242,17 +264,16 @@ class Gate:
 
     # -- slaves -------------------------------------------------------------------------------------------------------
 
-    def secret_of(self, name: str, address: str) -> str:
-        """What an administrator proves itself with to its peer; ``AccessDenied`` when too much was wrong before.
+    def secret_of(self, name: str, address: str, proves: Callable[[str], bool]) -> str | None:
+        """What an administrator proves itself with to its peer, when it does; ``AccessDenied`` when too much was wrong before.
 
-        For somebody who is none it is a secret that nobody knows.
+        Of somebody who is none a secret is looked at that nobody knows.
         """
-        self._guesses.take(address, name)
+        taken = self._guesses.take(address, name)
         user = self._users.get(name)
-        if user is None or user.secret is None or not user.admin:
-            return secrets.token_hex(32)
-        return user.secret.get_secret_value()
-
-    def proved(self, name: str, address: str) -> None:
-        """It did."""
-        self._guesses.was_right(address, name)
+        known = user.secret.get_secret_value() if user is not None and user.secret is not None and user.admin else None
+        secret = known or secrets.token_hex(32)
+        if not proves(secret):
+            return None
+        self._guesses.was_right(address, name, taken)
+        return secret

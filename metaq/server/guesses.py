@@ -42,6 +42,10 @@ class _Bucket:
         return min(float(self._rate), self._left + (now_s - self._since) * self._rate / 60)
 
 
+Taken = tuple[_Bucket, ...]
+"""Buckets that one guess was taken from: by the time that it was right, others may be asked for the same name."""
+
+
 class Guesses:
     """Counts failures."""
 
@@ -53,8 +57,8 @@ class Guesses:
         self._buckets: dict[Hashable, _Bucket] = {}  # the first was used longest ago
         self._known: dict[Hashable, None] = {}
 
-    def take(self, address: str, name: str) -> None:
-        """Before a password or signature is looked at; ``AccessDenied`` when it must not be."""
+    def take(self, address: str, name: str) -> Taken:
+        """Before a password or signature is looked at; ``AccessDenied`` when it must not be. Who is right gets it back."""
         buckets, now_s = self._of(address, name), self._now()
         wait_s = max(bucket.wait_s(now_s) for bucket in buckets)
         if wait_s > 0:
@@ -63,10 +67,11 @@ class Guesses:
             )
         for bucket in buckets:
             bucket.add(-1, now_s)
+        return buckets
 
-    def give_back(self, address: str, name: str) -> None:
-        """What was taken: it was no guess, or nobody has looked at it."""
-        for bucket in self._of(address, name):
+    def give_back(self, taken: Taken) -> None:
+        """It was no guess, or nobody has looked at it."""
+        for bucket in taken:
             bucket.add(1, self._now())
 
     def remember(self, address: str, name: str) -> None:
@@ -76,20 +81,20 @@ class Guesses:
         self._known[known] = None
         _shorten(self._known, MOST_KNOWN)
 
-    def was_right(self, address: str, name: str) -> None:
+    def was_right(self, address: str, name: str, taken: Taken) -> None:
         """Give back what was taken, and remember who it was."""
-        self.give_back(address, name)
+        self.give_back(taken)
         self.remember(address, name)
 
     def knows(self, address: str, name: str) -> bool:
         """Whether this name was right at this address."""
         return (_network(address), name) in self._known
 
-    def _of(self, address: str, name: str) -> list[_Bucket]:
+    def _of(self, address: str, name: str) -> Taken:
         place = _network(address)
         if (place, name) in self._known:
-            return [self._bucket((place, name))]
-        return [self._bucket(place), self._all]
+            return (self._bucket((place, name)),)
+        return self._bucket(place), self._all
 
     def _bucket(self, key: Hashable) -> _Bucket:
         bucket = self._buckets.pop(key, None) or _Bucket(self._per_minute, self._now())

@@ -157,12 +157,15 @@ class TopicTable:
 
     def ensure(self, name: str, partitions: int) -> Topic:
         """The topic with at least so many partitions: created or grown when needed, never shrunk."""
+        return self.put(self._grown(name, partitions))
+
+    def _grown(self, name: str, partitions: int) -> Topic:
         topic = self._topics.get(name)
-        if topic is not None and topic.partitions >= partitions:
-            return topic
         if topic is None:
-            return self.put(Topic(name, partitions, partitions))
-        return self.put(replace(topic, partitions=partitions, read_partitions=max(partitions, topic.read_partitions)))
+            return Topic(name, partitions, partitions)
+        if topic.partitions >= partitions:
+            return topic
+        return replace(topic, partitions=partitions, read_partitions=max(partitions, topic.read_partitions))
 
     def put(self, topic: Topic) -> Topic:
         """Make a topic as it is given, new or not."""
@@ -175,6 +178,9 @@ class TopicTable:
             check_topic_name(topic.name)
             if topic.name not in self._system and self._count_of_users() >= self.max_topics:
                 raise Overloaded(f"there are {self.max_topics} topics already (max_topics)", retry_after_ms=60_000)
+        return self._set(topic)
+
+    def _set(self, topic: Topic) -> Topic:
         self._topics[topic.name] = topic
         self._most[topic.name] = max(topic.all_partitions, self._most.get(topic.name, 0))
         self._version += 1
@@ -263,7 +269,7 @@ class TopicTable:
             if key.topic not in self._topics and following <= self.deleted.get(key, -1):
                 continue
             if key.partition >= self._most.get(key.topic, 0):  # else the topic has shrunk since
-                self.ensure(key.topic, key.partition + 1)
+                self._set(self._grown(key.topic, key.partition + 1))  # whatever the limits say: it is there
         if problems:
             self._version += 1
         return problems

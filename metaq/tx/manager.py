@@ -4,11 +4,11 @@ Everything that is to survive is a group of records in the log (``metaq.tx.journ
 the turn like every put. So a step that stores something comes in two halves: it is staged, and its *outcome* follows when the
 append is as durable as promised, or has failed. In between the branch is busy.
 
-``config/transactions.json`` holds the undecided branches, each with the log offset of its mark, the bytes that it was promised
-and its topics, and the ordinal of the first mark whose outcome was open when the snapshot was taken::
+``config/transactions.json`` holds the undecided branches, each with the log offset of its mark and the bytes that it was
+promised, their topics, and the ordinal of the first mark whose outcome was open when the snapshot was taken::
 
-    {"crc32c":"…","next":204,"ids":1880000000000000000,"prepared":[["XID:1:0a:0b:app",8123904,1024,["orders"]]],
-     "heuristic":[["XID:1:0a:0c:app","commit",["orders"]]]}
+    {"crc32c":"…","next":204,"ids":1880000000000000000,"prepared":[["XID:1:0a:0b:app",8123904,1024]],
+     "heuristic":[["XID:1:0a:0c:app","commit"]],"topics":{"XID:1:0a:0b:app":["orders"],"XID:1:0a:0c:app":["orders"]}}
 
 A start takes the snapshot and applies the marks from there on; again those that it covers already changes nothing. A snapshot
 is written when the log is durable up to where it was when the snapshot was taken. ``ids`` is further than any id that was
@@ -17,7 +17,7 @@ given until the next snapshot, unless the clock goes back; marks say how far ids
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -31,6 +31,7 @@ from metaq.store.messagestore import MessageStore
 from metaq.store.together import Ready, put_together
 from metaq.tx.branches import Branches, Outcome, Room, Work, XaCode, XaError
 from metaq.tx.journal import MARKS, TOPIC, Held, Journal, Prepared, content_of
+from metaq.tx.topics import BranchTopics, Topics, topics_of
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +43,10 @@ RECENT_BYTES: Final = 8 * 1024 * 1024
 LOOK_S: Final = 0.1
 """How old a look at the room on the disk may be when a branch votes: a third of ``least_free_bytes`` may be gone since."""
 IDS_AHEAD: Final = 1 << 40
-_TOPICS_SHARED: Final = 1024
 _ID_SHIFT: Final = 20
 _MARKS: Final = TopicPartition(TOPIC, MARKS)
 _SIZE_BITS: Final = 24
 _KIB: Final = 1024
-
-
-Topics = tuple[str, ...]
-"""Of the messages of one branch, each once."""
 
 
 class _Staged(NamedTuple):
@@ -133,8 +129,7 @@ class Transactions:
         self._left: deque[tuple[int, int]] = deque()  # log offsets: an end, and a place needed until it is durable
         self._unreadable: set[int] = set()  # places of damaged branches, for which no segment is kept
         self._recent = _Recent()
-        self._topics: dict[str, Topics] = {}  # of prepared and heuristic branches, unless an older version made them
-        self._shared: dict[Topics, Topics] = {}  # most branches have the topics of others
+        self._topics = BranchTopics()
         self._looked_s, self._available = -LOOK_S, 0
         self._next_id = store.clock.now_ms() << _ID_SHIFT
         self._recover()
@@ -147,16 +142,16 @@ class Transactions:
             logger.error("snapshot of transactions damaged, made good from the log problem=%s", problem)
         content = content or {"next": 0, "ids": 0, "prepared": [], "heuristic": []}
         following: int = content["next"]
+        topics = content.get("topics", {})  # an older version writes none
         if following > self._next_mark:
             logger.error("the log has lost marks of transactions that the snapshot covers, the other marks count")
             following, content["prepared"] = 0, []
         self._next_id = max(self._next_id, content["ids"])
-        for key, outcome, *topics in content["heuristic"]:  # before a branch of the same name that was prepared later
+        for key, outcome in content["heuristic"]:  # before a branch of the same name that was prepared later
             self.branches.restore_heuristic(key, Outcome(outcome))
-            self._note_topics(key, *topics)
-        for key, place, size, *topics in content["prepared"]:
-            self._restored(key, _packed(place, size))
-            self._note_topics(key, *topics)
+            self._topics.note(key, topics.get(key))
+        for key, place, size in content["prepared"]:
+            self._restored(key, _packed(place, size), topics.get(key))
         queue = self._store.queues.get(_MARKS)
         if queue is not None:
             first = max(following, self._store.first(queue, read_here)[0])
@@ -186,22 +181,22 @@ class Transactions:
         self._next_id = max(self._next_id, mark["ids"])
         match mark["do"]:
             case "prepare":
-                self._restored(key, _packed(log_offset, mark["bytes"]))
-                self._note_topics(key, mark.get("topics"))
+                self._restored(key, _packed(log_offset, mark["bytes"]), mark.get("topics"))
             case "commit" | "rollback":
                 self._release(self.branches.place(key))
                 self.branches.restore_decided(key)
             case "heuristic":
                 self._release(self.branches.place(key))
                 self.branches.restore_heuristic(key, Outcome(mark["outcome"]))
-                self._note_topics(key, mark.get("topics"))
+                self._topics.note(key, mark.get("topics"))
             case "forget":
                 self.branches.restore_forgotten(key)
         self._forget_topics(key)
 
-    def _restored(self, key: str, value: int) -> None:
+    def _restored(self, key: str, value: int, topics: Sequence[str] | None) -> None:
         self._release(self.branches.place(key))
         self.branches.restore_prepared(key, value)
+        self._topics.restore(key, topics)
         self._store.reserved_bytes += _bytes(value)
 
     def _release(self, value: int | None) -> None:
@@ -211,21 +206,29 @@ class Transactions:
     # -- topics -------------------------------------------------------------------------------------------------------
 
     def topics(self, key: str) -> Topics | None:
-        """Of the messages of a branch; ``None`` when they are not known, of one that an older version has prepared."""
+        """Of the messages of a branch; ``None`` when they are not known (``learn_topics``)."""
         messages = self.branches.messages(key)
-        return self._topics.get(key) if messages is None else _topics_of(messages)
+        return self._topics.get(key) if messages is None else topics_of(messages)
 
-    def _note_topics(self, key: str, topics: Sequence[str] | None = None) -> None:
-        if topics is None:
-            return
-        if len(self._shared) >= _TOPICS_SHARED:
-            self._shared.clear()
-        names = tuple(topics)
-        self._topics[key] = self._shared.setdefault(names, names)
+    @property
+    def lacks_topics(self) -> bool:
+        """Whether an older version has prepared branches whose topics are still to be learned."""
+        return bool(self._topics.unknown)
+
+    def learn_topics(self, read: Read) -> None:
+        """Find the topics of such branches in their messages; those of a damaged one stay unknown. ``ColdRead`` as ``read``."""
+        for key in tuple(self._topics.unknown):
+            value, topics = self.branches.place(key), None
+            try:
+                topics = None if value is None else topics_of(self._journal.messages(_offset(value), read))
+            except CorruptRecord as error:
+                logger.error("topics of a branch not known, only administrators finish it key=%s reason=%s", key, error)
+            if self.branches.place(key) == value:  # else whoever has moved it meanwhile knows them
+                self._topics.note(key, topics)
 
     def _forget_topics(self, key: str) -> None:
         if not self.branches.is_kept(key):
-            self._topics.pop(key, None)
+            self._topics.forget(key)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -244,18 +247,18 @@ class Transactions:
         messages = self.branches.prepare(key)
         if not messages:
             return None
-        size = self.branches.size(key)
+        size, topics = self.branches.size(key), topics_of(messages)
         try:
             self._check_room(size)
             counts = {"messages": len(messages), "bytes": size}
-            mark = self._mark({"do": "prepare", "key": key, **counts, "topics": _topics_of(messages)})
+            mark = self._mark({"do": "prepare", "key": key, **counts, "topics": topics})
             place = put_together(self._store, mark, self._journal.parked(messages))[0]
         except MetaqError as error:
             self.branches.refused(key)
             raise XaError(XaCode.RBOTHER, f"the branch is rolled back, it cannot be prepared: {error}") from error
         value = _packed(place, size)
         self._store.reserved_bytes += _bytes(value)
-        succeeded = partial(self._prepared, key, value, messages, size)
+        succeeded = partial(self._prepared, key, value, messages, size, topics)
         failed = partial(self._refused, key, value)
         return Step(self._staged(place), succeeded, failed, XaCode.RBOTHER)
 
@@ -263,10 +266,10 @@ class Transactions:
         """With how far ids are: those of the messages in the log are never given again, whatever the clock says."""
         return self._journal.mark({**content, "ids": self._next_id})
 
-    def _prepared(self, key: str, value: int, messages: list[Held], size: int) -> None:
+    def _prepared(self, key: str, value: int, messages: list[Held], size: int, topics: Topics) -> None:
         self._recent.add(value, messages, size)
         self.branches.prepared(key, value)
-        self._note_topics(key, _topics_of(messages))
+        self._topics.note(key, topics)
 
     def _refused(self, key: str, value: int) -> None:
         self._release(value)
@@ -424,19 +427,20 @@ class Transactions:
         since_ms = self._journal.prepared(_offset(value), read).since_ms
         if self.branches.is_busy(key) or self.branches.place(key) != value:  # decided while this one read
             return None
-        counts = {"messages": len(messages), "bytes": _bytes(value)}
-        mark = self._mark({"do": "prepare", "key": key, **counts, "topics": _topics_of(messages), "since_ms": since_ms})
+        counts, topics = {"messages": len(messages), "bytes": _bytes(value)}, topics_of(messages)
+        mark = self._mark({"do": "prepare", "key": key, **counts, "topics": topics, "since_ms": since_ms})
         place = put_together(self._store, mark, self._journal.parked(messages))[0]
         moved = _packed(place, _bytes(value))
-        succeeded = partial(self._moved, key, value, moved, self._store.log.staged_end)
+        succeeded = partial(self._moved, key, value, moved, self._store.log.staged_end, topics)
         return Step(self._staged(place), succeeded, _nothing, XaCode.RMFAIL)
 
-    def _moved(self, key: str, value: int, moved: int, end: int) -> None:
+    def _moved(self, key: str, value: int, moved: int, end: int, topics: Topics) -> None:
         # who is deciding it may still be reading it where it was
         if self.branches.place(key) == value and not self.branches.is_busy(key):
             self._leave(value, end)
             self._recent.take(value)
             self.branches.move(key, moved)
+            self._topics.note(key, topics)
 
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
@@ -462,8 +466,9 @@ class Transactions:
         content = {
             "next": following,
             "ids": self._next_id + IDS_AHEAD,
-            "prepared": [[key, _offset(value), _bytes(value), self._topics.get(key)] for key, value in self.branches.places()],
-            "heuristic": [[key, outcome.value, self._topics.get(key)] for key, outcome in self.branches.heuristics()],
+            "prepared": [[key, _offset(value), _bytes(value)] for key, value in self.branches.places()],
+            "heuristic": [[key, outcome.value] for key, outcome in self.branches.heuristics()],
+            "topics": self._topics.all(),
         }
         return _Snapshot(content, self._store.log.end, needed_from, self._version)
 
@@ -472,10 +477,6 @@ class Transactions:
         run(lambda: disk.make_directories(self._path.parent))
         run(lambda: write_document(disk, self._path, snapshot.content))
         self._saved_version, self._uncovered = snapshot.version, snapshot.needed_from
-
-
-def _topics_of(messages: Iterable[Held]) -> Topics:
-    return tuple(sorted({message.queue.topic for message in messages}))
 
 
 def _nothing() -> None:

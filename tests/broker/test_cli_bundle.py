@@ -1,5 +1,7 @@
 """`metaq debug-bundle`: what is in it, and what must never be."""
 
+import errno
+import socket
 import subprocess
 import sys
 import tarfile
@@ -9,7 +11,7 @@ import pytest
 
 import metaq
 from metaq import TextClient
-from metaq.cli.bundle import HIDDEN, LOG_BYTES, redact
+from metaq.cli.bundle import HIDDEN, LOG_BYTES, _is_here, redact
 from tests.support.broker import BrokerProcess
 
 SECRET = "correct-horse-battery"
@@ -81,6 +83,9 @@ def test_a_bundle_holds_no_secret_and_no_body(tmp_path: Path, monkeypatch: pytes
         ("Authorization: Basic YTpi", "Authorization: (hidden)"),
         ("https://u:p@h:1/x", "https://(hidden)@h:1/x"),
         ("-----BEGIN PRIVATE KEY-----\nMII", "(hidden)"),
+        ("token: |\n  abc\n\n    def\nnext: 1", "token: (hidden)\nnext: 1"),
+        ("a:\n  - 'token': !!str >2-  # why\n      abc\n      def\n    next: 1", "a:\n  - 'token': (hidden)\n    next: 1"),
+        ("note: |\n  abc\n", "note: |\n  abc\n"),
         ("tls_key=/etc/metaq/key.pem", "tls_key=/etc/metaq/key.pem"),
         ("put_failed=3 topic=orders max_topics=5", "put_failed=3 topic=orders max_topics=5"),
     ],
@@ -88,6 +93,26 @@ def test_a_bundle_holds_no_secret_and_no_body(tmp_path: Path, monkeypatch: pytes
 def test_what_looks_like_a_secret_is_hidden(text: str, expected: str) -> None:
     """E-31: and nothing else."""
     assert redact(text) == expected
+
+
+def test_an_address_is_of_this_machine_when_it_can_be_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-31: a machine without IPv6 has the name localhost all the same."""
+    real = socket.socket
+
+    def without_ipv6(family: int, kind: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return real(family, kind)
+
+    found = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "socket", without_ipv6)
+    assert _is_here("localhost")
+    found[1] = (*found[1][:4], ("192.0.2.1", 0))  # for documents: nobody's
+    assert not _is_here("localhost")
 
 
 def test_a_broker_that_does_not_answer(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Messages that consumers send back: retry topic, delay levels, dead letters, and what clients publish themselves."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -97,6 +98,7 @@ def test_an_unknown_group_is_refused_where_groups_are_not_created(tmp_path: Path
         assert send_back(client, record) == Response.SUBSCRIPTION_GROUP_NOT_EXIST
         answer = client.response(send(client, send_header(RETRY), b"x"))
         assert answer.code == Response.SUBSCRIPTION_GROUP_NOT_EXIST
+        assert RETRY not in json.loads(client.call(Request.GET_ALL_TOPIC_CONFIG).body)["topicConfigTable"]
 
 
 def test_a_consumer_that_publishes_the_copy_itself(broker: BrokerProcess, client: RemotingClient) -> None:

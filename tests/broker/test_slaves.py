@@ -45,6 +45,24 @@ def test_a_slave_asks_its_registries_for_the_master(cluster: Cluster) -> None:
     third.wait_for(in_sync=[2, 3])
 
 
+def test_a_slave_becomes_master_though_it_cannot_make_a_topic_of_its_settings(cluster: Cluster, tmp_path: Path) -> None:
+    """SG-082: its master has made as many as there may be; it says so, and serves."""
+    config = tmp_path / "slave.yaml"
+    config.write_text("max_topics: 2\ntopics:\n  wanted: {partitions: 1}\n  orders: {accept_subscribe: false}\n")
+    master = cluster.add(1)
+    slave = cluster.add(2, "", "--role", "slave", "--config", str(config))
+    master.wait_for(in_sync=[1, 2])
+    with TextClient(master.host, master.port) as text:
+        for topic in ("orders", "more"):
+            text.put(topic, b"body")
+    table = slave.data / "config" / "topics.json"
+    wait_until(lambda: '"more"' in table.read_text(), DEADLINE_S, "the slave has the topics of its master")
+    wait_caught_up(master, slave)
+    master.kill()
+    slave.promote()
+    assert "topic of the settings not made topic=wanted reason=there are 2 topics already" in slave.stderr()
+
+
 def test_what_a_slave_refuses(cluster: Cluster) -> None:
     """SG-083: all that its master keeps: messages, offsets, locks, topics, groups and decisions; 14 and 503 say so."""
     _, slave = cluster.pair()

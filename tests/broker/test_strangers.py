@@ -14,7 +14,7 @@ from metaq.protocol.remoting import encode_response
 from metaq.protocol.signature import Credentials
 from metaq.protocol.text import write_line, write_put
 from metaq.store.disk import RealDisk
-from metaq.store.documents import write_document
+from metaq.store.documents import read_document, write_document
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.messages import send_header
 from tests.support.remoting import RemotingClient
@@ -177,6 +177,28 @@ def test_a_branch_is_finished_by_those_who_may_publish_what_is_in_it(tmp_path: P
             assert refused(broker, "COMMIT_TWO_PHASE", "FORGET")
             restart()
             broker.start()
+        assert refused(broker, "COMMIT_TWO_PHASE", "FORGET")
+        asked = say(broker, WRITER, step("RECOVER", "null"), step("FORGET"), step("RECOVER", "null"))
+        assert asked == [(200, BRANCH), (200, ""), (200, "")]
+
+
+def test_a_branch_that_an_older_version_prepared_is_not_lost_to_its_manager(tmp_path: Path) -> None:
+    """E-06: its topics are found in its messages."""
+    users = write_users(tmp_path / "users.yaml", f"{USERS}  other: {{secret: {OTHER.secret}, topics: {{o: PUB|CREATE}}}}\n")
+    snapshot = tmp_path / "data" / "config" / "transactions.json"
+    with BrokerProcess(tmp_path / "data", "--users-file", str(users)) as broker:
+        put = write_put(TOPIC, 0, 0, b"body", 7, transaction=BRANCH)
+        asked = say(broker, WRITER, write_put(TOPIC, 0, 0, b"body", 7), step("BEGIN"), put, step("PREPARE"))
+        assert asked[-1] == (200, "0")
+        for first in (WRITER, OTHER, ADMIN):
+            broker.terminate()
+            content, _ = read_document(RealDisk(), snapshot)
+            assert content is not None and content.pop("topics") == {BRANCH: [TOPIC]}
+            write_document(RealDisk(), snapshot, content)
+            broker.start()
+            assert say(broker, first, step("RECOVER", "null")) == [(200, "" if first is OTHER else BRANCH)]
+        with SigningClient(broker.host, broker.port, ADMIN) as admin:
+            assert admin.call(Request.DECIDE_TRANSACTION, {"key": BRANCH, "outcome": "rollback"}).code == Response.SUCCESS
         assert refused(broker, "COMMIT_TWO_PHASE", "FORGET")
         asked = say(broker, WRITER, step("RECOVER", "null"), step("FORGET"), step("RECOVER", "null"))
         assert asked == [(200, BRANCH), (200, ""), (200, "")]

@@ -5,7 +5,7 @@ import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import orjson
 import pytest
@@ -18,8 +18,9 @@ from metaq.store.recovery import open_store
 from metaq.store.retention import RetentionRules
 from metaq.store.retiring import retire
 from metaq.store.settings import StoreSettings
+from metaq.store.together import Ready
 from metaq.tx.branches import Outcome, Room, XaCode, XaError
-from metaq.tx.journal import Held
+from metaq.tx.journal import Held, Journal
 from metaq.tx.manager import IDS_AHEAD, Step, Transactions
 from tests.crash.driver import quiet
 
@@ -177,6 +178,57 @@ def damage(*names: str) -> Callable[[Path], None]:
 
 
 BOTH: Final = ("transactions.json", "transactions.json.bak")
+
+
+def test_an_older_release_reads_a_snapshot(folder: Folder) -> None:
+    """MQ-107: the topics stand beside the rows, which have three values and two as before."""
+    folder.prepared(A, b"1")
+    folder.prepared(B, b"1")
+    folder.decide(B, Outcome.ROLLBACK)
+    folder.tx.save_last()
+    saved = orjson.loads(folder.snapshot.read_bytes())
+    assert ([row[0] for row in saved["prepared"]], saved["heuristic"]) == ([A], [[B, "rollback"]])
+    assert list(map(len, saved["prepared"])) == [3]
+    assert saved["topics"] == {A: ["orders"], B: ["orders"]}
+    folder.restart()
+    assert (folder.tx.topics(A), folder.tx.topics(B), folder.tx.lacks_topics) == (("orders",), ("orders",), False)
+
+
+@pytest.fixture
+def without_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks as an older version writes them."""
+    real = Journal.mark
+
+    def mark(journal: Journal, content: dict[str, Any]) -> Ready:
+        return real(journal, {name: each for name, each in content.items() if name != "topics"})
+
+    monkeypatch.setattr(Journal, "mark", mark)
+
+
+@pytest.mark.usefixtures("without_topics")
+def test_topics_that_an_older_version_did_not_note_are_in_the_messages(folder: Folder) -> None:
+    """E-06."""
+    for name, body in ((A, b"a"), (B, b"b"), (C, b"damaged later")):
+        folder.prepared(name, body)
+    folder.store.checkpoint()  # from here on damage costs one record, not its group
+    segment = folder.path / "commitlog" / f"{0:020d}"
+    segment.write_bytes(segment.read_bytes().replace(b"damaged later", b"damaged LATER"))
+    folder.restart()
+    assert (folder.tx.topics(A), folder.tx.lacks_topics) == (None, True)
+    folder.commit(B)
+    folder.tx.learn_topics(read_here)
+    assert [folder.tx.topics(name) for name in (A, B, C)] == [("orders",), None, None]
+    assert not folder.tx.lacks_topics
+
+
+@pytest.mark.usefixtures("without_topics")
+def test_topics_are_known_of_a_branch_that_was_put_again(folder: Folder) -> None:
+    """E-06."""
+    folder.prepared(A, b"1")
+    folder.restart()
+    (step,) = folder.tx.keep(folder.store.log.end, read_here)
+    folder.turn(step)
+    assert (folder.tx.topics(A), folder.tx.lacks_topics) == (("orders",), False)
 
 
 @pytest.mark.parametrize("happens", [lose(), lose(BOTH[0]), lose(*BOTH), damage(BOTH[0]), damage(*BOTH)])

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
 
+import gevent
 import pytest
 
 from metaq.errors import AccessDenied, Overloaded
@@ -21,6 +22,7 @@ from tests.support.users import ADMIN, READER, USERS, WRITER, write_users
 HERE: Final = "10.0.0.1"
 A_MINUTE: Final = 5
 HASHED: Final = "hashed-password"
+DEADLINE_S: Final = 60.0
 
 
 class FakeSession:
@@ -129,6 +131,25 @@ def test_a_password_that_is_taken_away_meanwhile(opened: Opened, monkeypatch: py
         opened.gate.check("ann", HASHED, HERE)
 
 
+def test_many_clients_of_one_host_log_in_at_once(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-05: who says the same shares one check, and none of them is a guess."""
+    hashes = counted(monkeypatch, gate_module, "run_in_pool")
+    logins = [gevent.spawn(opened.gate.check, "ann", HASHED, HERE) for _ in range(10 * A_MINUTE)]
+    gevent.joinall(logins, timeout=DEADLINE_S, raise_error=True)
+    assert all(login.value is opened.gate.check("ann", HASHED, HERE) for login in logins)
+    assert len(hashes) == 1
+    assert (opened.left(), opened.left(name="ann")) == (A_MINUTE, A_MINUTE)
+
+
+def test_the_same_wrong_password_at_once_is_guessed_once_by_each(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-05: nobody gets to know more by asking at the same time."""
+    hashes = counted(monkeypatch, gate_module, "run_in_pool")
+    logins = [gevent.spawn(opened.gate.check, "ann", "wrong-password", HERE) for _ in range(2 * A_MINUTE)]
+    gevent.joinall(logins, timeout=DEADLINE_S)
+    assert all(isinstance(login.exception, AccessDenied) for login in logins)
+    assert (len(hashes), opened.left()) == (A_MINUTE, 0)
+
+
 # -- secrets without a name -------------------------------------------------------------------------------------------
 
 
@@ -157,6 +178,17 @@ def test_a_holder_who_is_known_is_not_hindered_by_others(opened: Opened, monkeyp
     assert len(looked_at) == 2
     with pytest.raises(AccessDenied):
         opened.gate.holder(ADMIN.secret, HERE)  # was never right here
+
+
+def test_guesses_of_one_secret_keep_no_other_holder_out(opened: Opened) -> None:
+    """E-05: who was right here before is counted apart from everybody else who was."""
+    for secret in (READER.secret, WRITER.secret):
+        opened.gate.holder(secret, HERE)
+    assert (opened.left(name=READER.name), opened.left()) == (A_MINUTE, A_MINUTE)
+    assert opened.gate.holder(WRITER.secret, HERE).name == WRITER.name
+    opened.left(name=WRITER.name)
+    with pytest.raises(AccessDenied, match="too many wrong"):
+        opened.gate.holder(WRITER.secret, HERE)
 
 
 # -- signatures -------------------------------------------------------------------------------------------------------

@@ -189,16 +189,22 @@ def test_failures_of_all_addresses_are_limited() -> None:
 def test_who_was_right_is_not_hindered_by_others() -> None:
     """E-05: neither by those who guess at the same address nor by those elsewhere."""
     guesses = Guesses(30, Time())
-    guesses.take("10.0.0.1", "ann")
-    guesses.was_right("10.0.0.1", "ann")
+    guesses.was_right("10.0.0.1", "ann", guesses.take("10.0.0.1", "ann"))
     tried(guesses, "10.0.0.1", "bob")
     for number in range(100):
         tried(guesses, f"10.1.0.{number}", "ann")
     assert tried(guesses, "10.2.0.1", "ann") == 0
     for _ in range(1000):
-        guesses.take("10.0.0.1", "ann")
-        guesses.was_right("10.0.0.1", "ann")
+        guesses.was_right("10.0.0.1", "ann", guesses.take("10.0.0.1", "ann"))
     assert tried(guesses, "10.0.0.1", "ann") == 30  # who knows one password guesses no faster
+
+
+def test_what_was_taken_goes_back_to_where_it_was() -> None:
+    """E-05: of logins that are looked at together, the first that is right moves the others nowhere."""
+    guesses = Guesses(30, Time())
+    for taken in [guesses.take("10.0.0.1", "ann") for _ in range(30)]:
+        guesses.was_right("10.0.0.1", "ann", taken)
+    assert tried(guesses, "10.0.0.1", "bob") == 30
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -208,8 +214,7 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(MOST_BUCKETS + 500):
         time.now_s += 60
         address = f"10.{number // 65536}.{number // 256 % 256}.{number % 256}"
-        guesses.take(address, "ann")
-        guesses.was_right(address, "ann")
+        guesses.was_right(address, "ann", guesses.take(address, "ann"))
     assert len(guesses._buckets) <= MOST_BUCKETS
     assert len(guesses._known) <= MOST_BUCKETS
 
@@ -219,8 +224,7 @@ def test_the_bucket_of_all_is_never_forgotten() -> None:
     guesses = Guesses(1, Time())
     addresses = [f"10.{number // 65536}.{number // 256 % 256}.{number % 256}" for number in range(MOST_BUCKETS)]
     for address in addresses:
-        guesses.take(address, "ann")
-        guesses.was_right(address, "ann")
+        guesses.was_right(address, "ann", guesses.take(address, "ann"))
     for number in range(ALL_TIMES):
         guesses.take(f"11.0.0.{number}", "bob")
     for address in addresses:

@@ -239,10 +239,11 @@ class SendHandler:
         header = read_header(request)
         if header.batch:
             return self.send_batch(session, request)
-        queue = self.admit(session, header, request.body)
         group = None
         if header.topic.startswith(RETRY_PREFIX):  # a consumer could not send a message back and publishes it itself
-            group = self._context.groups.ensure(header.topic.removeprefix(RETRY_PREFIX))
+            demand(session.principal, Action.PUBLISH, header.topic)
+            group = self._context.groups.ensure(header.topic.removeprefix(RETRY_PREFIX))  # no topic without its group
+        queue = self.admit(session, header, request.body)
         draft = Draft(
             *(queue.topic, queue.partition, request.body, properties.parse(header.properties or ""), header.flag),
             *(header.sys_flag & CLEARED, header.born_timestamp, session.born_host, header.reconsume_times),

@@ -29,6 +29,8 @@ READ_ONLY: Final = str(int(XaCode.RDONLY))
 PREPARED: Final = str(int(XaCode.OK))
 NO_KEY: Final = "null"
 """What RECOVER names, which needs none."""
+LOCAL: Final = "TX:"
+"""Begins the key of a local transaction, which ends with its connection and waits for nothing before."""
 _new: Final = tuple.__new__
 """A third of the cost of a named tuple's own constructor."""
 
@@ -79,6 +81,13 @@ class TransactionHandler:
         """One step in the life of a branch. END is never answered (section 1.6), and means nothing here."""
         if command.type == "END":
             return
+        if self.transactions.lacks_topics and not session.principal.admin and not command.key.startswith(LOCAL):
+            self._looks.look(_Learning(self, session, command))
+        else:
+            self.step(session, command)
+
+    def step(self, session: TextSession, command: Transaction) -> None:
+        """The same, when the topics of all branches are known that can be."""
         try:
             demand(session.principal, Action.PUBLISH)
             self._check_master()
@@ -322,6 +331,37 @@ class _StepOutcome:
     def _fail(self, reason: str, code: XaCode | None) -> None:
         error = BrokerError(reason) if code is None or self._step.refusal is None else XaError(code, reason)
         self._session.answer(1, 0, refusal(error, self._opaque))
+
+
+class _Learning(Question):
+    """A command that needs the topics of branches which an older version has prepared: their messages are read first."""
+
+    __slots__ = ("_command", "_handler", "_owed", "session")
+
+    def __init__(self, handler: TransactionHandler, session: TextSession, command: Transaction) -> None:
+        self._handler = handler
+        self.session: TextSession = session
+        self._command = command
+        self._owed = False
+
+    def look(self, read: Read) -> None:
+        self._handler.transactions.learn_topics(read)
+
+    def owe(self) -> None:
+        self._owed = True
+        self.session.owed += 1
+
+    def found(self, answer: Any) -> None:
+        self._handler.step(self.session, self._command)
+        if self._owed:
+            self.session.answer(1, 0)
+
+    def fail(self, error: MetaqError) -> None:
+        reply = refusal(XaError(XaCode.RMFAIL, str(error)), self._command.opaque)
+        if self._owed:
+            self.session.answer(1, 0, reply)
+        else:
+            self.session.reply(reply)
 
 
 class _Committing(Question):

@@ -215,6 +215,7 @@ class TransactionAdminHandler:
     def _staged(self, key: str, outcome: Outcome) -> Step:
         transactions = self._transactions
         self._turns.check_load()
+        transactions.learn_topics(self._read)  # what is decided has no messages that would tell them
         work = transactions.decide(key, outcome)
         try:
             messages = transactions.messages(work, self._read) if outcome is Outcome.COMMIT else ()
