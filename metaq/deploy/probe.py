@@ -5,6 +5,7 @@ It has to run on any Python 3, however old, and prints one line of JSON.
 
 import json
 import os
+import pathlib
 import pwd
 import resource
 import socket
@@ -13,7 +14,7 @@ import sysconfig
 
 
 def nearest(path: str) -> str:
-    """The path, or the folder above it that exists."""
+    """The path, or what is above it that exists; maybe a link that leads nowhere."""
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return path
@@ -23,7 +24,10 @@ def folder(path: str) -> "dict[str, object]":
     """Whether a folder can be made or used, and how much room there is."""
     there = nearest(path)
     problem = None
-    if not os.path.isdir(there):
+    if not os.path.exists(there):
+        problem = there + " is a link to " + os.readlink(there) + ", which cannot be found; make it, or remove the link"
+        there = os.path.dirname(there)
+    elif not os.path.isdir(there):
         problem = there + " is no folder"
     elif not os.access(there, os.W_OK | os.X_OK):
         problem = "no permission to write into " + there
@@ -76,6 +80,11 @@ def link(path: str) -> str:
     return os.path.basename(os.readlink(path)) if os.path.islink(path) else ""
 
 
+def normal(path: str) -> str:
+    """A path as settings have it, by which it is looked up."""
+    return str(pathlib.PurePosixPath(path))
+
+
 def configuration(home: str) -> "dict[str, str]":
     """Of a release, by kind."""
     return {kind: read(os.path.join(home, "conf", kind + ".yaml")) for kind in ("broker", "registry")}
@@ -94,7 +103,7 @@ def main() -> None:
     data = set(asked["data"])
     for texts in configurations.values():
         for text in texts.values():
-            data.update(json.loads(line[len("data: ") :]) for line in text.splitlines() if line.startswith("data: "))
+            data.update(normal(json.loads(line[len("data: ") :])) for line in text.splitlines() if line.startswith("data: "))
     facts = {
         "python": list(sys.version_info[:2]),
         "platform": sysconfig.get_platform(),

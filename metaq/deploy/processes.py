@@ -126,7 +126,7 @@ class Processes(Protocol):
         ...
 
     def start(self, kind: Kind) -> None:
-        """Start one that does not run, without waiting until it serves."""
+        """Start one, unless it is started already, without waiting until it serves."""
         ...
 
     def stop(self, kind: Kind) -> None:

@@ -62,10 +62,15 @@ class Roll:
         down, problems = self._find_down()
         if problems:
             raise DeployFailed("\n".join(problems))
+        changed: set[str] = set()
         for service in down:
             node = self._nodes[service]
-            node.processes.stop(service.kind)  # one that is started again and again has its next try with what is new
-            change(node)
+            if node.host.name not in changed:  # else a supervisord may have started this one, too: it is left to go on
+                changed.add(node.host.name)
+                for other in down:
+                    if self._nodes[other] is node:
+                        node.processes.stop(other.kind)  # one that is started again and again has its next try with what is new
+                change(node)
             self._say(f"{node.host.name}: start {service.kind}")
             self._start_one(service)
         for group in self.groups:

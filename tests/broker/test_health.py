@@ -101,9 +101,6 @@ def test_a_handshake_that_does_not_go_on_stops_nobody(tmp_path: Path) -> None:
             for _ in range(3):  # whichever of them comes first
                 client.put("t", b"hello")
                 assert fetch(broker, "/healthz")[0] == 200
-            silent.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                silent.recv(1)
 
 
 # -- states -----------------------------------------------------------------------------------------------------------

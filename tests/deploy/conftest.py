@@ -1,4 +1,4 @@
-"""Wheels that the tests deploy, made once."""
+"""Wheels that the tests deploy, made once, and machines."""
 
 import shutil
 import subprocess
@@ -13,6 +13,7 @@ import pytest
 from metaq.deploy.cluster import Cluster, ClusterSettings
 from metaq.deploy.wheels import build
 from tests.deploy.pair import Pair
+from tests.deploy.systems import Systems
 from tests.support.sshd import SshHost
 
 ROOT: Final = Path(__file__).parents[2]
@@ -56,3 +57,10 @@ def pair(tmp_path: Path, wheels: Path) -> Iterator[Pair]:
         pair = Pair(tmp_path, hosts, wheels)
         pair.configure()
         yield pair
+
+
+@pytest.fixture
+def systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Systems:
+    found = Systems(tmp_path)
+    monkeypatch.setattr("metaq.deploy.processes.UNITS", str(found.units))
+    return found

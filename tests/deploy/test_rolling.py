@@ -62,6 +62,42 @@ class Player:
         return DeployFailed(f"{self.name}: {reason}")
 
 
+class Supervised:
+    """A machine with a registry and a broker, whose supervisord starts both when it is started."""
+
+    current = "old"
+
+    def __init__(self, services: tuple[Service, ...]) -> None:
+        self.services = services
+        self.seen: list[str] = []
+        self.machine = self.processes = self.host = self
+        self.folder = "/opt/metaq"
+        self.name = "a"
+        self.states: dict[Kind, str] = {"registry": "stopped", "broker": "stopped"}
+
+    def present(self, service: Service) -> Service:
+        return service
+
+    def attempt(self, command: str, *, deadline_s: float) -> tuple[int, str, str]:
+        (kind,) = (service.kind for service in self.services if command.endswith(f" --broker {service.asked_at}"))
+        return (0, "{}", "") if self.states[kind] == "running" else (3, "", "metaq: nobody answers")
+
+    def look(self, kind: Kind) -> Process:
+        return Process(self.states[kind], 0)
+
+    def stop(self, kind: Kind) -> None:
+        if self.states[kind] != "stopped":
+            self.seen.append(f"stop {kind}")
+            self.states[kind] = "stopped"
+
+    def start(self, kind: Kind) -> None:
+        self.seen += [f"start {kind}"] if self.states[kind] == "stopped" else []
+        self.states = dict.fromkeys(self.states, "running")
+
+    def fail(self, reason: object) -> DeployFailed:
+        return DeployFailed(f"{self.name}: {reason}")
+
+
 class Stage:
     """Three replicas, which run with other settings than they are to have."""
 
@@ -107,6 +143,20 @@ def test_what_is_down_is_started_one_at_a_time(tmp_path: Path) -> None:
         for i in range(5)
     ]
     assert stage.seen == each
+
+
+def test_what_was_started_beside_another_is_not_stopped(tmp_path: Path) -> None:
+    """E-18: a broker that recovers would begin anew; one that failed again and again before has its try with what is new."""
+    fab = Fab(tmp_path / "cluster.yaml")
+    services = {"registry": {"data": "/registry"}, "broker": {"data": "/data", "registries": "127.0.0.1:9876"}}
+    fab.configure({"a": {"address": "a", **services}})
+    machine = Supervised(Cluster.read(fab.file).hosts[0].services)
+    for state, stopped in (("stopped", []), ("restarting", ["stop broker"])):
+        machine.states = {"registry": "stopped", "broker": state}
+        machine.seen.clear()
+        roll = Roll([cast(Node, machine)], DEADLINE_S, lambda _: None)
+        assert len(roll.start(lambda node: machine.seen.append("change"))) == 2
+        assert machine.seen == [*stopped, "change", "start registry"]
 
 
 def test_what_runs_and_does_not_answer_is_left_alone(tmp_path: Path) -> None:

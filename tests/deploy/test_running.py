@@ -117,12 +117,17 @@ def test_users_come_and_go(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_only_what_changes_is_touched(pair: Pair) -> None:
-    """E-18: a service that is none any more is stopped and forgotten; what only its manager's file says of a broker waits."""
+    """E-18: a service that is none any more is stopped and forgotten; what only its manager's file says of a broker waits.
+
+    A broker that supervisord starts beside the registry is not started twice.
+    """
     b = pair.hosts[1]
     (port,) = adjacent_ports(1)
     registry = {"data": str(b.home / "registry"), "registry_listen": f"127.0.0.1:{port}"}
     pair.configure(registry=registry)
     pair.fab.run("deploy")
+    log = (b.home / "metaq" / "supervisor" / "supervisord.log").read_text()
+    assert [log.count(f"spawned: '{kind}'") for kind in ("registry", "broker")] == [1, 1]
     configuration = b.home / "metaq" / "supervisor" / "supervisord.conf"
     configuration.write_text(configuration.read_text().replace("[program:broker]\n", "[program:broker]\npriority=5\n"))
     b.supervisor("update")

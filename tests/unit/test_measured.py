@@ -125,12 +125,13 @@ def test_others_go_on_after_every_few_steps(part: str) -> None:
         steps += frame.f_code is not rest.__code__
         return trace
 
+    before = sys.gettrace()
     sys.settrace(trace)
     try:
         found = getattr(bench.measured, part)(rest)
         samples = {metric: _taken(values, rest) for metric, values in found}
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     assert sum(samples.values()) > 0
     assert max(longest, steps) < MOST_STEPS
 

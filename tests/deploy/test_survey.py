@@ -1,0 +1,35 @@
+"""What a look at a machine finds there, and what is in the way of a release: on this machine, without SSH."""
+
+import json
+from pathlib import Path
+from typing import Final
+
+from metaq.deploy.survey import Node, problems_of_formats
+from tests.deploy.systems import Systems
+
+RELEASE: Final = "0.1.0-1"
+
+
+def test_the_data_of_a_kept_release_however_its_path_is_written(systems: Systems, tmp_path: Path) -> None:
+    """E-18: a slash too many, which cluster.yaml may have by now or not, is no other folder."""
+    kept = tmp_path / "metaq" / "releases" / RELEASE
+    (kept / "conf").mkdir(parents=True)
+    (kept / "conf" / "broker.yaml").write_text(f"data: {json.dumps(f'{tmp_path}//old/')}\n")
+    (kept / "complete").write_text(json.dumps({"format": 1, "admin": ""}))
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "store.json").write_text('{"format": 99}')
+
+    host = systems.host(folder=str(tmp_path / "metaq"), broker={"data": str(tmp_path / "new")}, registry=None, user="")
+    node = Node.look(systems.machine(host)).of_release(RELEASE)
+    (problem,) = problems_of_formats([node], 1)
+    assert problem.startswith(f"a: {tmp_path / 'old'} has format 99")
+
+
+def test_a_link_that_leads_nowhere(systems: Systems, tmp_path: Path) -> None:
+    """E-18: no folder can be made there, nor below; whoever reads that is told which link."""
+    link = tmp_path / "link"
+    link.symlink_to("/nowhere/at/all")
+    host = systems.host(folder=str(link), broker={"data": str(link / "data")}, registry=None, user="")
+    facts = Node.look(systems.machine(host)).facts
+    expected = f"{link} is a link to /nowhere/at/all, which cannot be found; make it, or remove the link"
+    assert [facts["home"]["problem"], facts["data"][0]["problem"]] == [expected, expected]
