@@ -21,8 +21,8 @@ from metaq.store.reading import GAP_WORTH_READING, Reader
 UNVERIFIED_UNITS: Final = 4096
 COLD_UNITS: Final = 1024
 """About a millisecond of work."""
-MOST_RUNS: Final = 128
-"""In one piece that is not verified: each may be a read of its own."""
+MOST_READS: Final = 128
+"""For one piece that is not verified."""
 MOST_READ_BYTES: Final = 1024 * 1024
 """Of the log in one read, but for a first record that is larger."""
 SMALL_BYTES: Final = 2048
@@ -82,19 +82,19 @@ class BulkReader:
             return None
         sums = list(accumulate(sizes))
         number = min(bisect_right(sums, min(most_bytes, MOST_READ_BYTES)), bisect_left(offsets, segment.end))
-        runs = _runs(offsets[:number], sizes)[:MOST_RUNS] if number else []
-        number = sum(run.messages for run in runs)
+        runs = _runs(offsets[:number], sizes) if number else []
         # else the units are damaged: they rise, and no record lies in two segments
-        if not runs or not all(segment.base <= run.begin and run.end <= segment.end for run in runs):
+        if not runs or not all(segment.base <= begin and end <= segment.end for begin, end, _ in runs):
             return None
-        file = self._log.file(segment)
+        file, number = self._log.file(segment), 0
         records: list[bytes | memoryview] = []
-        for group in _near(runs):
-            begin, end = group[0].begin, group[-1].end
+        for group in islice(_near(runs), MOST_READS):
+            begin, end = group[0][0], group[-1][1]
             window = read(file, end - begin, begin - segment.base)
             if len(window) != end - begin:  # somebody has cut the file
                 return None
-            records += [window[run.begin - begin : run.end - begin] for run in group]
+            records += [window[first - begin : last - begin] for first, last, _ in group]
+            number += sum(messages for _, _, messages in group)
         size = sums[number - 1]
         return Piece(units[: number * UNIT_SIZE], _joined_when_small(records, size), size, verified=False)
 
@@ -163,12 +163,8 @@ class BulkReader:
         return Piece(b"".join(kept), [b"".join(records)], sum(map(len, records)))
 
 
-class _Run(NamedTuple):
-    """Records that stand one behind the other in the log."""
-
-    begin: int
-    end: int
-    messages: int
+_Run = tuple[int, int, int]
+"""Begin and end of records that stand one behind the other in the log, and how many they are. A named one costs 0.3 µs more."""
 
 
 def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> list[_Run]:
@@ -176,17 +172,17 @@ def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> list[_Run]:
     ends = list(map(add, offsets, sizes))
     breaks = list(compress(count(1), map(ne, ends, islice(offsets, 1, None))))
     bounds = zip([0, *breaks], [*breaks, len(offsets)], strict=True)
-    return [_Run(offsets[first], ends[last - 1], last - first) for first, last in bounds]
+    return [(offsets[first], ends[last - 1], last - first) for first, last in bounds]
 
 
 def _near(runs: Sequence[_Run]) -> Iterator[Sequence[_Run]]:
     """Runs in groups that are each worth one read."""
-    first = 0
-    for at in range(1, len(runs)):
-        gap = runs[at].begin - runs[at - 1].end
-        if not 0 <= gap <= GAP_WORTH_READING or runs[at].end - runs[first].begin > MOST_READ_BYTES:
+    first, start, before = 0, runs[0][0], runs[0][1]
+    for at, (begin, end, _) in enumerate(runs):
+        if at and (not 0 <= begin - before <= GAP_WORTH_READING or end - start > MOST_READ_BYTES):
             yield runs[first:at]
-            first = at
+            first, start = at, begin
+        before = end
     yield runs[first:]
 
 
