@@ -277,7 +277,7 @@ def test_a_consumer_tells_its_offsets_and_its_state(memory: InMemoryBroker, clie
     memory.create_topic("orders", 1)
     with client, client.consumer("orders", "billing", tags="a || b", consume_from=FIRST) as consumer:
         send(client, 3)
-        consumer.commit()
+        wait_until(lambda: queue in consumer.assignment(), DEADLINE_S, "the queue is the consumer's")
         fields = {"topic": "orders", "group": "billing"}
         consumer.asked(request(Request.RESET_CONSUMER_CLIENT_OFFSET, fields, encode_offsets({queue: 2})))
         status = consumer.asked(request(Request.GET_CONSUMER_STATUS_FROM_CLIENT, fields))
