@@ -301,7 +301,7 @@ def test_nonsense_harms_nothing(broker: BrokerProcess) -> None:
     assert fetch(broker, "/metrics", "POST")[0] == 405
     assert fetch(broker, "/metrics?name[]=up")[0] == 200
     assert fetch(broker, "/metrics", "HEAD") == (200, b"")
-    assert broker.stderr() == before
+    assert broker.stderr().removeprefix(before) == ""
     assert broker.running
 
 
