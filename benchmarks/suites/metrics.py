@@ -5,15 +5,15 @@ import threading
 import timeit
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from benchmarks.bench import Bench
 from benchmarks.figures import Check, MeasurementError, percentile, spread
-from benchmarks.peers import Level, free_port, metaq
-from benchmarks.programs import LoadPlan
-from benchmarks.replicas import Replicas, measure_cost, on_one_processor
+from benchmarks.peers import Level, Server, free_port, metaq
+from benchmarks.programs import LoadPlan, run_load
+from benchmarks.replicas import on_one_processor, processor_seconds
 from benchmarks.report import Report, Table, of_rounds
 from metaq.client import TextClient
 from metaq.clock import SystemClock
@@ -21,6 +21,8 @@ from metaq.server.metrics import Histogram
 from metaq.server.turn import SEND_BOUNDS
 
 ROUNDS = 9
+SLICES = 6
+"""Of the load of a round: ways are compared second by second, since a machine is not as fast in one as in the next."""
 BODY_BYTES = 128
 SHAPES = ((50, 1), (50, 16), (4, 100))
 """Connections and puts in flight on each."""
@@ -49,7 +51,7 @@ Costs = Mapping[Shape, Sequence[Mapping[str, Cost]]]
 
 def run(bench: Bench) -> Report:
     rounds = bench.rounds(ROUNDS)
-    puts = 100_000 if bench.quick else 400_000
+    puts = 60_000 if bench.quick else 600_000
     costs: defaultdict[Shape, list[Mapping[str, Cost]]] = defaultdict(list)
     cells: list[Mapping[str, object]] = []
     if bench.usable(metaq(Level.MEMORY)):
@@ -60,9 +62,10 @@ def run(bench: Bench) -> Report:
             for shape in SHAPES:
                 costs[shape].append(_round(bench, cells, turn, shape, puts, observation_us))
     settings = {
-        "rounds": f"{rounds}; figures are medians, those in percent of two cells right after each other",
-        "broker": f"fresh for each figure, at MEMORY, every other setting at its default, with messages in {TOPICS} topics",
-        "processor time": f"utime + stime of the broker over {puts:,} puts of {BODY_BYTES} B in a closed loop; "
+        "rounds": f"{rounds}; figures are medians, those in percent of two brokers of one round",
+        "broker": f"fresh for each round, one for each way, loaded in turn in {SLICES} slices; "
+        f"at MEMORY, every other setting at its default, with messages in {TOPICS} topics",
+        "processor time": f"of all threads of the broker over {puts:,} puts of {BODY_BYTES} B in a closed loop; "
         "broker, load and scrapes on one processor",
         "always counted": "the histogram of send times, once a turn of the loop: turns a put, by what one costs here",
     }
@@ -84,35 +87,63 @@ def measure_observation() -> float:
 def _round(
     bench: Bench, cells: list[Mapping[str, object]], turn: int, shape: Shape, puts: int, observation_us: float
 ) -> Mapping[str, Cost]:
-    """Every way with one shape of load, right after each other; the first one is another in each round."""
-    found: dict[str, Cost] = {}
-    first = turn % len(WAYS)
-    for way in (*WAYS[first:], *WAYS[:first]):
-        name = f"{way}, {shape[0]} × {shape[1]}"
-        cost = bench.attempt(name, _measuring(bench, way, LoadPlan(*shape, BODY_BYTES, 60.0, 0.0, puts), observation_us))
-        cells.append({"system": name, "round": turn, "figures": vars(cost) if cost else None})
+    """Every way with one shape of load; nothing when one of them cannot be measured."""
+    name = f"{shape[0]} × {shape[1]}"
+    found = bench.attempt(name, lambda: _measure(bench, shape, puts // SLICES, turn, observation_us)) or {}
+    for way in WAYS:
+        cost = found.get(way)
+        cells.append({"system": f"{way}, {name}", "round": turn, "figures": vars(cost) if cost else None})
         if cost:
-            found[way] = cost
-            bench.console.print(f"{name}: {cost.put_us:.2f} µs a put", highlight=False)
+            bench.console.print(f"{way}, {name}: {cost.put_us:.2f} µs a put", highlight=False)
     return found
 
 
-def _measuring(bench: Bench, way: str, plan: LoadPlan, observation_us: float) -> Callable[[], Cost]:
-    def measure() -> Cost:
-        assert plan.count is not None
-        port = free_port()
-        place = ("--http-listen", "none" if way == NONE else f"127.0.0.1:{port}")
-        with on_one_processor(), bench.fresh_folder() as folder, metaq(Level.MEMORY).running(folder, place) as server:
-            with TextClient(port=server.port) as client:
-                for topic in range(TOPICS):
-                    client.put(f"topic{topic}", b"hello")
-            before = 0 if way == NONE else turns_of(port)
-            with scraping(port if way == SCRAPED else None):
-                put_us = measure_cost(Replicas(server, None), plan, plan.count // 10).master_us
-            turns = 0 if way == NONE else (turns_of(port) - before) / (1.1 * plan.count)  # those of the warm-up are in it
-        return Cost(put_us, turns, turns * observation_us)
+def _measure(bench: Bench, shape: Shape, slice_puts: int, turn: int, observation_us: float) -> Mapping[str, Cost]:
+    """A fresh broker for each way, all on one processor, loaded in turn, each first once in three slices."""
+    with on_one_processor(), ExitStack() as stack:
+        sides = {way: stack.enter_context(_started(bench, way)) for way in WAYS}
+        for side in sides.values():
+            side.load(shape, slice_puts)  # which does not count
+        turns = {way: side.turns() for way, side in sides.items()}
+        seconds = dict.fromkeys(WAYS, 0.0)
+        for number in range(turn, turn + SLICES):
+            first = number % len(WAYS)
+            for way in (*WAYS[first:], *WAYS[:first]):
+                seconds[way] += sides[way].load(shape, slice_puts)
+        puts = SLICES * slice_puts
+        entered = {way: (side.turns() - turns[way]) / puts for way, side in sides.items()}
+        return {way: Cost(1e6 * seconds[way] / puts, entered[way], entered[way] * observation_us) for way in WAYS}
 
-    return measure
+
+@dataclass(frozen=True)
+class Side:
+    """A broker that is measured. `http_port` is 0 where it has none."""
+
+    server: Server
+    http_port: int
+
+    def load(self, shape: Shape, puts: int) -> float:
+        """Put so many messages; the processor time in seconds that they cost the broker."""
+        before = processor_seconds(self.server.pid)
+        run_load("metaq-put", self.server.port, LoadPlan(*shape, BODY_BYTES, 60.0, 0.0, puts))
+        return processor_seconds(self.server.pid) - before
+
+    def turns(self) -> int:
+        """Turns of the loop that it has entered into its histogram; 0 without a port, where nobody can ask."""
+        return turns_of(self.http_port) if self.http_port else 0
+
+
+@contextmanager
+def _started(bench: Bench, way: str) -> Iterator[Side]:
+    """A broker with something to tell, scraped where the way says so."""
+    port = 0 if way == NONE else free_port()
+    place = ("--http-listen", f"127.0.0.1:{port}" if port else "none")
+    with bench.fresh_folder() as folder, metaq(Level.MEMORY).running(folder, place) as server:
+        with TextClient(port=server.port) as client:
+            for topic in range(TOPICS):
+                client.put(f"topic{topic}", b"hello")
+        with scraping(port if way == SCRAPED else None):
+            yield Side(server, port)
 
 
 def scrape(port: int) -> str:
