@@ -58,10 +58,10 @@ def java_command() -> tuple[str, ...]:
     return ("java", *java_flags(), "metaq.interop.Driver")
 
 
-def go_command() -> tuple[str, ...]:
+def go_command(name: str = "driver", flags: Sequence[str] = ()) -> tuple[str, ...]:
     """The program of a Go driver, built; modules and objects stay in Go's own caches."""
-    run_build(["go", "build", "-buildvcs=false", "-o", ".build/driver", "."], GO)
-    return (str(GO / ".build" / "driver"),)
+    run_build(["go", "build", "-buildvcs=false", *flags, "-o", f".build/{name}", "."], GO)
+    return (str(GO / ".build" / name),)
 
 
 class Outgoing(NamedTuple):

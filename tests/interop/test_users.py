@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from metaq.protocol.codes import Request, Response
-from tests.interop.clients import ClientError, ClientProcess, Outgoing
+from tests.interop.clients import ClientError, ClientProcess, Outgoing, go_command
 from tests.interop.conftest import Spawn
 from tests.support.broker import BrokerProcess
 from tests.support.tls import issue
@@ -61,14 +61,40 @@ def stored(broker: BrokerProcess) -> int:
         return int(asker.call(Request.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": "0"}).fields["offset"])
 
 
+@pytest.fixture(scope="module")
+def broker_without_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("plain") / "data") as process:
+        yield process
+
+
+def use_tls(client: ClientProcess, broker: BrokerProcess) -> None:
+    """A client that speaks TLS comes to nothing where there is none."""
+    refusals = broker.stderr().count("TLS refused")
+    with pytest.raises(ClientError):
+        client.start_producer("sealed", "sealed")
+        client.send("sealed", Outgoing(TOPIC, b"no"))
+    assert broker.stderr().count("TLS refused") > refusals
+    client.kill()
+
+
 @pytest.mark.partner("java", "mvn")
-def test_java(spawn: Spawn, java_program: tuple[str, ...], broker: BrokerProcess) -> None:
+def test_java(spawn: Spawn, java_program: tuple[str, ...], broker: BrokerProcess, broker_without_tls: BrokerProcess) -> None:
     """E-05, E-06, P33: with AclClientRPCHook, and over TLS."""
     java, *rest = java_program
-    use(spawn((java, "-Dtls.enable=true", *rest), broker.registry), broker, "java")
+    program = (java, "-Dtls.enable=true", *rest)
+    use(spawn(program, broker.registry), broker, "java")
+    use_tls(spawn(program, broker_without_tls.registry), broker_without_tls)
 
 
 @pytest.mark.partner("go")
 def test_go(spawn: Spawn, go_program: tuple[str, ...], broker: BrokerProcess) -> None:
-    """E-05, E-06, P33: with WithCredentials; this version speaks no TLS."""
+    """E-05, P33: with WithCredentials; the release speaks no TLS."""
     use(spawn(go_program, broker.registry), broker, "go")
+
+
+@pytest.mark.partner("go")
+def test_go_over_tls(spawn: Spawn, broker: BrokerProcess, broker_without_tls: BrokerProcess) -> None:
+    """E-05, E-06, P33: with WithCredentials and WithTls, which came after the release."""
+    program = go_command("driver-tls", ("-tags", "tls", "-modfile=tls.mod"))
+    use(spawn(program, broker.registry), broker, "tls")
+    use_tls(spawn(program, broker_without_tls.registry), broker_without_tls)

@@ -26,12 +26,12 @@ func selector(r *request) consumer.MessageSelector {
 }
 
 func (d *driver) options(r *request) []consumer.Option {
-	options := []consumer.Option{
+	options := append([]consumer.Option{
 		consumer.WithGroupName(r.Group),
 		consumer.WithInstance(d.instance()),
 		consumer.WithNsResolver(primitive.NewPassthroughResolver(d.registry)),
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
-	}
+	}, consumersConnect...)
 	if r.User != "" {
 		options = append(options, consumer.WithCredentials(primitive.Credentials{AccessKey: r.User, SecretKey: r.Secret}))
 	}

@@ -41,13 +41,13 @@ func (d *driver) producer(name string) (startedProducer, error) {
 }
 
 func (d *driver) startProducer(r *request) error {
-	options := []producer.Option{
+	options := append([]producer.Option{
 		producer.WithGroupName(r.Group),
 		producer.WithInstanceName(d.instance()),
 		producer.WithNsResolver(primitive.NewPassthroughResolver(d.registry)),
-		producer.WithRetry(sendTries-1),
+		producer.WithRetry(sendTries - 1),
 		producer.WithQueueSelector(byKeyOrInTurn{producer.NewHashQueueSelector(), producer.NewRoundRobinQueueSelector()}),
-	}
+	}, producersConnect...)
 	if r.User != "" {
 		options = append(options, producer.WithCredentials(primitive.Credentials{AccessKey: r.User, SecretKey: r.Secret}))
 	}
