@@ -68,7 +68,7 @@ class Access:
         try:
             connection = socket.create_connection(address, timeout_s)
         except OSError as error:
-            raise ConnectionFailed(f"cannot connect to {name}: {error}; does a broker listen there?") from error
+            raise ConnectionFailed(f"cannot connect to {name}: {error}; does metaq listen there?") from error
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.tls is None:
             return connection

@@ -60,9 +60,8 @@ def test_all_is_well(cli: Cli, client: Client, broker: BrokerProcess) -> None:
 
 def test_a_registry_that_is_not_there() -> None:
     """P14, E-04: with what the operating system says; nothing else is asked."""
-    assert sick(Cli("127.0.0.1:1")) == {
-        "registry": "127.0.0.1:1 does not answer: cannot connect to 127.0.0.1:1: [Errno 111] Connection refused"
-    }
+    reason = "cannot connect to 127.0.0.1:1: [Errno 111] Connection refused; does metaq listen there?"
+    assert sick(Cli("127.0.0.1:1")) == {"registry": f"127.0.0.1:1 does not answer: {reason}"}
 
 
 def test_one_registry_of_two(broker: BrokerProcess) -> None:

@@ -18,7 +18,7 @@ from tests.support.cli import Cli
         ('password: "a\\"b c"', "password: (hidden)"),
         ("secret: 'it''s'\nadmin: true", "secret: (hidden)\nadmin: true"),
         ("password:\n  correct horse", "password:\n  (hidden)"),
-        ("password: |\n  correct horse", "password: |\n  (hidden)"),
+        ("password: |\n  correct horse\n  battery\nadmin: true", "password: (hidden)\nadmin: true"),
         ("password=abc next=1", "password=(hidden) next=1"),
         ("author of it", "author of it"),
     ],

@@ -449,7 +449,7 @@ def test_nobody_listens() -> None:
     """MQ-054: the error names the address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(ConnectionFailed, match=f"cannot connect to 127.0.0.1:{port}: .*does a broker listen there"):
+    with pytest.raises(ConnectionFailed, match=f"cannot connect to 127.0.0.1:{port}: .*does metaq listen there"):
         TextClient("127.0.0.1", port)
 
 
