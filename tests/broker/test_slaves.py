@@ -56,7 +56,7 @@ def test_a_slave_becomes_master_though_it_cannot_make_a_topic_of_its_settings(cl
         for topic in ("orders", "more"):
             text.put(topic, b"body")
     table = slave.data / "config" / "topics.json"
-    wait_until(lambda: '"more"' in table.read_text(), DEADLINE_S, "the slave has the topics of its master")
+    wait_until(lambda: table.exists() and '"more"' in table.read_text(), DEADLINE_S, "the slave has the topics of its master")
     wait_caught_up(master, slave)
     master.kill()
     slave.promote()
