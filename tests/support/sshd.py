@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -26,7 +27,10 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 Subsystem sftp internal-sftp
+SetEnv HOME={home} PATH={path}
 """
+PATH: Final = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+"""Of every command. The shell of who runs the tests may take long to set up another one."""
 
 
 def make_key(file: Path) -> None:
@@ -49,7 +53,9 @@ class SshHost:
         make_key(self._ssh / "key")
         kind, key, *_ = (self._ssh / "host_key.pub").read_text().split()
         (self._ssh / "known_hosts").write_text(f"[127.0.0.1]:{self.port} {kind} {key}\n")
-        (self._ssh / "sshd_config").write_text(CONFIGURATION.format(port=self.port, folder=self._ssh))
+        (self._ssh / "sshd_config").write_text(
+            CONFIGURATION.format(port=self.port, folder=self._ssh, home=self.home, path=PATH)
+        )
 
     def __enter__(self) -> Self:
         self.start()
