@@ -9,9 +9,10 @@ import pytest
 
 from tests.deploy.conftest import SECOND
 from tests.deploy.load import Load
+from tests.deploy.ports import free_ports
 from tests.support.fab import Fab
 from tests.support.sshd import SshHost
-from tests.support.zookeeper import ZooKeeperProcess, free_ports
+from tests.support.zookeeper import ZooKeeperProcess
 
 pytestmark = [pytest.mark.partner("sshd", "java"), pytest.mark.timeout(1800)]
 
@@ -27,18 +28,15 @@ class Machines:
         self.hosts = hosts
         self.fab = Fab(folder / "cluster.yaml")
         self._zookeeper = zookeeper
-        ports = iter(free_ports(len(hosts) * 5))
-        self.brokers = {name: self._broker(host, number, ports) for number, (name, host) in enumerate(hosts.items(), 1)}
+        self.brokers = {
+            host.name: {"data": str(host.home / "data"), "replica_number": number, **ports.settings()}
+            for number, (host, ports) in enumerate(zip(hosts.values(), free_ports(len(hosts)), strict=True), 1)
+        }
 
     @property
     def registry(self) -> str:
         """Of all three."""
         return ";".join(broker["registry_listen"] for broker in self.brokers.values())
-
-    def _broker(self, host: SshHost, number: int, ports: Iterator[int]) -> dict[str, Any]:
-        names = ("listen", "remoting_listen", "registry_listen", "replication_listen", "http_listen")
-        addresses = {name: f"127.0.0.1:{next(ports)}" for name in names}
-        return {"data": str(host.home / "data"), "replica_number": number, **addresses}
 
     def configure(self, wheels: Path, **settings: Any) -> None:
         """What is deployed next."""
@@ -49,8 +47,8 @@ class Machines:
 
     def move(self) -> None:
         """Have all listen elsewhere for text clients, which is where fab asks."""
-        for broker, port in zip(self.brokers.values(), free_ports(len(self.brokers)), strict=True):
-            broker["listen"] = f"127.0.0.1:{port}"
+        for broker, ports in zip(self.brokers.values(), free_ports(len(self.brokers)), strict=True):
+            broker.update(ports.settings("listen"))
 
     def roles(self) -> list[str]:
         """Of all replicas, as ``fab status`` shows them."""

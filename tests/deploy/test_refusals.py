@@ -39,7 +39,7 @@ def test_a_host_whose_key_is_not_known(pair: Pair, tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken(pair: Pair) -> None:
     """E-18: with the setting that names it; also the one two below."""
-    taken = pair.ports["b"][1] - 2
+    taken = pair.ports["b"].remoting_listen - 2
     with socket.create_server(("127.0.0.1", taken)):
         for task in ("deploy", "upgrade-check"):
             said = pair.fab.refused(task)
