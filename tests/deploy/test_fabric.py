@@ -28,7 +28,7 @@ class Machines:
         self.hosts = hosts
         self.fab = Fab(folder / "cluster.yaml")
         self._zookeeper = zookeeper
-        self.brokers = {
+        self.brokers: dict[str, dict[str, Any]] = {
             host.name: {"data": str(host.home / "data"), "replica_number": number, **ports.settings()}
             for number, (host, ports) in enumerate(zip(hosts.values(), free_ports(len(hosts)), strict=True), 1)
         }
