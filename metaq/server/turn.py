@@ -27,24 +27,8 @@ logger = logging.getLogger(__name__)
 NOT_STORED: Final = "was not stored"
 IN_DOUBT: Final = "may be stored or not"
 # not of a fixed length, by its type: the compiled form takes such a tuple of floats for one that was never set
-SEND_BOUNDS: Final[tuple[float, ...]] = (
-    0.0001,
-    0.0002,
-    0.0005,
-    0.001,
-    0.002,
-    0.005,
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-)
 SYNC_BOUNDS: Final[tuple[float, ...]] = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+SEND_BOUNDS: Final[tuple[float, ...]] = (0.0001, *SYNC_BOUNDS)
 
 
 class Short(NamedTuple):
