@@ -97,7 +97,7 @@ def run(bench: Bench) -> Report:
         "replicas": "one master and one slave, processes of this machine over loopback, fresh and in sync for each figure; "
         "every setting at its default but the level, which both have",
         "seconds a cell": f"{seconds} after {warmup} of warm-up",
-        "processor time": f"utime + stime of the process over {puts:,} puts in a closed loop, until the slave has them all; "
+        "processor time": f"of all threads of the process over {puts:,} puts in a closed loop, until the slave has them all; "
         "all processes on one processor, so that none slows another down as its core's second thread",
         "lag": f"{probes:,} messages, one each {1000 * EVERY_SECONDS:g} ms, of a topic of their own, "
         f"while puts run paced at {HALF:g} of the rate measured before",

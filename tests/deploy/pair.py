@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Final
 
-from tests.deploy.ports import free_ports
+from tests.deploy.ports import broker_ports
 from tests.support.fab import Fab
 from tests.support.sshd import SshHost
 
@@ -17,7 +17,7 @@ class Pair:
         self.hosts = hosts
         self.fab = Fab(folder / "cluster.yaml")
         self._wheels = wheels
-        self.ports = {host.name: ports for host, ports in zip(hosts, free_ports(len(hosts)), strict=True)}
+        self.ports = {host.name: ports for host, ports in zip(hosts, broker_ports(len(hosts)), strict=True)}
 
     def configure(self, wheels: Path | None = None, of_all: dict[str, Any] | None = None, **of_b: Any) -> None:
         """Write cluster.yaml; what is given is of host b, or of the deployment."""

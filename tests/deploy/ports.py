@@ -29,7 +29,7 @@ class Ports(NamedTuple):
         return {name: f"127.0.0.1:{getattr(self, name)}" for name in names or self._fields}
 
 
-def free_ports(count: int) -> list[Ports]:
+def broker_ports(count: int) -> list[Ports]:
     """For so many brokers; nobody listens there or beside them now."""
     share = int("".join(filter(str.isdecimal, os.environ.get("PYTEST_XDIST_WORKER", ""))) or 0) % SHARES
     begin = FIRST + share * SHARE

@@ -9,7 +9,7 @@ import pytest
 
 from tests.deploy.conftest import SECOND
 from tests.deploy.load import Load
-from tests.deploy.ports import free_ports
+from tests.deploy.ports import broker_ports
 from tests.support.fab import Fab
 from tests.support.sshd import SshHost
 from tests.support.zookeeper import ZooKeeperProcess
@@ -30,7 +30,7 @@ class Machines:
         self._zookeeper = zookeeper
         self.brokers: dict[str, dict[str, Any]] = {
             host.name: {"data": str(host.home / "data"), "replica_number": number, **ports.settings()}
-            for number, (host, ports) in enumerate(zip(hosts.values(), free_ports(len(hosts)), strict=True), 1)
+            for number, (host, ports) in enumerate(zip(hosts.values(), broker_ports(len(hosts)), strict=True), 1)
         }
 
     @property
@@ -47,7 +47,7 @@ class Machines:
 
     def move(self) -> None:
         """Have all listen elsewhere for text clients, which is where fab asks."""
-        for broker, ports in zip(self.brokers.values(), free_ports(len(self.brokers)), strict=True):
+        for broker, ports in zip(self.brokers.values(), broker_ports(len(self.brokers)), strict=True):
             broker.update(ports.settings("listen"))
 
     def roles(self) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.deploy.conftest import SECOND
 from tests.deploy.pair import Pair
-from tests.deploy.ports import free_ports
+from tests.deploy.ports import broker_ports
 from tests.support.broker import wait_until
 from tests.support.sshd import SshHost
 from tests.support.users import ADMIN, write_users
@@ -104,7 +104,7 @@ def test_users_come_and_go(pair: Pair, tmp_path: Path) -> None:
     b = pair.hosts[1]
     users = write_users(tmp_path / "users.yaml")
     pair.fab.run("deploy")
-    (elsewhere,) = free_ports(1)
+    (elsewhere,) = broker_ports(1)
     with_users = pair.broker(b, users_file=str(users), **elsewhere.settings("listen"))
     pair.configure(of_all={"admin": ADMIN.name}, broker=with_users)
     assert pair.status()["b"][-1] == "serves"
@@ -123,7 +123,7 @@ def test_only_what_changes_is_touched(pair: Pair) -> None:
     A broker that supervisord starts beside the registry is not started twice.
     """
     b = pair.hosts[1]
-    (ports,) = free_ports(1)
+    (ports,) = broker_ports(1)
     registry = {"data": str(b.home / "registry"), **ports.settings("registry_listen")}
     pair.configure(registry=registry)
     pair.fab.run("deploy")
