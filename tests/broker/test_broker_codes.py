@@ -1,7 +1,6 @@
 """The broker itself by command: settings, run-time information, statistics, and its own permission."""
 
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from metaq.protocol.fastjson import decode
 from tests.broker.test_restart import Controlled
 from tests.support.admin import Refused, ask, ask_body, connect, create_topic, fields_of, pull, send
 from tests.support.broker import BrokerProcess, wait_until
+from tests.support.ports import free_ports
 from tests.support.remoting import RemotingClient
 
 DEADLINE_S = 60.0
@@ -145,25 +145,12 @@ def test_text_statistics_count_both_protocols(tmp_path: Path) -> None:
 # -- addresses --------------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    """One that nobody has, and neither the one two below."""
-    while True:
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port: int = one.getsockname()[1]
-            try:
-                other.bind(("127.0.0.1", port - 2))
-            except OSError:
-                continue
-            return port
-
-
 def test_the_port_of_rocketmq_clients(tmp_path: Path) -> None:
     """SG-056: an address of their own, the second port two below it, and routes that lead there."""
-    port = free_port()
+    second, _, port = free_ports(3)
     with BrokerProcess(tmp_path / "data", "--remoting-listen", f"127.0.0.1:{port}") as broker:
         identities = set()
-        for number in (port, port - 2, broker.port):
+        for number in (port, second, broker.port):
             with RemotingClient("127.0.0.1", number) as client:
                 identities.add(ask(client, Request.IDENTITY).fields["identity"])
                 [data] = ask_body(client, Request.GET_ROUTEINFO_BY_TOPIC, topic="TBW102")["brokerDatas"]

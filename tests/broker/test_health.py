@@ -17,22 +17,13 @@ from metaq.store.messagestore import LOG
 from tests.broker.test_restart import Controlled
 from tests.support.broker import BrokerFailed, BrokerProcess, wait_until
 from tests.support.metrics import Values, fetch, readiness, value
+from tests.support.ports import free_ports
 from tests.support.talk import Talk
 from tests.support.tls import issue
-from tests.support.zookeeper import free_ports
 
 DEADLINE_S: Final = 60.0
 STALL_S: Final = 0.3
 NOBODY: Final = "127.0.0.1:1"
-
-
-def is_free(port: int) -> bool:
-    """Whether an address of this machine can be taken."""
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
 
 
 # -- the port ---------------------------------------------------------------------------------------------------------
@@ -40,7 +31,7 @@ def is_free(port: int) -> bool:
 
 def test_the_port_is_above_that_of_listen_unless_it_is_set(tmp_path: Path) -> None:
     """E-02: several brokers on a machine need no setting for it."""
-    listen = next(port for port in free_ports(20) if is_free(port + 1))
+    listen, _ = free_ports(2)
     with BrokerProcess(tmp_path / "data", "--http-listen", "", listen=f"127.0.0.1:{listen}") as broker:
         assert broker.http == f"127.0.0.1:{listen + 1}"
         assert fetch(broker, "/healthz")[0] == 200

@@ -30,9 +30,9 @@ from tests.support.consumer import Consumer, subscription
 from tests.support.halves import COMMIT, ROLLBACK, Producer
 from tests.support.messages import records, send, send_header, sent
 from tests.support.metrics import Values, fetch, readiness, value
+from tests.support.ports import free_ports
 from tests.support.remoting import RemotingClient
 from tests.support.talk import Talk
-from tests.support.zookeeper import free_ports
 
 DEADLINE_S: Final = 60.0
 GROUP: Final = "workers"

@@ -16,7 +16,8 @@ import metaq.aio
 from metaq.client import Client, ConsumeFrom, TextClient, connect
 from metaq.errors import BadRequest, RouteNotFound, RouteProblem
 from tests.support.broker import BrokerProcess, wait_until
-from tests.support.zookeeper import Ensemble, ZooKeeperProcess, free_ports
+from tests.support.ports import free_ports
+from tests.support.zookeeper import Ensemble, ZooKeeperProcess
 
 pytestmark = pytest.mark.partner("java")
 

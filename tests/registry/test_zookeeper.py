@@ -21,7 +21,8 @@ from metaq.errors import BadRequest, OutcomeUnknown, RegistryUnavailable
 from metaq.registry.session import Check, Create, Delete, Node, Operation, Set, parse_hosts
 from metaq.registry.zookeeper import ZooKeeper
 from tests.support.broker import wait_until
-from tests.support.zookeeper import Ensemble, ZooKeeperProcess, free_ports
+from tests.support.ports import free_ports
+from tests.support.zookeeper import Ensemble, ZooKeeperProcess
 
 pytestmark = pytest.mark.partner("java")
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Final, Self
 
+from tests.support.ports import hold_port
+
 START_DEADLINE_S: Final = 120.0
 STOP_DEADLINE_S: Final = 60.0
 SOCKET_TIMEOUT_S: Final = 30.0
@@ -152,10 +154,13 @@ class BrokerProcess:
     def restart(self, *, same_port: bool = False) -> None:
         """Start again over the same data, after a SIGKILL if it still runs."""
         self.kill()
-        if same_port:
-            self._listen = f"{self.host}:{self.port}"
-            self._registry_listen = self.registry or self._registry_listen
-        self.start()
+        with contextlib.ExitStack() as held:
+            if same_port:
+                self._listen = self.address
+                self._registry_listen = self.registry or self._registry_listen
+                for port in (self.port, int(self._registry_listen.rpartition(":")[2])):
+                    held.enter_context(hold_port(port))
+            self.start()
 
     @property
     def address(self) -> str:

@@ -1,7 +1,6 @@
 """Three replicas that elect their master through a real ZooKeeper; where wanted, with a proxy in each way between them all."""
 
 import contextlib
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
@@ -13,6 +12,7 @@ from tests.support.admin import ask, ask_body
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.cluster import ROLE_CHANGES, ReplicaProcess
 from tests.support.detour import DETOURS
+from tests.support.ports import hold_port
 from tests.support.proxy import Proxy
 from tests.support.remoting import RemotingClient
 
@@ -116,11 +116,8 @@ class Group(contextlib.ExitStack):
         return self.enter_context(Proxy("127.0.0.1", port, seed=seed))
 
     def _hold_port(self) -> int:
-        """A free port. Its replica can listen there whenever it starts, and nobody else is given it meanwhile."""
-        holder = self.enter_context(socket.socket())
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        return int(holder.getsockname()[1])
+        """A free port, where a replica can listen whenever it starts."""
+        return int(self.enter_context(hold_port()).getsockname()[1])
 
     def __enter__(self) -> "Group":
         for member in self.members.values():

@@ -27,6 +27,8 @@ from random import Random
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from typing import Final, Literal
 
+from tests.support.ports import hold_port
+
 Direction = Literal["up", "down"]
 
 # A direction of a connection that holds so many bytes reads no more: the buffers of the sender's system fill up.
@@ -170,9 +172,7 @@ class Proxy(contextlib.AbstractContextManager["Proxy"]):
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._woken, EVENT_READ, self._make_changes)
         # Never listens: it keeps the port while ``refuse()`` has closed the listener.
-        self._holder = socket.socket()
-        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._holder.bind(("127.0.0.1", 0))
+        self._holder = hold_port()
         self.port: int = self._holder.getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"
         self._listener: socket.socket | None = None

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from tests.support.broker import wait_until
-from tests.support.zookeeper import free_ports
+from tests.support.ports import free_ports
 
 START_DEADLINE_S: Final = 60.0
 STOP_DEADLINE_S: Final = 60.0

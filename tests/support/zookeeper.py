@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -17,6 +17,7 @@ from typing import Final, Self
 from kazoo.client import KazooClient
 
 from tests.support.broker import wait_until
+from tests.support.ports import free_ports
 
 START_DEADLINE_S: Final = 120.0
 STOP_DEADLINE_S: Final = 60.0
@@ -28,9 +29,10 @@ _READY: Final = re.compile(r"^metaq zookeeper ready listen=(\S+):(\d+) data=.* p
 class ZooKeeperProcess:
     """One ZooKeeper over the folder ``data``, from entering the ``with`` block until leaving it; restarts keep the port."""
 
-    def __init__(self, data: Path, *flags: str, port: int = 0) -> None:
+    def __init__(self, data: Path, *flags: str, port: int | None = None) -> None:
+        """``port`` 0 lets it take a free one itself, which others may have taken when it restarts."""
         self.data = data
-        self.port = port
+        self.port = free_ports(1)[0] if port is None else port
         self._flags = flags
         self._output = data.with_name(f"{data.name}.stdout")
         self._log = data.with_name(f"{data.name}.stderr")
@@ -129,13 +131,6 @@ class ZooKeeperProcess:
         finally:
             client.stop()
             client.close()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in held]
 
 
 class Ensemble:
