@@ -1,5 +1,6 @@
 """Builds the C programs of the benchmarks and runs those that measure."""
 
+import fcntl
 import hashlib
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ Line = TypeVar("Line", bound=BaseModel)
 
 
 def build(source: Path, libraries: Sequence[str] = ()) -> Path:
-    """Compile one C file with `gcc -O2` into the ignored build folder, unless it is there already."""
+    """Compile one C file with `gcc -O2` into the ignored build folder, unless it is there already; one process at a time."""
     parts = [source, *sorted(source.parent.glob("*.h"))]
     digest = hashlib.sha256(b"\0".join(part.read_bytes() for part in parts)).hexdigest()[:12]
     program = BUILD / f"{source.stem}-{digest}"
@@ -28,8 +29,16 @@ def build(source: Path, libraries: Sequence[str] = ()) -> Path:
     if shutil.which("gcc") is None:
         raise MeasurementError("the benchmarks need gcc: apt-get install gcc libc6-dev")
     BUILD.mkdir(exist_ok=True)
-    for stale in BUILD.glob(f"{source.stem}-*"):
-        stale.unlink()
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+        if not program.exists():
+            for stale in BUILD.glob(f"{source.stem}-*"):
+                stale.unlink()
+            _compile(source, libraries, program)
+    return program
+
+
+def _compile(source: Path, libraries: Sequence[str], program: Path) -> None:
     fresh = program.with_suffix(".new")
     made = subprocess.run(
         ["gcc", "-O2", "-o", str(fresh), str(source), *(f"-l{name}" for name in libraries)],
@@ -41,7 +50,6 @@ def build(source: Path, libraries: Sequence[str] = ()) -> Path:
     if made.returncode:
         raise MeasurementError(f"gcc refused {source.name}:\n{made.stderr}")
     fresh.rename(program)
-    return program
 
 
 @dataclass(frozen=True)

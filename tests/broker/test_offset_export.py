@@ -16,7 +16,7 @@ from metaq.protocol.offsetrows import HISTORY_TOPIC, Kind, OffsetRow
 from tests.support.admin import ask, create_topic, fields_of, pull, records, send
 from tests.support.admin import connect as connect_remoting
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
-from tests.support.cluster import Cluster, wait_caught_up
+from tests.support.cluster import PATIENT, Cluster, wait_caught_up
 from tests.support.consumer import Consumer, subscription
 from tests.support.offsets import page, rows
 
@@ -121,10 +121,11 @@ def test_the_owner_is_who_pulls_now(broker: BrokerProcess, topic: str) -> None:
     assert at(rows(broker, Kind.REMOTING, topic, topic), 0).consumed == 2  # it is known without members, too
 
 
-def test_who_is_left_out(broker: BrokerProcess, client: Client, topic: str) -> None:
+def test_who_is_left_out(broker: BrokerProcess, client: Client, topic: str, tmp_path: Path) -> None:
     """SG-118: groups that broadcast keep their offsets themselves; tools are no groups; a deleted topic is gone."""
     fill(broker, topic, 3)
-    with client.consumer(topic, f"{topic}-all", model=Model.BROADCASTING, consume_from=FIRST) as consumer:
+    all_of_it = f"{topic}-all"
+    with client.consumer(topic, all_of_it, model=Model.BROADCASTING, consume_from=FIRST, offsets_folder=tmp_path) as consumer:
         next(iter(consumer))
         with Consumer(broker, "TOOLS_CONSUMER") as tool:
             tool.commit(topic, 1)
@@ -273,7 +274,7 @@ def test_a_body_is_lines_of_json(tmp_path: Path) -> None:
         wait_until(lambda: bool(history(client)), DEADLINE_S, "there is a history")
         with client.pull_consumer(HISTORY_TOPIC) as reader:
             reader.assign(reader.partitions())
-            message = reader.poll(timeout_s=10)[0]
+            message = reader.poll(timeout_s=DEADLINE_S)[0]
         row = json.loads(message.body.splitlines()[0])
         assert list(row) == list(OffsetRow._fields)
         assert datetime.fromisoformat(row["ts"]).utcoffset() == timedelta(0)
@@ -302,7 +303,7 @@ def test_slaves_answer_and_record_nothing(tmp_path: Path) -> None:
     """SG-083: what they have of their master, its history among it; the master's goes on beside them."""
     with (
         RegistryProcess(tmp_path / "registry") as registry,
-        Cluster(tmp_path, "--registries", registry.address, *OFTEN) as both,
+        Cluster(tmp_path, *PATIENT, "--registries", registry.address, *OFTEN) as both,
     ):
         master, slave = both.pair()
         fill(master, "orders", 5)

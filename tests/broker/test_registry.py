@@ -207,7 +207,7 @@ def test_a_registry_that_comes_back_learns_everything_anew(tmp_path: Path, regis
         wait_registered(first, broker)
         assert route(first.address, "orders") == route(second.address, "orders")
         assert route(first.address, DEFAULT_TOPIC) == route(second.address, DEFAULT_TOPIC)
-        wait_until(lambda: broker.stderr().count(f" registered registry={first.address}") == 2, DEADLINE_S, "it is logged")
+        wait_until(lambda: broker.stderr().count(f" registered registry={first.address}") >= 2, DEADLINE_S, "it is logged")
 
 
 def test_a_registry_that_is_down_holds_up_no_broker(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_broker_that_registers_in_time_stays(tmp_path: Path) -> None:
                 register(silent, f"silent-{number}")
                 silent.wait_closed()
         assert set(addresses(registry.address)) == {"metaq"}
-        assert registry.stderr().count("broker registered") == 3
+        assert registry.stderr().count("broker registered") >= 3
 
 
 def test_two_brokers_of_one_name_are_noticed(tmp_path: Path) -> None:

@@ -262,8 +262,10 @@ def test_one_connection_too_many(tmp_path: Path, talk: Connect) -> None:
     """E-15: it is told why and closed; the others go on, and there is room again when one leaves."""
     with BrokerProcess(tmp_path / "data", *SMALL, "--max-connections", "2", "--log-level", "DEBUG") as broker:
         looked = "advertised address is right"  # the broker connects to itself for that
-        wait_until(lambda: looked in broker.stderr(), DEADLINE_S, "the broker's own connection is closed")
-        first, second = talk(broker), talk(broker)
+        wait_until(lambda: looked in broker.stderr(), DEADLINE_S, "the broker has looked")
+        first = talk(broker)
+        wait_until(lambda: stats(first)["curr_connections"] == "1", DEADLINE_S, "the broker's own connection is closed")
+        second = talk(broker)
         assert [one.ask(b"version 1\r\n").code for one in (first, second)] == [OK, OK]
         (refusal,) = talk(broker).rest()
         assert (refusal.code, refusal.opaque) == (UNAVAILABLE, int(NO_OPAQUE))
@@ -281,9 +283,11 @@ def test_one_connection_too_many(tmp_path: Path, talk: Connect) -> None:
 
 def test_a_get_that_waits_is_not_idle(tmp_path: Path, talk: Connect) -> None:
     """MQ-054, RD-006: silence closes a connection only when no answer is due."""
-    with BrokerProcess(tmp_path / "data", *SMALL, "--idle-timeout-ms", "100") as broker:
-        waiting, silent = talk(broker), talk(broker)
+    with BrokerProcess(tmp_path / "data", *SMALL, "--idle-timeout-ms", "3000") as broker:  # also for the first word
+        waiting = talk(broker)
         waiting.send(write_get("t", "g", 0, 0, 1000, 1, wait_ms=30_000))
+        silent = talk(broker)
+        assert silent.ask(b"version 1\r\n").code == OK
         assert silent.rest() == []
         with client_of(broker) as client:
             client.put("t", b"hello")
@@ -393,11 +397,15 @@ def stats(talk: Talk) -> dict[str, str]:
     return parse_stats(talk.ask(b"stats 1\r\n").body.decode())
 
 
+STORED: Final = (OK, ERROR)
+"""What a put is answered where the disk may take longer than it waits."""
+
+
 def test_a_put_whose_sync_takes_too_long(tmp_path: Path, talk: Connect) -> None:
     """MQ-040, MQ-062: it is told where it is stored and what that is not yet; it is read once it is safe."""
     with Controlled(tmp_path / "data", "--sync-timeout-ms", "3000") as broker:
         one, other = talk(broker), talk(broker)
-        assert one.ask(put(0)).code == OK
+        assert one.ask(put(0)).code in STORED
         broker.stall()
         one.send(put(1) + put(2))
         first, second = one.replies(2)
@@ -408,8 +416,8 @@ def test_a_put_whose_sync_takes_too_long(tmp_path: Path, talk: Connect) -> None:
         broker.go_on()
         found = other.ask(write_get("t", "g", 0, 42, 1, 1, wait_ms=30_000))
         assert int.from_bytes(found.body[8:16]) == int(words[2])
-        assert one.ask(put(3)).code == OK
-        assert bodies(broker, "t") == [b"0", b"1", b"2", b"3"]
+        assert one.ask(put(3)).code in STORED
+        wait_until(lambda: bodies(broker, "t") == [b"0", b"1", b"2", b"3"], DEADLINE_S, "all are safe")
 
 
 def test_a_failed_sync_fails_all_that_waits(tmp_path: Path, talk: Connect) -> None:
@@ -493,7 +501,8 @@ def test_a_stop_does_not_wait_for_ever_for_the_disk(tmp_path: Path, talk: Connec
 def test_a_refused_put_has_words_for_the_client(tmp_path: Path) -> None:
     """MQ-037: the same through the Python client."""
     with Controlled(tmp_path / "data", "--sync-timeout-ms", "100") as broker, client_of(broker) as client:
-        client.put("t", b"0")
+        with contextlib.suppress(Refused):  # by a disk that takes as long: stored nevertheless
+            client.put("t", b"0")
         broker.stall()
         with pytest.raises(Refused, match=r"500: stored at [0-9]+ 0 21, not yet disk"):
             client.put("t", b"1")

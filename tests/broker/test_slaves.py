@@ -15,7 +15,7 @@ from metaq.protocol.remoting import RemotingCommand
 from metaq.server.handlers.masteronly import CODES
 from tests.support.admin import ask, ask_body, connect, create_topic, fields_of, send
 from tests.support.broker import RegistryProcess, wait_until
-from tests.support.cluster import Cluster, ReplicaProcess, wait_caught_up
+from tests.support.cluster import PATIENT, Cluster, ReplicaProcess, wait_caught_up
 from tests.support.consumer import Consumer, subscription
 
 DEADLINE_S: Final = 60.0
@@ -25,7 +25,10 @@ GROUP: Final = "billing"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with RegistryProcess(tmp_path / "registry") as registry, Cluster(tmp_path, "--registries", registry.address) as cluster:
+    with (
+        RegistryProcess(tmp_path / "registry") as registry,
+        Cluster(tmp_path, *PATIENT, "--registries", registry.address) as cluster,
+    ):
         yield cluster
     for folder in tmp_path.glob("replica?"):
         shutil.rmtree(folder)

@@ -87,6 +87,7 @@ class _Life:
             "checkpoint-interval-ms": rng.choice((10, 50, 200, 5000)),
             "sweep-interval-ms": rng.choice((10, 50, 250)),
             "flush-messages": rng.choice((10, 1000)),
+            "sync-timeout-ms": 600_000,  # no put is refused, however busy the disk is
             "ample-free-bytes": 0,  # a disk that is rather full deletes nothing
         }
         self.broker.flags = tuple(text for name, value in drawn.items() for text in (f"--{name}", str(value)))

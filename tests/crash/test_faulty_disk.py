@@ -9,7 +9,7 @@ import pytest
 
 from tests.crash import flips, full, power, syncs, torn
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_nothing_synced_is_lost_in_power_cuts() -> None:

@@ -6,7 +6,6 @@ What is not tried: the base images, `useradd`, and that the folder /data is writ
 import fnmatch
 import json
 import shlex
-import socket
 import subprocess
 import sys
 import venv
@@ -20,6 +19,7 @@ from metaq.config import Settings, gather
 from tests.docs.examples import ROOT
 from tests.packaging.built import DEADLINE_S, clean_environment, copy, run, tracked
 from tests.support.broker import wait_until
+from tests.support.ports import free_ports
 
 pytestmark = [pytest.mark.partner("git"), pytest.mark.timeout(1200)]
 
@@ -96,8 +96,7 @@ def test_the_commands_of_the_file_build_install_serve_and_look_after_it(tmp_path
     pip = "pip " + rest.partition("&&")[0].replace("/wheels", f"{tmp_path}/wheels")
     path = f"{tmp_path}/image/bin:/usr/bin:/bin"
     run("sh", "-ec", pip, cwd=tmp_path, PATH=path)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(2)[0]}"  # the other one is that of HTTP
     inside = {**ENVIRONMENT, "METAQ_DATA": str(tmp_path / "data"), "METAQ_LISTEN": address, "METAQ_BROKER": address}
     inside |= {"METAQ_REMOTING_LISTEN": "127.0.0.1:0", "METAQ_REGISTRY_LISTEN": "127.0.0.1:0", "PATH": path}
     assert DEFAULT_BROKER.rpartition(":")[2] == ENVIRONMENT["METAQ_LISTEN"].rpartition(":")[2]  # where the check looks

@@ -95,6 +95,8 @@ class BrokerProcess:
         """Beside where its data is and where it listens. It puts nothing into the log that a test has not asked for."""
         flags = ["--remoting-listen", "none", "--registry-listen", self._registry_listen, "--http-listen", "127.0.0.1:0"]
         flags += ["--offset-export-interval-ms", "0"]
+        if self.durability == "disk":
+            flags += ["--sync-timeout-ms", "60000"]  # a disk that others keep busy fails no test
         return [*flags, "--segment-bytes", str(SEGMENT_BYTES), "--durability", self.durability]
 
     def launch(self) -> None:

@@ -87,6 +87,10 @@ class ReplicaProcess(BrokerProcess):
         wait_until(named, DEADLINE_S, f"replica {self.number} says {words!r}; see {self.log}")
 
 
+PATIENT: Final = ("--replica-lag-ms", "15000", "--replica-timeout-ms", "30000")
+"""Where no slave is lost: a machine that stands still for a while puts none out of sync."""
+
+
 class Cluster(contextlib.ExitStack):
     """The replicas of one broker, whose folders are in one; all end with the ``with`` block."""
 

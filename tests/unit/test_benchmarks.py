@@ -225,7 +225,7 @@ def test_the_load_generator_counts_what_the_server_got(plan: LoadPlan) -> None:
     assert measured.messages == measured.requests == server.puts == (plan.count or 100)
     assert measured.bytes == server.bodies == server.puts * plan.body_bytes
     assert 0 < measured.p50_us <= measured.p99_us <= measured.p999_us <= measured.max_us
-    assert measured.messages_per_second == pytest.approx(measured.messages / measured.seconds, rel=0.05)
+    assert measured.messages_per_second == pytest.approx(measured.messages / measured.seconds, rel=0.05, abs=0.05)
 
 
 @pytest.mark.partner("gcc")
@@ -258,7 +258,7 @@ def test_a_get_walks_the_whole_log_in_order(tmp_path: Path) -> None:
 def test_the_sync_loop_syncs_every_record_and_leaves_no_file(tmp_path: Path) -> None:
     bare = run_sync_loop(tmp_path, 256, 0.1, 0)
     assert bare.messages == bare.syncs > 0
-    paced = run_sync_loop(tmp_path, 256, 0.2, 500)
+    paced = run_sync_loop(tmp_path, 256, 0.2, 50)
     assert paced.syncs <= paced.messages
     assert list(tmp_path.iterdir()) == []
 

@@ -185,11 +185,11 @@ def test_many_topics_are_there_after_a_stop_and_a_kill(tmp_path: Path) -> None:
 
 def test_our_client_reads_a_topic_again_and_again(tmp_path: Path) -> None:
     with metaq(Level.MEMORY, SMALL).running(tmp_path / "server") as server:
-        run_load("metaq-put", server.port, LoadPlan(1, 16, 100, 60.0, 0.0, count=50))
+        run_load("metaq-put", server.port, LoadPlan(1, 5, 100, 60.0, 0.0, count=5))
         consumed = consume(server, "bench", 100, seconds=1.0, warmup_seconds=0.1)
         with pytest.raises(MeasurementError, match="a message that does not have 101 bytes"):
             consume(server, "bench", 101, seconds=0.5, warmup_seconds=0.0)
-    assert consumed.messages > 50
+    assert consumed.messages > 5
     assert consumed.mb_per_second == pytest.approx(consumed.messages_per_second * 100 / 1e6)
 
 

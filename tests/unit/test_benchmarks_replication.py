@@ -90,7 +90,7 @@ def test_processor_time_is_that_of_the_process() -> None:
 @pytest.mark.partner("gcc")
 def test_what_puts_cost_a_master_and_its_slave(tmp_path: Path) -> None:
     """SG-037: a slave takes part in every put, and nobody does at a broker alone."""
-    plan = LoadPlan(4, 16, 128, 60.0, 0.0, 20_000)
+    plan = LoadPlan(4, 16, 128, 60.0, 0.0, 2_000)
     with replicas(Level.REPLICA, tmp_path, with_slave=True) as pair:
         both = measure_cost(pair, plan, 100)
     assert min(both.master_us, both.slave_us) > 0

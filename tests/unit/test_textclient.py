@@ -272,6 +272,7 @@ def test_timeout_closes_and_the_next_call_reconnects(stack: contextlib.ExitStack
     broker, client = start(stack, lambda commands: b"", SHORT_S)
     with pytest.raises(RequestTimeout, match=f"no answer from 127.0.0.1:{broker.port} in time .* may or may not"):
         client.put("orders", b"1")
+    wait_until(lambda: len(broker.received) == 1, LONG_S, "it has come nevertheless")
     broker.answer = each(store)
     client.timeout_s = LONG_S
     assert client.put("orders", b"2").id == 2

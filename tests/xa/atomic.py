@@ -210,11 +210,17 @@ class Case:
             self.postgres.start()
         if not self._broker.running:
             self._broker.start()
+        wait_until(self._is_at_rest, DEADLINE_S, "the database is done with what killed programs told it last")
         with database(self.postgres.url) as engine, self.session() as session:
             wait_until(lambda: self._resolved(engine, session), DEADLINE_S, "everything is resolved")
 
+    def _is_at_rest(self) -> bool:
+        """Whether no process of it serves a program any more."""
+        with self.postgres.connect() as connection:
+            others = "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            return connection.execute(others).fetchone() is None
+
     def _resolved(self, engine: sa.Engine, session: xa.XaSession) -> bool:
-        """A process of the database may still be busy with what a killed program told it last; then once more."""
         self._roll_back_prepared_rows()
         done = xa.resolve(session, lambda xid: is_committed(engine, xid))
         expect(not done.conflicts and not done.unreachable, "every branch can be resolved", done)
