@@ -22,7 +22,7 @@ from tests.cluster.transactional import CHECKS, Brancher, HalfSender
 from tests.crash.model import expect
 from tests.support.admin import ask
 from tests.support.broker import wait_until
-from tests.support.cluster import compare_logs
+from tests.support.cluster import ROLE_CHANGES, compare_logs
 from tests.support.group import Group, Member
 from tests.support.pressure import Stopwatch
 from tests.support.remoting import RemotingClient
@@ -92,6 +92,8 @@ class Life:
         self.doing = "start"
         self._epoch = 0
         self._began = 0.0
+        self._same = (0, 0)
+        """Begin and end of the log, when all replicas had the same."""
 
     def faults(self) -> dict[Fault, int]:
         """What can go wrong, and how often it does."""
@@ -206,10 +208,9 @@ class Life:
             self.history.check(member.host, member.port)
         with Talk(self.group.wait_master()) as talk:
             expect(talk.recover() == [], "no branch is prepared any more", talk.recover())
-        look = members[0].look()
-        assert look is not None
+        begin, end = self._same
         for member in members[1:]:
-            compare_logs(members[0].data, member.data, look["begin"], look["end"])
+            compare_logs(members[0].data, member.data, begin, end)
         for member in members:
             expect(member.terminate() == 0, "an orderly stop", member.stderr()[-2000:])
             expect("Traceback" not in member.stderr(), "no surprises", _surprise(member.stderr()))
@@ -218,14 +219,22 @@ class Life:
         self.counts.update(self.history.counts)
 
     def _equal(self) -> bool:
+        """Whether all replicas say the same, which is noted then: more may come at any time."""
         looks = [member.look() for member in self.group.members.values()]
         ends = {(look["begin"], look["end"], look["end"] - look["readable_end"]) for look in looks if look is not None}
-        return None not in looks and len(ends) == 1
+        if None in looks or len(ends) != 1:
+            return False
+        [(begin, end, _)] = ends
+        self._same = (begin, end)
+        return True
 
 
 def _knows_topics(member: Member) -> bool:
-    with RemotingClient(member.host, member.port) as client:
-        return all(f'"{topic}"'.encode() in ask(client, Request.GET_ALL_TOPIC_CONFIG).body for topic in TOPICS)
+    try:
+        with RemotingClient(member.host, member.port) as client:
+            return all(f'"{topic}"'.encode() in ask(client, Request.GET_ALL_TOPIC_CONFIG).body for topic in TOPICS)
+    except ROLE_CHANGES:
+        return False
 
 
 def _surprise(text: str) -> str:

@@ -55,7 +55,7 @@ def delete_expired(master: ReplicaProcess, least: int) -> None:
 @pytest.mark.partner("java")
 def test_a_replica_that_was_away_for_too_long_may_be_elected_again(tmp_path: Path) -> None:
     """P06, F-FAIL: it copies everything anew, is not in sync before, and then takes over alone without a loss."""
-    flags = (*SMALL, *KEPT_SHORTLY, "--min-in-sync", "1")
+    flags = (*SMALL, *KEPT_SHORTLY, "--min-in-sync", "1", "--replica-timeout-ms", "30000")
     with ZooKeeperProcess(tmp_path / "zookeeper") as zookeeper, Group(tmp_path, zookeeper.address, *flags) as group:
         master = group.wait_master()
         away, other = (member for member in group.members.values() if member is not master)
@@ -112,8 +112,7 @@ def test_a_slave_that_has_no_room_for_the_copy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("durability", ["replica", "disk+replica"])
 def test_nothing_is_safe_while_the_only_slave_has_no_room(tmp_path: Path, durability: str) -> None:
     """P08, P24: where two replicas must have a message, none is acknowledged or shown before both have it."""
-    flags = (*SMALL, "--replica-timeout-ms", "300")
-    with Cluster(tmp_path, *flags, durability=durability) as cluster:
+    with Cluster(tmp_path, *SMALL, durability=durability) as cluster:
         master = cluster.add(1)
         slave = cluster.add(2, master.replication, kind=Cramped)
         master.wait_for(in_sync=[1, 2])

@@ -103,7 +103,11 @@ class FakeMaster:
                 connection, _ = self._listener.accept()
                 with connection, contextlib.suppress(ConnectionError):
                     stream = connection.makefile("rb")
-                    hello = Hello.decode(stream.read(hello_length(stream.read(HELLO_HEAD))))
+                    head = stream.read(HELLO_HEAD)
+                    body = stream.read(hello_length(head)) if len(head) == HELLO_HEAD else b""
+                    if not body:  # whoever began to say it was killed
+                        continue
+                    hello = Hello.decode(body)
                     connection.sendall(self._answer(hello))
                     connection.shutdown(socket.SHUT_WR)
                     stream.read()

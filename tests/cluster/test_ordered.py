@@ -78,7 +78,10 @@ class Calls:
 def test_no_partition_has_two_owners_when_masters_are_killed(tmp_path: Path) -> None:
     """SG-005, SG-123, F-FAIL: locks are in the log: the next master gives no partition away that somebody consumes."""
     calls = Calls()
-    with ZooKeeperProcess(tmp_path / "zookeeper") as zookeeper, Group(tmp_path, zookeeper.address) as group:
+    with (
+        ZooKeeperProcess(tmp_path / "zookeeper") as zookeeper,
+        Group(tmp_path, zookeeper.address, "--replica-timeout-ms", "30000") as group,
+    ):
         master = group.wait_master()
         with TextClient(master.host, master.port) as text:
             text.create(TOPIC, PARTITIONS)

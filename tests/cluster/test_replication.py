@@ -15,7 +15,8 @@ from tests.support.consumer import Consumer
 from tests.support.messages import count, records
 
 SMALL: Final = ("--segment-bytes", "65536", "--max-body-bytes", "4096", "--max-branch-bytes", "16384")
-QUICK: Final = ("--replica-lag-ms", "1500", "--replica-timeout-ms", "300")
+SOONER: Final = ("--replica-lag-ms", "8000", "--replica-timeout-ms", "2000")
+"""A put is answered before the slave that it waits for is out of sync."""
 
 
 def bodies(broker: BrokerProcess, topic: str = TOPIC) -> list[bytes]:
@@ -100,7 +101,7 @@ def offset_on(replica: ReplicaProcess, partition: int) -> int | None:
 
 def test_a_put_waits_for_a_slave_that_is_stopped(tmp_path: Path) -> None:
     """MQ-065, P08: 12 while it is in sync, 11 when it is no longer; what was hidden is readable when it is back."""
-    with Cluster(tmp_path, *QUICK) as cluster:
+    with Cluster(tmp_path, *SOONER) as cluster:
         master, slave = cluster.pair()
         assert try_put(master, b"safe") == (200, "")
         wait_caught_up(master, slave)
@@ -125,7 +126,7 @@ def test_a_put_waits_for_a_slave_that_is_stopped(tmp_path: Path) -> None:
 
 def test_one_replica_may_be_enough(tmp_path: Path) -> None:
     """MQ-065: at min_in_sync 1 puts wait for a slave as long as it is in sync, and no longer."""
-    with Cluster(tmp_path, *QUICK, "--min-in-sync", "1") as cluster:
+    with Cluster(tmp_path, *SOONER, "--min-in-sync", "1") as cluster:
         master, slave = cluster.pair()
         slave.pause()
         with connect(master) as client:
@@ -141,7 +142,7 @@ def test_one_replica_may_be_enough(tmp_path: Path) -> None:
 
 def test_readers_of_no_replica_see_what_another_one_lacks(tmp_path: Path) -> None:
     """MQ-065: a message that one of three replicas in sync lacks is shown by none of them, although two have it."""
-    with Cluster(tmp_path, "--replica-lag-ms", "3000", "--replica-timeout-ms", "300") as cluster:
+    with Cluster(tmp_path, *SOONER) as cluster:
         master, slave = cluster.pair()
         third = cluster.add(3, master.replication)
         master.wait_for(in_sync=[1, 2, 3])
@@ -185,7 +186,7 @@ def test_a_slave_that_is_killed_or_stopped_comes_back(tmp_path: Path, durability
 
 def test_a_master_that_is_restarted_alone_shows_what_was_safe(tmp_path: Path) -> None:
     """MQ-065: readers go on seeing what they saw, although too few replicas are in sync for anything new."""
-    with Cluster(tmp_path, *QUICK) as cluster:
+    with Cluster(tmp_path, *SOONER) as cluster:
         master, slave = cluster.pair()
         assert try_put(master, b"safe") == (200, "")
         wait_caught_up(master, slave)

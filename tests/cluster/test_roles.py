@@ -180,6 +180,8 @@ def test_what_only_the_old_master_had_is_cut(tmp_path: Path) -> None:
         assert bodies(master) == bodies(slave)
         assert bodies(master, "lost") == []
         put_all_kinds(slave, "after")
+        with connect(slave) as client:
+            wait_until(lambda: count(client, LATER) == 1, DEADLINE_S, "the delayed message is delivered")
         end = wait_caught_up(slave, master)
         for replica in (master, slave):
             assert replica.terminate() == 0
@@ -389,7 +391,7 @@ def test_a_decision_that_may_be_taken_back_is_not_told_as_known(tmp_path: Path) 
 
 def test_a_half_message_that_waits_for_replicas_is_not_lost(tmp_path: Path) -> None:
     """MQ-076, F-TX, F-FAIL: a new master has it, and may not show it yet; its producer is asked when it may."""
-    with Cluster(tmp_path, "--check-after-ms", "100", "--check-interval-ms", "300") as cluster:
+    with Cluster(tmp_path, "--check-after-ms", "100", "--check-interval-ms", "300", "--max-checks", "1000") as cluster:
         master, slave, proxy = cluster.proxied_pair()
         with Producer(master, beats=False) as producer:
             end = slave.status()["end"]

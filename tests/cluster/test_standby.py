@@ -41,6 +41,8 @@ def test_a_group_reads_from_its_standby(tmp_path: Path) -> None:
         third = cluster.add(STANDBY, master.replication)
         master.wait_for(in_sync=[1, 2, 3])
         assert try_put(master, b"x") == (200, "")
+        for slave in (second, third):
+            wait_caught_up(master, slave)
         read_from(master, STANDBY)
         wait_suggested(STANDBY, master, third)
         wait_suggested(0, second)  # to the master, which sends it on

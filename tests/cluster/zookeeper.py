@@ -69,8 +69,8 @@ class Away:
         expect(sender.sent > sent + self._away_s - SESSION_S, "the producer sends to the brokers that it knows", sent)
         come_back()
         back = time.monotonic()
-        life.wait_acknowledged(back)
         self.most_again_s = max(self.most_again_s, self._registered.wait_again(back))
+        life.wait_acknowledged(back)
         return back
 
 

@@ -22,7 +22,8 @@ TOO_BUSY: Final = "Python worker failed to connect back"
 """What Spark says when a new process of its own needs more than the ten seconds that Spark gives it, on a busy machine."""
 STARTS: Final = 5
 """How often a query is started then."""
-AGING: Final = ("--segment-bytes", "65536", "--max-body-bytes", "8192", "--keep-hours", "0.00001")
+RARELY: Final = ("--retention-interval-ms", "3600000")
+AGING: Final = ("--segment-bytes", "65536", "--max-body-bytes", "8192", "--keep-hours", "0.00001", *RARELY)
 """Of a broker: everything ages out as soon as it is asked for (``age``), but for the segment that is written to."""
 
 

@@ -99,7 +99,7 @@ class Cluster(contextlib.ExitStack):
         super().__init__()
         self.folder = folder
         # a slave that is lost is out of sync before a put that waits for it is answered
-        self.flags = ("--replica-lag-ms", "1500", "--replica-timeout-ms", "15000", *flags)
+        self.flags = ("--replica-lag-ms", "5000", "--replica-timeout-ms", "15000", *flags)
         self.durability = durability
 
     def add(self, number: int, master: str = "", *flags: str, kind: type[ReplicaProcess] = ReplicaProcess) -> ReplicaProcess:
