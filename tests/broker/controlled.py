@@ -2,6 +2,7 @@
 
 While there is a file ``stall`` beside the data folder, no sync of a file ends; while there is a file ``fail``, each one fails;
 while there is a file ``cold``, nothing that is read is in memory.
+While there is a file ``hold``, it does not go on with the recovery that it tells of.
 A file ``clock`` holds milliseconds: by so much the clock is fast.
 """
 
@@ -10,12 +11,15 @@ import sys
 import time
 from pathlib import Path
 
+import gevent
+
 from metaq.clock import SystemClock
-from metaq.config import load
+from metaq.config import Settings, load
 from metaq.errors import DiskFailed
 from metaq.server.broker import Broker
 from metaq.server.daemon import run
 from metaq.store.disk import RealDisk, RealFile
+from metaq.store.progress import Step, Tell
 
 
 class ControlledFile(RealFile):
@@ -64,9 +68,16 @@ def main() -> None:
     arguments = iter(sys.argv[1:])
     settings = load(None, {}, {flag[2:].replace("-", "_"): value for flag, value in zip(arguments, arguments, strict=True)})
     control = settings.data.parent
-    sys.exit(
-        run(settings, lambda settings, tell: Broker(settings, ControlledClock(control), ControlledDisk(control), tell=tell))
-    )
+
+    def make(settings: Settings, tell: Tell) -> Broker:
+        def tell_and_hold(step: Step) -> None:
+            tell(step)
+            while (control / "hold").exists():
+                gevent.sleep(0.005)
+
+        return Broker(settings, ControlledClock(control), ControlledDisk(control), tell=tell_and_hold)
+
+    sys.exit(run(settings, make))
 
 
 if __name__ == "__main__":

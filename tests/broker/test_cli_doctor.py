@@ -1,5 +1,6 @@
 """The doctor before real brokers with planted problems."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from metaq.client import Client, ConsumeFrom, connect
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cli import Cli
+from tests.support.consumer import owned
 
 DEADLINE_S = 60.0
 PROBLEM = 2
@@ -44,7 +46,8 @@ def sick(cli: Cli, *flags: str, code: int = PROBLEM) -> dict[str, str]:
 def test_all_is_well(cli: Cli, client: Client, broker: BrokerProcess) -> None:
     """E-04, E-20: one line for each check, and exit code 0."""
     cli.run("topic", "create", "orders", "2")
-    with client.consumer("orders", "billing"):
+    with client.consumer("orders", "billing") as consumer:
+        wait_until(lambda: owned(consumer, "orders") == 2, DEADLINE_S, "it has its queues")
         text = cli.text("doctor", "--topic", "orders")
     lines = [line.split(maxsplit=1) for line in text.splitlines()[1:]]
     assert {level for level, _ in lines} == {"ok"}
@@ -139,7 +142,7 @@ def test_groups_that_do_not_consume(cli: Cli, broker: BrokerProcess, client: Cli
         rows = cli.rows("doctor", "--watch", "1", code=PROBLEM)
         found = " ".join(row["found"] for row in rows if row["check"] == "group ill")
     assert "subscriptions: members want different things of sickly" in found
-    assert "progress: offsets did not move in 1 s" in found
+    assert re.search(r"progress: offsets did not move in \d+ s", found)
     assert "consumers: no consumer is connected" in sick(cli, "--group", "ill")["group ill"]
 
 

@@ -22,7 +22,9 @@ GROUP = "desk"
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("tx") / "data") as process:
+    # with so little that has to be free, how full this machine's disk is does not count
+    flags = ("--ample-free-bytes", "0", "--clean-ratio", "1", "--force-ratio", "1", "--refuse-ratio", "1")
+    with BrokerProcess(tmp_path_factory.mktemp("tx") / "data", *flags) as process:
         yield process
     shutil.rmtree(process.data)
 

@@ -1,5 +1,6 @@
 """Why a group does not consume: each cause is planted, and named."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from metaq.client.views import GroupView
 from metaq.message import MessageQueue
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cli import Cli
-from tests.support.consumer import Consumer, subscription
+from tests.support.consumer import Consumer, owned, subscription
 
 DEADLINE_S = 60.0
 FIRST = ConsumeFrom.FIRST
@@ -97,11 +98,13 @@ def test_partitions_without_an_owner(cli: Cli, broker: BrokerProcess, client: Cl
     """P18, E-04: a member that does not subscribe is given partitions all the same, and nobody consumes them."""
     fill(cli, client, "owned")
     fill(cli, client, "elsewhere")
+    named = [[f"nobody consumes owned-{number} of metaq"] for number in (0, 1)]
+
+    def shared() -> bool:
+        return why(cli, "shared", "--topic", "owned", code=PROBLEM).get("owners") in named
+
     with connect(broker.registry) as other, client.consumer("owned", "shared"), other.consumer("elsewhere", "shared"):
-        wait_until(lambda: "owners" in why(cli, "shared", code=PROBLEM), DEADLINE_S, "the members share the partitions")
-        found = why(cli, "shared", "--topic", "owned", code=PROBLEM)
-    assert len(found["owners"]) == 1
-    assert found["owners"][0] in {f"nobody consumes owned-{number} of metaq" for number in (0, 1)}
+        wait_until(shared, DEADLINE_S, "the members share the partitions, and one of those is named")
 
 
 def test_a_topic_that_is_not_there(cli: Cli, client: Client) -> None:
@@ -132,7 +135,7 @@ def test_stuck_partitions(cli: Cli, client: Client) -> None:
     with client.consumer("thick", "stuck", consume_from=FIRST) as consumer:
         assert next(iter(consumer)) is not None
         (found,) = why(cli, "stuck", code=PROBLEM, watch_s=1)["progress"]
-        assert "offsets did not move in 1 s" in found
+        assert re.search(r"offsets did not move in \d+ s", found)
         assert "thick-0 of metaq at 0 of 3" in found and "thick-1 of metaq at 0 of 3" in found
         assert "the consumer holds" in found
 
@@ -153,7 +156,8 @@ def test_all_messages_are_filtered_out(cli: Cli, client: Client, tags: str, sql:
     """E-04: what is wanted, and what there is."""
     topic, group = ("tagged", "strict") if sql is None else ("propertied", "stricter")
     fill(cli, client, topic, tag="paid")
-    with client.listen(topic, group, lambda message: None, tags=tags, sql=sql, consume_from=FIRST):
+    with client.listen(topic, group, lambda message: None, tags=tags, sql=sql, consume_from=FIRST) as consumer:
+        wait_until(lambda: owned(consumer, topic) == 2, DEADLINE_S, "it has its queues")
         (found,) = why(cli, group, code=WARNING)["filter"]
     assert found == f"{sql or tags} lets none of the newest 4 messages of {topic} pass; their tags: paid"
 

@@ -1,5 +1,6 @@
 """How connections are served: one loop for all of them, one codec for all processes, one handler a request code."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -41,7 +42,11 @@ def client(broker: BrokerProcess) -> Iterator[RemotingClient]:
 
 
 def descriptors(broker: BrokerProcess) -> list[str]:
-    return [os.readlink(path) for path in Path(f"/proc/{broker.pid}/fd").iterdir()]
+    found = []
+    for path in Path(f"/proc/{broker.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            found.append(os.readlink(path))
+    return found
 
 
 def misses(client: TextClient) -> int:

@@ -189,9 +189,9 @@ def test_a_held_get_stops_nobody_else(broker: BrokerProcess, client: TextClient,
 
 def test_the_life_of_a_connection(tmp_path: Path) -> None:
     """MQ-054, SG-092: opened, used, idle, closed by either side; the broker counts them."""
-    with BrokerProcess(tmp_path / "data", *SMALL_FILES, "--idle-timeout-ms", "100") as broker:
-        with broker.connect() as silent:
-            assert silent.recv(1) == b"", "closed because nothing was said"
+    with BrokerProcess(tmp_path / "silent", *SMALL_FILES, "--idle-timeout-ms", "100") as broker, broker.connect() as silent:
+        assert silent.recv(1) == b"", "closed because nothing was said"
+    with BrokerProcess(tmp_path / "data", *SMALL_FILES) as broker:
         with broker.connect() as leaving:
             assert ask(leaving, b"version 1\r\n", 1)[0].code == OK
         with broker.connect() as quitting:

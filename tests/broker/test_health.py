@@ -125,7 +125,7 @@ def test_a_replica_without_zookeeper(tmp_path: Path) -> None:
 
 def test_a_broker_that_stops(tmp_path: Path) -> None:
     """E-02: alive and not ready until the last answer is sent."""
-    with Controlled(tmp_path / "data", "--drain-timeout-ms", "30000") as broker, Talk(broker) as talk:
+    with Controlled(tmp_path / "data", "--drain-timeout-ms", "60000") as broker, Talk(broker) as talk:
         talk.placed("t", b"hello")
         broker.stall()
         talk.send(talk.put_of("t", b"later", None))

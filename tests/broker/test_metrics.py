@@ -1,5 +1,6 @@
 """Metrics over HTTP: each moves when what it counts happens, and what is asked for over HTTP harms nothing."""
 
+import errno
 import math
 import shutil
 import socket
@@ -37,11 +38,12 @@ from tests.support.talk import Talk
 DEADLINE_S: Final = 60.0
 GROUP: Final = "workers"
 MANY_TOPICS: Final = 2000
+CHECKS: Final = ("--check-after-ms", "0", "--check-interval-ms", "50", "--max-checks", "1000000")
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path / "data", "--check-after-ms", "0", "--check-interval-ms", "50") as process:
+    with BrokerProcess(tmp_path / "data", *CHECKS) as process:
         yield process
 
 
@@ -127,7 +129,8 @@ def test_consumers(broker: BrokerProcess) -> None:
         assert 0 < found.get("metaq_consumer_lag_seconds", names) < DEADLINE_S
         assert found.get("metaq_consumer_members", {"group": GROUP}) == 1
         assert found.get("metaq_groups") >= 1
-        assert found.get("metaq_connections", {"protocol": "remoting"}) == 2
+        ours = "only these two connections: the broker's own, by which it looks at its address, is closed"
+        wait_until(lambda: value(broker, "metaq_connections", protocol="remoting") == 2, DEADLINE_S, ours)
         record = records(client, "work")[-1]
         for most in ("1", "0"):
             assert send_back(client, record, delayLevel="18", maxReconsumeTimes=most) == Response.SUCCESS
@@ -138,9 +141,9 @@ def test_consumers(broker: BrokerProcess) -> None:
         assert client.call(Request.UPDATE_CONSUMER_OFFSET, fields | {"commitOffset": "3"}).code == Response.SUCCESS
         assert Values(broker).get("metaq_consumer_lag_messages", names) == 0
     with Talk(broker) as talk:
-        talk.send(write_get("work", GROUP, 0, 1_000_000, 1000, 1, wait_ms=3000))
+        talk.send(write_get("work", GROUP, 0, 1_000_000, 1000, 1, wait_ms=30_000))
         wait_until(lambda: value(broker, "metaq_held_pulls") == 1, DEADLINE_S, "the get is held")
-    wait_until(lambda: value(broker, "metaq_held_pulls") == 0, DEADLINE_S, "its time is over")
+    wait_until(lambda: value(broker, "metaq_held_pulls") == 0, DEADLINE_S, "whoever waited is gone")
 
 
 def test_transactions(broker: BrokerProcess) -> None:
@@ -174,7 +177,7 @@ def test_transactions(broker: BrokerProcess) -> None:
 
 def test_a_disk_that_stands_still_and_then_fails(tmp_path: Path) -> None:
     """E-01: syncs and their times, what waits for them, what was late; a failed one makes the broker not ready."""
-    with Controlled(tmp_path / "data", "--sync-timeout-ms", "200") as broker, Talk(broker) as talk:
+    with Controlled(tmp_path / "data", "--sync-timeout-ms", "5000") as broker, Talk(broker) as talk:
         talk.placed("t", b"hello")
         found = Values(broker)
         assert found.get("metaq_fsync_seconds_count") >= 1
@@ -284,6 +287,10 @@ NONSENSE: Final = (
 )
 
 
+ENOUGH_READ: Final = {errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN}
+"""What its end shows as, where it closes before all has come."""
+
+
 def test_nonsense_harms_nothing(broker: BrokerProcess) -> None:
     """E-01: whatever is sent ends its own connection only, and the log has no line of it."""
     host, _, port = broker.http.rpartition(":")
@@ -295,8 +302,8 @@ def test_nonsense_harms_nothing(broker: BrokerProcess) -> None:
                 connection.shutdown(socket.SHUT_WR)
                 while connection.recv(65536):
                     pass
-            except (ConnectionResetError, BrokenPipeError):
-                continue  # it has read enough
+            except OSError as error:
+                assert error.errno in ENOUGH_READ, error
     assert fetch(broker, "/nothing")[0] == 404
     assert fetch(broker, "/metrics", "POST")[0] == 405
     assert fetch(broker, "/metrics?name[]=up")[0] == 200
@@ -360,12 +367,14 @@ def test_a_scrape_of_ten_thousand_partitions_does_not_stop_the_loop(tmp_path: Pa
 def test_whoever_asks_while_a_store_is_recovered_hears_how_far_it_is(tmp_path: Path) -> None:
     """E-02, P40: alive, not ready, and on its way."""
     (port,) = free_ports(1)
-    with BrokerProcess(tmp_path / "data", "--http-listen", f"127.0.0.1:{port}") as broker:
+    with Controlled(tmp_path / "data", "--http-listen", f"127.0.0.1:{port}") as broker:
         with TextClient(broker.host, broker.port) as client:
             client.put_many("t", [b"x"] * 200_000)
         broker.kill()
         for file in broker.data.glob("checkpoint*"):
             file.unlink()
+        hold = tmp_path / "hold"
+        hold.touch()
         broker.launch()
         seen: list[dict[str, object]] = []
 
@@ -381,5 +390,6 @@ def test_whoever_asks_while_a_store_is_recovered_hears_how_far_it_is(tmp_path: P
         assert seen[-1]["reasons"] == ["the store is being recovered"]
         assert fetch(broker, "/healthz")[0] == 200
         assert value(broker, "metaq_ready") == 0
+        hold.unlink()
         broker.wait_ready()
         assert readiness(broker)["ready"]

@@ -12,6 +12,7 @@ from metaq.store.commitlog import is_segment_name
 from metaq.store.messagestore import LOG, QUEUES
 from tests.support.admin import ask, ask_body, connect
 from tests.support.broker import BrokerProcess, wait_until
+from tests.support.ports import free_ports
 from tests.support.proxy import Proxy
 
 DEADLINE_S: Final = 60.0
@@ -31,7 +32,7 @@ class ReplicaProcess(BrokerProcess):
     def own_flags(self) -> list[str]:
         role = "slave" if self._master else "master"
         flags = ["--role", role, "--master", self._master, "--replica-number", str(self.number)]
-        return [*super().own_flags(), *flags, "--replication-listen", self.replication or "127.0.0.1:0"]
+        return [*super().own_flags(), *flags, "--replication-listen", self.replication or f"127.0.0.1:{free_ports(1)[0]}"]
 
     def follow(self, master: str) -> None:
         """Start as a slave of the master at HOST:PORT."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from metaq.client.group import GroupConsumer
 from metaq.message import MessageQueue
 from metaq.protocol import fastjson
 from metaq.protocol.codes import JSON, PULL_HAS_SUBSCRIPTION, Request, Response
@@ -24,6 +25,11 @@ def subscription(
     """A subscription as a heartbeat shows it; ``kind`` is left out when it is ``None``."""
     row = {"topic": topic, "subString": expression, "subVersion": version, "classFilterMode": False, **more}
     return row if kind is None else {**row, "expressionType": kind}
+
+
+def owned(member: GroupConsumer, topic: str) -> int:
+    """How many partitions of a topic the client library's consumer has; it is there before it has any."""
+    return sum(queue.topic == topic for queue in member.assignment())
 
 
 class Consumer:
