@@ -11,7 +11,7 @@ from metaq.config import load
 from metaq.errors import Refused as TextRefused
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.fastjson import decode
-from tests.broker.test_restart import Controlled
+from tests.broker.slowdisk import Controlled
 from tests.support.admin import Refused, ask, ask_body, connect, create_topic, fields_of, pull, send
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.ports import free_ports

@@ -14,7 +14,7 @@ import pytest
 from metaq.client import TextClient
 from metaq.errors import Refused
 from metaq.store.messagestore import LOG
-from tests.broker.test_restart import Controlled
+from tests.broker.slowdisk import Controlled
 from tests.support.broker import BrokerFailed, BrokerProcess, wait_until
 from tests.support.metrics import Values, fetch, readiness, value
 from tests.support.ports import free_ports

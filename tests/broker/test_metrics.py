@@ -23,7 +23,7 @@ from metaq.server.httpserver import MOST_CONNECTIONS
 from metaq.server.metrics import Histogram, Kind, Metric, write
 from metaq.server.replica import KEPT
 from metaq.server.tables import FOLDER
-from tests.broker.test_restart import Controlled
+from tests.broker.slowdisk import Controlled
 from tests.broker.test_sendback import send_back
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cluster import Cluster

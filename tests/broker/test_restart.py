@@ -22,11 +22,11 @@ from metaq.protocol.text import write_get, write_put
 from metaq.store.disk import RealDisk
 from metaq.store.documents import read_document, write_document
 from metaq.store.recovery import FORMAT_VERSION, IDENTITY
+from tests.broker.slowdisk import SMALL, Controlled
 from tests.support.broker import BrokerFailed, BrokerProcess, wait_until
 
 DEADLINE_S: Final = 60.0
 LEVELS: Final = ("memory", "disk")
-SMALL: Final = ("--segment-bytes", "1048576", "--max-body-bytes", "65536")
 
 
 class Talk:
@@ -349,27 +349,6 @@ def test_commands_of_one_segment_are_answered_in_order(tmp_path: Path, talk: Con
 
 
 # -- slow and failing disks -------------------------------------------------------------------------------------------
-
-
-class Controlled(BrokerProcess):
-    """A broker at DISK whose syncs this test stalls and fails."""
-
-    program = (str(Path(__file__).with_name("controlled.py")),)
-
-    def __init__(self, data: Path, *flags: str) -> None:
-        super().__init__(data, *SMALL, "--checkpoint-interval-ms", "600000", *flags, durability="disk")
-        self._stall, self._fail = data.with_name("stall"), data.with_name("fail")
-
-    def stall(self) -> None:
-        self._stall.touch()
-
-    def go_on(self, *, failing: bool = False) -> None:
-        if failing:
-            self._fail.touch()
-        self._stall.unlink()
-
-    def recover(self) -> None:
-        self._fail.unlink()
 
 
 def put(number: int) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from metaq.protocol.replies import BAD_REQUEST, ERROR, OK
 from metaq.store.disk import RealDisk
 from metaq.store.documents import write_document
-from tests.broker.test_restart import Controlled
+from tests.broker.slowdisk import Controlled
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.talk import Talk
 

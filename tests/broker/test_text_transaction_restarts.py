@@ -9,7 +9,7 @@ import pytest
 from metaq.client.textclient import TextClient, parse_stats
 from metaq.protocol.codes import Request
 from metaq.protocol.replies import ERROR, OK
-from tests.broker.test_restart import Controlled
+from tests.broker.slowdisk import Controlled
 from tests.support.admin import ask, connect, create_topic
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.talk import Talk

@@ -12,7 +12,7 @@ from metaq.protocol.properties import MESSAGE_ID
 from metaq.protocol.record import TAGS
 from metaq.protocol.replies import BAD_REQUEST, ERROR, FORBIDDEN, NOT_FOUND, OK, UNAVAILABLE
 from metaq.protocol.text import write_get
-from tests.broker.test_restart import Controlled
+from tests.broker.slowdisk import Controlled
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.messages import pairs_of, records
 from tests.support.remoting import RemotingClient

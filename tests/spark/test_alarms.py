@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +15,7 @@ from metaq.spark import alarms
 from metaq.spark.alarms import ENDED, RAISED, Watch, follow, raise_alarms
 from metaq.spark.findings import Finding
 from metaq.spark.report import PAGE, TOLD, Job, history_of, report
+from tests.spark.topics import run_until
 from tests.support.admin import connect as admin_connect
 from tests.support.admin import create_topic, send
 from tests.support.broker import BrokerProcess, wait_until
@@ -23,7 +23,6 @@ from tests.support.consumer import Consumer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 pytestmark = [pytest.mark.partner("java"), pytest.mark.timeout(1500)]
 
@@ -66,25 +65,14 @@ def watch_of(broker: BrokerProcess, out: Path) -> Watch:
     return Watch(out=str(out), servers=broker.registry, topic=HISTORY_TOPIC, alarms=ALARMS, every_s=1.0, stuck_samples=5)
 
 
-@contextmanager
-def following(spark: "SparkSession", watch: Watch, client: Client) -> Iterator["StreamingQuery"]:
-    query = follow(spark, watch, client.producer())
-    try:
-        yield query
-    finally:
-        query.stop()
+def follow_until(spark: "SparkSession", watch: Watch, client: Client, *, raised: bool) -> None:
+    """Follow until the alarm is noted, behind its message; a query that failed says why."""
+    notes = Path(watch.out) / "alarms.json"
 
-
-def noted(query: "StreamingQuery", out: Path, *, raised: bool) -> None:
-    """Wait until the alarm is noted, behind its message; a query that failed says why."""
-    notes = out / "alarms.json"
-
-    def is_there() -> bool:
-        if (error := query.exception()) is not None:
-            raise error
+    def noted() -> bool:
         return notes.exists() and (KEY in json.loads(notes.read_bytes())) == raised
 
-    wait_until(is_there, DEADLINE_S, f"an alarm noted as raised={raised}", pause_s=0.5)
+    run_until(lambda: follow(spark, watch, client.producer()), noted, f"an alarm noted as raised={raised}", DEADLINE_S)
 
 
 def test_a_report_of_what_a_broker_recorded(
@@ -103,12 +91,10 @@ def test_alarms_come_and_end(spark: "SparkSession", broker: BrokerProcess, clien
     """MQ-116: once each, also over a restart; the page is there meanwhile."""
     out = tmp_path / "out"
     watch = watch_of(broker, out)
-    with following(spark, watch, client) as query:
-        noted(query, out, raised=True)
+    follow_until(spark, watch, client, raised=True)
     with Consumer(broker, "billing") as consumer:
         consumer.commit("orders", 3)
-    with following(spark, watch, client) as query:
-        noted(query, out, raised=False)
+    follow_until(spark, watch, client, raised=False)
     assert [tag for tag, _ in sent(client)] == [RAISED, ENDED]
     for tag, body in sent(client):
         assert (body["state"], body["kind"], body["group"], body["lag"]) == (tag, "unowned", "billing", 1)

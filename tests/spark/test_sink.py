@@ -21,6 +21,7 @@ from metaq.spark.repeats import without_repeats
 from metaq.spark.sink import Target, send
 from tests.docs.examples import ROOT
 from tests.spark.dying import BATCH, MESSAGES, TOO_LATE, TRIES
+from tests.spark.topics import run_now
 from tests.support.broker import BrokerProcess
 
 if TYPE_CHECKING:
@@ -212,8 +213,7 @@ def test_repeats_after_a_crash_are_recognised(
     assert bodies_of(without_repeats(batch)) == wanted
     stream = spark.readStream.format("metaq").options(**options, startingOffsets="earliest").load()
     once = without_repeats(stream.withWatermark("timestamp", "1 hour")).select("value")
-    query = once.writeStream.format("memory").queryName("once").trigger(availableNow=True).start()
-    query.awaitTermination()
+    run_now(once.writeStream.format("memory").queryName("once").trigger(availableNow=True).start)
     assert bodies_of(spark.table("once")) == wanted
     with pytest.raises(ConfigError, match="includeHeaders=true"):
         without_repeats(batch.drop("headers"))

@@ -14,7 +14,21 @@ from metaq.message import MessageQueue
 from metaq.spark.groups import GroupOffsets
 from metaq.spark.ranges import QUEUES
 from metaq.spark.stream import LOST
-from tests.spark.topics import AGING, DEADLINE_S, STARTS, TOO_BUSY, Row, age, clients, fill, log_of, plain, rows, stream
+from tests.spark.topics import (
+    AGING,
+    DEADLINE_S,
+    STARTS,
+    TOO_BUSY,
+    Row,
+    age,
+    clients,
+    fill,
+    log_of,
+    plain,
+    rows,
+    run_now,
+    stream,
+)
 from tests.support.broker import BrokerProcess, wait_until
 
 if TYPE_CHECKING:
@@ -219,7 +233,7 @@ def test_offsets_of_a_group_are_committed_as_next_offsets(spark: "SparkSession",
     try:
         frame = stream(spark, broker, "eight", startingOffsets="earliest").load()
         writer = frame.writeStream.format("noop").queryName("named").trigger(availableNow=True)
-        assert writer.option("checkpointLocation", str(tmp_path / "a")).start().awaitTermination(int(DEADLINE_S))
+        run_now(writer.option("checkpointLocation", str(tmp_path / "a")).start)
         wait_until(lambda: committed(broker, "eight", "watched") == ends, DEADLINE_S, "all offsets are committed")
     finally:
         spark.streams.removeListener(listener)

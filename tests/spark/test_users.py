@@ -20,6 +20,7 @@ from metaq.spark.groups import GroupOffsets
 from metaq.spark.login import Login
 from metaq.spark.options import read_options
 from metaq.spark.source import MetaqDataSource
+from tests.spark.topics import run_now
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.tls import Certificates, issue
 from tests.support.users import write_users
@@ -105,8 +106,7 @@ def test_a_user_reads_and_writes_over_tls(
     stream = spark.readStream.format("metaq").options(**options, subscribe="in", startingOffsets="earliest", groupId="watched")
     copied = stream.load().select("key", "value")
     writer = copied.writeStream.format("metaq").options(**options, topic="out", checkpointLocation=str(tmp_path / "state"))
-    query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(int(DEADLINE_S))
+    query = run_now(writer.trigger(availableNow=True).start)
     assert numbers(read(spark, options, "out")) == sorted([*range(COUNT)] * 2)
     shown = [json.dumps([progress.json for progress in query.recentProgress])]
     for plan in (frame, copied):

@@ -1,7 +1,7 @@
 """Topics with messages of all kinds, and what a read of them must show: the log as the client reads it."""
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -15,6 +15,7 @@ from tests.support.broker import BrokerProcess, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
 DEADLINE_S: Final = 120.0
@@ -25,6 +26,29 @@ STARTS: Final = 5
 RARELY: Final = ("--retention-interval-ms", "3600000")
 AGING: Final = ("--segment-bytes", "65536", "--max-body-bytes", "8192", "--keep-hours", "0.00001", *RARELY)
 """Of a broker: everything ages out as soon as it is asked for (``age``), but for the segment that is written to."""
+
+
+def run_until(
+    start: "Callable[[], StreamingQuery]", done: Callable[[], bool], what: str, deadline_s: float
+) -> "StreamingQuery":
+    """Run a query until that is so, or it ends; started again when Spark was too impatient with its own process."""
+    for _ in range(STARTS):
+        query = start()
+        try:
+            wait_until(lambda: not query.isActive or done(), deadline_s, what, pause_s=0.1)  # noqa: B023
+        finally:
+            query.stop()
+        error = query.exception()
+        if error is None:
+            return query
+        if TOO_BUSY not in str(error):
+            raise error
+    raise AssertionError(f"Spark gave up {STARTS} times: {error}")
+
+
+def run_now(start: "Callable[[], StreamingQuery]") -> "StreamingQuery":
+    """Run a query until it has read what is there."""
+    return run_until(start, lambda: False, "the query ends by itself", DEADLINE_S)
 
 
 class Row(NamedTuple):
