@@ -86,10 +86,14 @@ class Link:
 
     def lose(self, reason: str) -> None:
         """Close it; all requests in flight, and later ones, fail with ``reason``."""
+        self._break(reason)
+        self._fail_all()
+
+    def _break(self, reason: str) -> None:
+        """Send nothing more. The thread that reads ends by it, and fails what is in flight."""
         self._lost = self._lost or reason
         with contextlib.suppress(OSError):  # the other side may have closed it
             self._incoming.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
-        self._fail_all()
 
     def _fail_all(self) -> None:
         while self._pending:
@@ -107,11 +111,12 @@ class Link:
             if self._lost:
                 raise self._failure()
             self._outgoing.sendall(frame)
+        # Callbacks are not called here: they may take a lock that whoever sends has taken, as one of them did.
         except OSError as error:
-            self.lose(f"sending failed: {error}")
+            self._break(f"sending failed: {error}")
             raise self._failure() from error
         except BaseException:
-            self.lose("a request was interrupted in the middle")
+            self._break("a request was interrupted in the middle")
             raise
         finally:
             self._sending.release()

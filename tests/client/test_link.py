@@ -1,13 +1,15 @@
 """The connections of the client library: sharing, deadlines, loss."""
 
+import contextlib
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from metaq.client.link import Links, split_address
+from metaq.client.link import Link, Links, split_address
 from metaq.client.transport import Answer, Question, call
 from metaq.errors import BadRequest, ClientClosed, ConnectionFailed, RequestTimeout
 from metaq.protocol.codes import Request
@@ -107,6 +109,28 @@ def test_a_lost_connection_fails_what_is_in_flight_and_is_opened_again(server: F
     server.hang_up()
     assert [type(outcomes.get(timeout=DEADLINE_S)) for _ in range(3)] == [ConnectionFailed] * 3
     assert call(links, server.address, Question(ECHO, None, b"again"), later()).body == b"again"
+
+
+def test_who_sends_calls_no_callback() -> None:
+    """SG-092: a consumer asks for more while it holds the lock that the callback of what it has asked before waits for."""
+    sender = threading.get_ident()
+    told: queue.SimpleQueue[tuple[object, int]] = queue.SimpleQueue()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        link = Link(f"{host}:{port}", DEADLINE_S, asked_nothing)
+        served, _ = silent.accept()
+
+        def ask() -> None:
+            link.submit(NEVER, later(), lambda outcome: told.put((outcome, threading.get_ident())))
+
+        with served:
+            ask()
+            link._outgoing.shutdown(socket.SHUT_WR)  # now sending fails, and whoever reads has not heard of it
+            with contextlib.suppress(ConnectionFailed):  # or it is told, as the first one is
+                ask()
+            outcome, thread = told.get(timeout=DEADLINE_S)
+    assert isinstance(outcome, ConnectionFailed) and "sending failed" in str(outcome)
+    assert thread != sender
 
 
 def test_a_refused_connection_names_the_address(links: Links) -> None:
