@@ -42,7 +42,7 @@ from metaq.client.views import (
     read_table,
     read_work,
 )
-from metaq.errors import BadRequest, ClientError, Refused, RouteNotFound
+from metaq.errors import BadRequest, ClientError, Refused, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue
 from metaq.protocol import headers
 from metaq.protocol.codes import READ, WRITE, Request, Response
@@ -174,7 +174,7 @@ class Admin:
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with its messages, on all masters and in all registries."""
-        for broker in self.masters():
+        for broker in self._chosen(()):
             self._ask(broker.address, Request.DELETE_TOPIC_IN_BROKER, headers.TopicOnly(topic))
         self._tell_registries(Request.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInRegistry(topic))
         self._core.routes.forget(topic)
@@ -455,6 +455,9 @@ class Admin:
 
     def _chosen(self, broker_names: tuple[str, ...]) -> list[BrokerView]:
         masters = self.masters()
+        if not masters:
+            details = f"{', '.join(self.registries)} answered, and none of them names a master; nothing was changed"
+            raise RouteNotFound("(any)", RouteProblem.NO_LIVE_MASTER, details)
         if strangers := set(broker_names) - {broker.name for broker in masters}:
             raise BadRequest(f"no master of broker {min(strangers)}; there are {', '.join(broker.name for broker in masters)}")
         return [broker for broker in masters if not broker_names or broker.name in broker_names]

@@ -80,6 +80,7 @@ class Sending:
         """How long to wait before the next attempt."""
         self._failed: list[tuple[str, ClientError]] = []
         self._waits = 0
+        self._waited_for: ClientError | None = None
         self._attempt: Attempt | None = None
         self._began = 0.0
 
@@ -89,25 +90,30 @@ class Sending:
         ``RouteNotFound``; ``SendFailed`` when the time is over.
         """
         self._began = time.monotonic()
-        if self._failed and self._began >= self.deadline:
-            raise self._given_up()
+        self._check_time()
         last = self._attempt.queue.broker_name if self._attempt is not None else ""
         try:
             self._attempt = self._choice.choose(self._outgoing, last, self.deadline)
         except RouteNotFound as error:
-            if error.reason is not RouteProblem.NO_LIVE_MASTER:
-                raise
-            self._wait(error)
-            return None
+            if error.reason is RouteProblem.NO_LIVE_MASTER:
+                self._wait(error)
+                return None
+            self._check_time()  # which may have been too short even to ask for a route: that is not why it failed
+            raise
         return self._attempt
+
+    def _check_time(self) -> None:
+        if (self._failed or self._waited_for) and time.monotonic() >= self.deadline:
+            raise self._given_up()
 
     def _wait(self, error: ClientError) -> None:
         """A broker has replicas, and none of them takes messages: one may become master soon."""
         self._waits += 1
+        self._waited_for = error
         most = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** (self._waits - 1))
         self.pause_s = random.uniform(most / 2, most)
         if time.monotonic() + self.pause_s >= self.deadline:
-            raise self._given_up() if self._failed else error
+            raise self._given_up()
 
     def took(self, outcome: Outcome) -> list[SendResult] | None:
         """The results; ``None`` when there is another attempt to make; raises when there is none."""
@@ -150,6 +156,9 @@ class Sending:
             self.pause_s = min(wait * random.uniform(0.75, 1.25), max(0.0, self.deadline - time.monotonic()))
 
     def _given_up(self) -> ClientError:
+        if not self._failed:
+            assert self._waited_for is not None
+            return self._waited_for
         last = self._failed[-1][1]
         same = {error.code for _, error in self._failed if isinstance(error, Refused)}
         if len(same) == 1 and all(isinstance(error, Refused) for _, error in self._failed):

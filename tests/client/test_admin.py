@@ -1,15 +1,16 @@
 """Administration, with the broker in memory and with a real one."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
-from metaq.client import Admin, Client, ConsumeFrom, ReceivedMessage
+from metaq.client import Admin, Client, ConsumeFrom, ReceivedMessage, connect
 from metaq.errors import RouteNotFound, RouteProblem
 from metaq.testing import InMemoryBroker
 from tests.client.conftest import Connect
 from tests.client.test_consumers import DEADLINE_S, FIRST, Heard, send, take
-from tests.support.broker import wait_until
+from tests.support.broker import RegistryProcess, wait_until
 
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -30,6 +31,16 @@ def test_topics_come_and_go(admin: Admin) -> None:
     with pytest.raises(RouteNotFound) as found:
         admin.route("orders")
     assert found.value.reason is RouteProblem.TOPIC_ABSENT
+
+
+def test_a_topic_needs_a_master(tmp_path: Path) -> None:
+    """SG-125, P14: nothing is created or deleted where there is no broker, and that is said."""
+    with RegistryProcess(tmp_path / "registry") as registry, connect(registry.address) as client:
+        admin = client.admin()
+        for change in (admin.create_topic, admin.delete_topic):
+            with pytest.raises(RouteNotFound, match="none of them names a master; nothing was changed") as caught:
+                change("orders")
+            assert caught.value.reason is RouteProblem.NO_LIVE_MASTER
 
 
 def test_brokers_are_named(admin: Admin) -> None:
