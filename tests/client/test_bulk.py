@@ -60,9 +60,10 @@ def test_a_busy_broker_is_asked_again(server: FakeRemoting, connection: BulkConn
     began = time.monotonic()
     assert fetch(connection).next == 8
     assert time.monotonic() - began >= 0.04
-    server.scripts[Request.BULK_FETCH] = lambda request: busy
-    with BulkConnection(server.address, SHORT_S) as hasty, pytest.raises(BrokerBusy, match="8 fetches"):
-        fetch(hasty)
+    for_long = Reply(Response.SYSTEM_BUSY, remark="8 fetches; retry after 900000 ms")
+    server.scripts[Request.BULK_FETCH] = lambda request: for_long
+    with pytest.raises(BrokerBusy, match="8 fetches"):
+        fetch(connection)
 
 
 def test_refusals_leave_the_connection(server: FakeRemoting, connection: BulkConnection) -> None:

@@ -136,6 +136,7 @@ def test_a_group_goes_over_to_the_next_master(cluster: Cluster, registry: str) -
     master, slave = cluster.pair()
     got: list[bytes] = []
     with connect(registry, timeout_s=DEADLINE_S) as client, connect(registry, timeout_s=DEADLINE_S) as sender:
+        wait_until(lambda: bool(client.admin().masters()), DEADLINE_S, "the registry knows the master")
         client.admin().create_topic("orders", 1)
         producer = sender.producer()
 
@@ -164,6 +165,7 @@ def test_a_group_goes_on_from_a_slave_and_returns(cluster: Cluster, registry: st
     """SG-083, MQ-067: without a master it begins where the slave knows that it was; a master that is there again gives."""
     master, slave = cluster.pair()
     with connect(registry, timeout_s=DEADLINE_S) as client:
+        wait_until(lambda: bool(client.admin().masters()), DEADLINE_S, "the registry knows the master")
         client.admin().create_topic("orders", 1)
         producer = client.producer()
         for number in range(3):

@@ -116,7 +116,7 @@ def test_what_became_of_transactions(asking: BrokerProcess) -> None:
 
     def check(message: HalfMessage) -> Outcome:
         checked.append(message)
-        return COMMIT if message.body == long else ROLLBACK
+        return COMMIT if message.body in {b"commit", long} else ROLLBACK
 
     with connect(asking.registry, timeout_s=DEADLINE_S) as client:
         producer = client.transaction_producer(GROUP, lambda message, outcome: outcome, check=check)
@@ -124,7 +124,7 @@ def test_what_became_of_transactions(asking: BrokerProcess) -> None:
             producer.send("orders", body, tag="paid", keys="2003", properties={"city": "Kiel"}, argument=outcome)
             for body, outcome in ((b"commit", COMMIT), (b"rollback", ROLLBACK), (long, UNKNOWN), (b"never", UNKNOWN))
         ]
-        wait_until(lambda: {message.body for message in checked} == {long, b"never"}, DEADLINE_S, "both are asked about")
+        wait_until(lambda: {message.body for message in checked} >= {long, b"never"}, DEADLINE_S, "both are asked about")
         assert received(client, 2) == [b"commit", long]
         message = next(message for message in checked if message.body == long)
         assert (message.id, message.topic, message.tag, message.keys) == (sent[2].sent.id, "orders", "paid", ("2003",))
@@ -170,7 +170,7 @@ def test_a_broker_is_killed_in_the_middle(asking: BrokerProcess) -> None:
 
     def check(message: HalfMessage) -> Outcome:
         checked.append(message.body)
-        return by_body(message)
+        return COMMIT if message.body == b"between" else by_body(message)
 
     with connect(asking.registry, timeout_s=DEADLINE_S) as client:
         producer = client.transaction_producer(GROUP, execute, check=check)
@@ -178,7 +178,7 @@ def test_a_broker_is_killed_in_the_middle(asking: BrokerProcess) -> None:
             assert producer.send("orders", outcome.name.lower().encode(), argument=outcome).outcome is outcome
             asking.restart(same_port=True)
             producer.send("orders", b"between", argument=COMMIT)  # so that it has a connection again
-        wait_until(lambda: set(checked) == {b"commit", b"rollback"}, DEADLINE_S, "both are asked about")
+        wait_until(lambda: set(checked) >= {b"commit", b"rollback"}, DEADLINE_S, "both are asked about")
         assert received(client, 3) == [b"between", b"between", b"commit"]
 
 

@@ -93,7 +93,7 @@ def restart(client: JavaClient, relay: Relay, broker: BrokerProcess) -> None:
 def test_local_transactions(client: JavaClient, relay: Relay, talk: Talk) -> None:
     """MQ-108, MQ-109: what is committed is stored together, what is rolled back never; one connection, one after the other."""
     client.publish("java-local", PARTITIONS)
-    client.begin(timeout_s=7)
+    client.begin(timeout_s=70)
     sent = put_locally(client, "java-local")
     check(sent)
     assert stored(talk, "java-local") == []
@@ -110,7 +110,7 @@ def test_local_transactions(client: JavaClient, relay: Relay, talk: Talk) -> Non
     sent = put_locally(client, "java-local")
     client.step("commit")
     assert stored(talk, "java-local") == [*committed, *expected(sent, "tag")]
-    kinds = re.findall(rb"transaction TX:\S+ \S+ (\w+)(?: 7)? -\d+\r\n", relay.requests)
+    kinds = re.findall(rb"transaction TX:\S+ \S+ (\w+)(?: 70)? -\d+\r\n", relay.requests)
     assert kinds == [b"BEGIN", b"COMMIT_ONE_PHASE", b"BEGIN", b"ROLLBACK", b"BEGIN", b"COMMIT_ONE_PHASE"]
     assert relay.connections == 1
 

@@ -185,7 +185,8 @@ def test_message_is_consumed_again(tool: AdminTool, client: ClientProcess, sent:
     before = client.bodies("administered").count(b"body 2")
     answer = tool.run("queryMsgById", "-g", GROUP, "-d", client_id, "-i", sent[2].offset_id)
     assert "consumeResult=CR_SUCCESS" in answer
-    assert client.bodies("administered").count(b"body 2") == before + 1
+    again = "the consumer says so, too"
+    wait_until(lambda: client.bodies("administered").count(b"body 2") == before + 1, WAIT_S, again)
 
 
 def test_messages_are_printed(tool: AdminTool, sent: list[Sent]) -> None:
