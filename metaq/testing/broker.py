@@ -69,8 +69,6 @@ class Session:
         threading.Thread(target=self._deliver, name="metaq-testing", daemon=True).start()
 
     def submit(self, address: str, question: Question, deadline: float, done: Done) -> None:
-        if self.closed:
-            raise ClientClosed("the client was closed")
         self._broker.take(self, question, done)
 
     def tell(self, address: str, question: Question, deadline: float) -> None:
@@ -207,6 +205,8 @@ class InMemoryBroker:
     def take(self, session: Session, question: Question, done: Done) -> None:
         """Answer a request, now or when there is something to answer."""
         with self._guard:
+            if session.closed:  # looked at here, or a heartbeat that is under way brings back who has left
+                raise ClientClosed("the client was closed")
             if question.code == Request.PULL_MESSAGE:
                 held = _Held(session, question, done)
                 if not self._pull(held):
