@@ -25,10 +25,10 @@ from tests.support.remoting import RemotingClient
 from tests.support.zookeeper import ZooKeeperProcess
 
 TOPIC: Final = "plain"
-SEND_S: Final = 5.0
+SEND_S: Final = 3.0
 """Within which a send is answered."""
 PAUSE_S: Final = 0.02
-LATE_S: Final = 8.0
+LATE_S: Final = 3.0
 """How late anything may be on a machine that has other things to do."""
 STUCK_S: Final = 60.0
 FIRST_NUMBER: Final = 10
