@@ -1,10 +1,10 @@
 """Ports for what listens later, and for what listens there again."""
 
-import contextlib
 import itertools
 import os
 import random
 import socket
+from collections import deque
 from contextlib import ExitStack
 from typing import Final
 
@@ -12,24 +12,37 @@ FIRST: Final = 20_000
 SHARE: Final = 3_000
 SHARES: Final = 4
 """Each process of the tests has its own. All are below those that the kernel gives to whoever asks for any or connects."""
-BLOCK: Final = 12
+BLOCK: Final = 10
+"""The last port of a block says whose it is: what a process has bound, and nobody may bind beside it."""
+KEPT: Final = 100
+"""Blocks that a process keeps; older ones it gives back. A share has 300 for a process of the tests and those it starts."""
 
 _share: Final = int("".join(filter(str.isdecimal, os.environ.get("PYTEST_XDIST_WORKER", ""))) or 0) % SHARES
 _bases: Final = range(FIRST + _share * SHARE, FIRST + (_share + 1) * SHARE, BLOCK)
 _begin: Final = random.SystemRandom().randrange(len(_bases))
 _circle: Final = itertools.cycle((*_bases[_begin:], *_bases[:_begin]))
+_kept: Final[deque[socket.socket]] = deque()
 
 
 def free_ports(count: int) -> range:
-    """At most ``BLOCK`` ports beside one another that nobody listens on; given again when the whole share has been given."""
-    assert count <= BLOCK
+    """Ports beside one another, less than ``BLOCK``, that nobody listens on, and no other caller in any process is given."""
+    assert count < BLOCK
     while True:
         base = next(_circle)
         found = range(base, base + count)
-        with contextlib.suppress(OSError), ExitStack() as stack:
-            for port in found:
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return found
+        claim = socket.socket()
+        try:
+            claim.bind(("127.0.0.1", base + BLOCK - 1))
+            with ExitStack() as stack:
+                for port in found:
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        except OSError:
+            claim.close()
+            continue
+        _kept.append(claim)
+        if len(_kept) > KEPT:
+            _kept.popleft().close()
+        return found
 
 
 def hold_port(port: int = 0) -> socket.socket:
