@@ -109,6 +109,8 @@ class GroupConsumer:
         self._fetchers: dict[MessageQueue, Fetcher] = {}
         self._leaving: dict[MessageQueue, Fetcher] = {}
         """Given up, but a message of theirs is still being consumed: nobody else may begin with them yet."""
+        self._beginning: dict[MessageQueue, QueueOffset | None] = {}
+        """Being taken, and where a command that came meanwhile has them begin."""
 
     def __enter__(self) -> Self:
         return self
@@ -265,23 +267,36 @@ class GroupConsumer:
             free = [queue for queue in queues if queue not in self._leaving]
         permitted = set(free if self._locks is None else self._locks.take(free))
         for queue in free:
-            if queue not in permitted:
+            if queue not in permitted or self._closed:
                 continue
+            with self._guard:
+                self._beginning[queue] = None
+            fetcher = None
             try:
-                offset = self._first_offset(queue)
+                fetcher = self._begin(queue)
             except ClientError as error:
                 logger.warning("queue not begun group=%s queue=%s reason=%s", self.group, queue, error)
                 permitted.discard(queue)
-                continue
-            with self._guard:
-                if self._closed or queue.topic not in self._subscriptions:
-                    return True
-                fetcher = Fetcher(self._source, queue, self._subscriptions[queue.topic], offset)
-                self._fetchers[queue] = fetcher
-            self._gained(fetcher, offset)
-            fetcher.pull()
-            logger.info("queue taken group=%s queue=%s from=%s", self.group, queue, offset)
+            finally:
+                with self._guard:
+                    commanded = self._beginning.pop(queue)
+            if commanded is not None:
+                self._reset(queue, commanded)
+            elif fetcher is not None:
+                fetcher.pull()
         return len(permitted) == len(queues)
+
+    def _begin(self, queue: MessageQueue) -> Fetcher | None:
+        """Have a queue as one's own, with nothing asked for yet; ``None`` where it is not wanted any more."""
+        offset = self._first_offset(queue)
+        with self._guard:
+            if self._closed or queue.topic not in self._subscriptions:
+                return None
+            fetcher = Fetcher(self._source, queue, self._subscriptions[queue.topic], offset)
+            self._fetchers[queue] = fetcher
+        self._gained(fetcher, offset)
+        logger.info("queue taken group=%s queue=%s from=%s", self.group, queue, offset)
+        return fetcher
 
     def _first_offset(self, queue: MessageQueue) -> QueueOffset:
         deadline = time.monotonic() + CONTROL_TIMEOUT_S
@@ -353,6 +368,9 @@ class GroupConsumer:
     def _reset(self, queue: MessageQueue, offset: QueueOffset) -> None:
         """Go on elsewhere in a queue, by command."""
         with self._guard:
+            if queue in self._beginning:
+                self._beginning[queue] = offset
+                return
             fetcher = self._fetchers.get(queue)
         if fetcher is None:
             return

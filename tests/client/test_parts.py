@@ -6,6 +6,7 @@ import time
 import zlib
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,7 +30,7 @@ from metaq.protocol.record import BLANK_MAGIC, HEADER, encode_properties
 from metaq.protocol.remoting import RemotingCommand
 from metaq.testing import InMemoryBroker
 from metaq.testing.log import Letter, Log
-from tests.client.test_consumers import DEADLINE_S, FIRST, Heard, send
+from tests.client.test_consumers import DEADLINE_S, FIRST, Heard, send, take
 from tests.support.broker import wait_until
 
 TEXTS = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -269,6 +270,32 @@ def test_a_listener_consumes_a_message_by_command(memory: InMemoryBroker, client
         none = consumer.asked(request(Request.CONSUME_MESSAGE_DIRECTLY, {}))
     assert heard.bodies == [b"0", b"1"]
     assert none.code == Response.SYSTEM_ERROR
+
+
+@pytest.mark.parametrize("moment", ["_first_offset", "_gained"])
+def test_a_reset_is_obeyed_by_who_is_about_to_take_the_queue(
+    memory: InMemoryBroker, client: Client, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """SG-118: also when it comes while the member asks where to begin, and before the queue is quite its own."""
+    queue, fields = MessageQueue("orders", "memory", 0), {"topic": "orders", "group": "billing"}
+    memory.create_topic("orders", 1)
+    usual = getattr(SimpleConsumer, moment)
+    told: list[MessageQueue] = []
+
+    def told_meanwhile(consumer: SimpleConsumer, subject: Any, *more: Any) -> Any:
+        if queue not in told and queue in (subject, getattr(subject, "queue", None)):
+            told.append(queue)
+            consumer.asked(request(Request.RESET_CONSUMER_CLIENT_OFFSET, fields, encode_offsets({queue: 2})))
+        return usual(consumer, subject, *more)
+
+    monkeypatch.setattr(SimpleConsumer, moment, told_meanwhile)
+    with client:
+        send(client, 3)
+        with client.consumer("orders", "billing", consume_from=FIRST) as consumer:
+            bodies = [message.body for message in take(consumer, 1)]
+    assert told
+    assert bodies == [b"2"]
+    assert memory.committed("billing", "orders") == {0: 2}  # the message was handed out, not committed
 
 
 def test_a_consumer_tells_its_offsets_and_its_state(memory: InMemoryBroker, client: Client) -> None:
