@@ -12,6 +12,7 @@ import yaml
 
 import metaq
 from metaq.config import REGISTRY_SETTINGS, Settings, load
+from metaq.deploy.unit import OPEN_FILES
 from metaq.errors import ConfigError
 from metaq.protocol.record import HEADER_SIZE
 from metaq.protocol.replies import BAD_REQUEST, ERROR, FORBIDDEN, MOVED, NOT_FOUND, OK, UNAVAILABLE
@@ -175,6 +176,19 @@ def test_the_list_of_changes_has_this_version_first() -> None:
     assert re.fullmatch(rf"\[({re.escape(metaq.__version__)}|Unreleased)\]( - (unreleased|\d{{4}}-\d\d-\d\d))?", headings[0])
     kinds = set(re.findall(r"^### (.+)$", text_of("CHANGELOG.md"), re.MULTILINE))
     assert kinds and kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_the_advice_on_machines_goes_with_the_settings() -> None:
+    """RD-009: which scheduler for which disk; open files as the unit has them, for so many connections and files."""
+    rows = [line.strip("|").split("|") for line in text_of("docs/operations.md").splitlines() if line.startswith("| ")]
+    advice = {what.strip(): (set_to, why) for what, set_to, why in (row for row in rows if len(row) == 3)}
+    scheduler, _ = advice["scheduler of the disk"]
+    assert all(name in scheduler for name in ("`none`", "`mq-deadline`", "/queue/scheduler"))
+    files, why = advice["open files"]
+    settings = load(None, {}, {})
+    assert f"{OPEN_FILES:,} (`LimitNOFILE`" in files
+    assert f"{settings.max_connections:,} connections" in why
+    assert f"{settings.max_open_files:,} files" in why
 
 
 # -- features ---------------------------------------------------------------------------------------------------------
