@@ -56,8 +56,8 @@ class File(Protocol):
     def next_data(self, offset: int) -> int:
         """Where bytes other than zero may begin, at or after ``offset``; the file's size when there are none.
 
-        From the first call on the open file has no readahead: that would fill holes with zeros in the page cache, where
-        they count as data.
+        Holes that were read ahead are zeros in the page cache, where they count as data: what is cached behind ``offset`` is
+        dropped, and from the first call on the open file has no readahead.
         """
         ...
 
@@ -204,7 +204,9 @@ class RealFile:
 
     def next_data(self, offset: int) -> int:
         try:
+            # both: a page that somebody else's readahead has marked sets off the next, also in a file that is to have none
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
+            os.posix_fadvise(self._fd, offset, 0, os.POSIX_FADV_DONTNEED)
             return os.lseek(self._fd, offset, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:

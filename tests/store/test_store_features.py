@@ -411,6 +411,27 @@ def test_what_is_in_memory_is_told_from_what_is_not(folder: Path) -> None:
     assert file.size() == 1 << 20
 
 
+def test_a_start_does_not_read_what_was_never_written(folder: Path, clock: ManualClock) -> None:
+    """F-KILL: room behind the log's end that somebody has read, and the kernel has read ahead, is not taken for data."""
+    settings = StoreSettings(segment_bytes=256 << 20)
+    store, _ = open_store(folder, settings, clock)
+    offset = put(store, "t", bytes(3 << 20))
+    store.sync()
+    file = store.log.file(store.log.segments[0])
+    assert file.view()[offset + (5 << 20)] == 0
+    store.close()
+    before = bytes_read()
+    store, _ = open_store(folder, settings, clock)
+    assert bytes_read() - before < 64 << 20
+    assert len(bodies(store, "t", 0)) == 1
+    store.close()
+
+
+def bytes_read() -> int:
+    """By this process, from files, until now."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 def test_a_put_is_seen_at_once_in_memory(folder: Path, clock: ManualClock) -> None:
     """SG-042, RD-012, RD-007: the append and its units are one call."""
     settings = StoreSettings(segment_bytes=SEGMENT, durability=Durability.MEMORY)
