@@ -12,7 +12,7 @@
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from metaq.errors import MessageIllegal
@@ -32,11 +32,12 @@ class BatchItem(NamedTuple):
     properties: str
 
 
-def decode_batch(data: bytes) -> Iterator[BatchItem]:
+def decode_batch(data: bytes) -> list[BatchItem]:
     """The messages in order; ``MessageIllegal`` when lengths contradict each other."""
+    items = []
     at, end = 0, len(data)
-    while at < end:
-        try:
+    try:
+        while at < end:
             size, _, _, flag, length = _HEAD.unpack_from(data, at)
             body_at = at + _HEAD.size
             body_end = body_at + length
@@ -44,11 +45,11 @@ def decode_batch(data: bytes) -> Iterator[BatchItem]:
             stop = properties_at + (_LENGTH.unpack_from(data, body_end)[0] if length >= 0 else -1)
             if not properties_at <= stop == at + size <= end:
                 raise MessageIllegal(f"the lengths of the message at byte {at} of a batch of {end} contradict each other")
-            properties = data[properties_at:stop].decode()
-        except (struct.error, UnicodeDecodeError) as error:
-            raise MessageIllegal(f"the message at byte {at} of a batch of {end} cannot be read: {error}") from error
-        yield _new(BatchItem, (flag, data[body_at:body_end], properties))
-        at = stop
+            items.append(_new(BatchItem, (flag, data[body_at:body_end], data[properties_at:stop].decode())))
+            at = stop
+    except (struct.error, UnicodeDecodeError) as error:
+        raise MessageIllegal(f"the message at byte {at} of a batch of {end} cannot be read: {error}") from error
+    return items
 
 
 def encode_batch(items: Iterable[BatchItem]) -> bytes:

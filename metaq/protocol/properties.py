@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from metaq.errors import MessageIllegal
@@ -66,25 +66,20 @@ _UNIQUE_NAME, _KEYS_NAME = _UNIQUE[1:], _KEYS[1:]
 
 
 AsSent = tuple[bytes, str | None, tuple[str, ...]]
-"""What a record keeps, the tag, and the keys by which the message is found."""
+"""What a record keeps, the tag, and the keys by which the message is found, each once."""
 
 
 class _Shape(NamedTuple):
     """Properties without the values of UNIQ_KEY and KEYS, in which the messages of one sender differ."""
 
-    head: str
-    middle: str
-    end: str
-    """Around the two values as they are sent; without KEYS, nothing is in the middle."""
+    match: Callable[[str], re.Match[str] | None]
+    """Finds the values, in the order in which they are sent."""
     before: bytes
     between: bytes
     behind: bytes
-    """What a record keeps of these."""
+    """What a record keeps around the values; without KEYS, nothing is between them."""
     unique_first: bool
     tag: str | None
-    names: int
-    separators: int
-    """How many 01 and 02 are in the middle."""
 
 
 def as_sent(text: str) -> AsSent | None:
@@ -107,20 +102,22 @@ def as_sent(text: str) -> AsSent | None:
 
 def _fill(shape: _Shape, text: str) -> AsSent | None:
     """What a record keeps of ``text``; ``None`` when it does not have this shape, or has strange values in it."""
-    head, middle, end, before, between, behind, unique_first, tag, names, separators = shape
-    if not (text.startswith(head) and text.endswith(end)):
+    match, before, between, behind, unique_first, tag = shape
+    found = match(text)
+    if found is None:
         return None
-    values = text[len(head) : len(text) - len(end)]
-    if not values or values.count("\x01") != names or values.count("\x02") != separators:
-        return None
-    if not middle:
-        return b"%b%b%b" % (before, values.encode(), behind), tag, (values,)
-    first, found, second = values.partition(middle)
-    if not (found and first and second):
-        return None
-    unique, words = (first, second) if unique_first else (second, first)
-    keys = (unique, *filter(None, words.split(" "))) if " " in words else (unique, words)
-    return b"%b%b%b%b%b" % (before, first.encode(), between, second.encode(), behind), tag, keys
+    values = found.groups()
+    if len(values) == 1:
+        return before + values[0].encode() + behind, tag, values
+    first, second = values
+    unique, words = values if unique_first else (second, first)
+    keys = _distinct(unique, *words.split(" ")) if " " in words or unique == words else (unique, words)
+    return before + first.encode() + between + second.encode() + behind, tag, keys
+
+
+def _distinct(*keys: str | None) -> tuple[str, ...]:
+    """Those that are there, each once."""
+    return tuple(dict.fromkeys(filter(None, keys)))
 
 
 def _without_values(text: str) -> tuple[str, int, int]:
@@ -157,8 +154,8 @@ def _remember(rest: str, at: int, words_at: int) -> _Shape:
     if found is not None and found[2] == (_PROBES if with_words else _PROBES[:1]):
         before, _, behind = found[0].partition(first.encode())
         between, _, behind = behind.partition(second.encode()) if with_words else (b"", b"", behind)
-        marks = (middle.count("\x01"), middle.count("\x02"))
-        shape = _Shape(head, middle, end, before, between, behind, unique_first, found[1], *marks)
+        pattern = _VALUE.join(map(re.escape, (head, middle, end) if with_words else (head, end)))
+        shape = _Shape(re.compile(pattern).fullmatch, before, between, behind, unique_first, found[1])
     if len(rest) <= _SHAPE_MOST:
         if len(_shapes) >= _SHAPES_MOST:
             _shapes.clear()
@@ -166,7 +163,8 @@ def _remember(rest: str, at: int, words_at: int) -> _Shape:
     return shape
 
 
-_STRANGE: Final = _Shape("", "", "", b"", b"", b"", True, None, -1, -1)
+_VALUE: Final = "([^\x01\x02]+)"
+_STRANGE: Final = _Shape(re.compile("(?!)").fullmatch, b"", b"", b"", True, None)
 """Stands for shapes that have to be looked into each time; nothing has it."""
 _PROBES: Final = ("the\x03unique\x03key", "the\x03other\x03keys")
 _SHAPE_MOST: Final = 512
@@ -186,9 +184,7 @@ def _look_into(text: str) -> AsSent | None:
     data = marked[1:].encode()
     if len(data) > MOST_BYTES:
         raise MessageIllegal(f"properties of {len(data)} bytes are longer than {MOST_BYTES}")
-    if words is None:
-        return data, tag, (unique,) if unique else ()
-    return data, tag, tuple(filter(None, (unique, *words.split(" "))))
+    return data, tag, _distinct(unique, *(words or "").split(" "))
 
 
 def _last(marked: str, name: str) -> str | None:

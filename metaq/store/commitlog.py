@@ -12,7 +12,7 @@ a write through a map into a hole on a full disk would kill the process. Reading
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -27,6 +27,7 @@ from metaq.protocol.record import (
     HEADER_SIZE,
     MAGIC,
     MAGIC_BYTES,
+    checksum_properties,
     checksum_property,
     is_intact,
     store_ms,
@@ -182,6 +183,15 @@ class CommitLog:
         parts.append(record)
         parts.append(checksum_property(record))
         self.staged_end += len(record) + CHECKSUM_SIZE
+
+    def stage_all(self, records: Sequence[bytes]) -> None:
+        """The same for many records, for which the segment has room."""
+        checksums = checksum_properties(records)
+        parts = self._parts
+        for at, record in enumerate(records):
+            parts.append(record)
+            parts.append(checksums[at * CHECKSUM_SIZE : (at + 1) * CHECKSUM_SIZE])
+        self.staged_end += sum(map(len, records)) + len(checksums)
 
     def stage_copy(self, records: bytes) -> None:
         """Take the next records as another replica's log has them, with their checksums."""
@@ -386,7 +396,6 @@ class _SegmentWalk:
     def records(self, start: int) -> Iterator[Stored]:
         """Records in order. ``expected`` becomes the segment's end when a blank record closes it."""
         segment = self._segment
-        self._file.next_data(start - segment.base)  # no readahead from here on, so that a later search finds the holes
         at = self.expected = start
         while at + BLANK_SIZE <= segment.end:
             window = self._bytes(at, SMALLEST_RECORD)

@@ -59,7 +59,7 @@ assert HEADER.size == HEADER_SIZE
 assert ITEM.size == ITEM_SIZE
 
 Entry = tuple[int, str, tuple[str, ...], int]
-"""Log offset, topic, keys and store time of a record: a plain tuple, so that garbage collection need not look at it."""
+"""Log offset, topic, keys, each once, and store time of a record: a plain tuple, at which garbage collection need not look."""
 
 
 class Item(NamedTuple):
@@ -245,8 +245,7 @@ class IndexFile:
         assert table is not None
         hash_of, pack = hasher.hash, ITEM.pack
         count, done, most, seconds_of, seconds = self.count, 0, self.entries - 1, -1, 0
-        for log_offset, topic, words, store_ms in entries:
-            keys = words if len(words) == 1 else tuple(dict.fromkeys(words))
+        for log_offset, topic, keys, store_ms in entries:
             if count == 1:
                 self.begin_ms, self.begin_offset = store_ms, log_offset
             elif count + len(keys) > self.entries:

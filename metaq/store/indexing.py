@@ -6,7 +6,7 @@
           begin                       walk_at          walk_until        end
 
 ``append`` hands over the keys of new messages, which are entered at once, or wait (*pending*) until ``work`` enters them in
-slices, beside everything else: when a turn brings too many, or there is no file with room. Whatever nobody remembers,
+slices, beside everything else: while there is no file with room, or others wait before them. Whatever nobody remembers,
 *behind*, is read from the log again: what the last checkpoint does not cover when the folder is opened, and what was put while
 there was no room for an index file, or faster than it could be entered. Messages are never refused for the sake of the index.
 """
@@ -31,7 +31,12 @@ logger = logging.getLogger(__name__)
 PENDING_MOST: Final = 100_000
 """Messages whose keys are remembered, about 40 MB; more of them are read from the log again."""
 SLICE: Final = 1024
-"""Messages entered without a pause: about 3 ms with one key each, 10 ms with two on a slow processor."""
+"""Messages entered without a pause, beside twice as many as came since the slice before, so that the end comes nearer at any
+rate: about 3 ms with one key each, 10 ms with two on a slow processor."""
+CAME_MOST: Final = 4096
+"""Which is not exceeded by what comes while a slice is written, unless the disk is slow: then the next slice counts no more."""
+SLICES_A_ROUND: Final = 128
+"""Enough for ``PENDING_MOST``."""
 WINDOW: Final = 256 * 1024
 """Bytes of the log that are read at a time while walking; some 5 ms of work when messages are small."""
 WINDOWS_A_ROUND: Final = 8
@@ -61,6 +66,7 @@ class Indexing:
         self._rules = rules
         self._spare = spare
         self._pending: list[Entry] = []
+        self._came = 0  # of them, since the last slice
         self._walk_at = self._walk_until = 0
         self._window = WINDOW
         self._flushing = False
@@ -86,11 +92,15 @@ class Indexing:
     # -- what is new --------------------------------------------------------------------------------------------------
 
     def appended(self, entries: list[Entry]) -> None:
-        """Take the keys of messages that are now in the log, and enter them at once when nothing waits before them."""
+        """Take the keys of messages that are now in the log, and enter them at once when nothing waits before them.
+
+        However many they are: a turn that brings many takes long itself, ten times as long as entering them.
+        """
         entered = 0
         if not self._pending and self.index.is_open and not self.behind and self.paused is None:
-            entered = self.index.enter(entries[:SLICE])
+            entered = self.index.enter(entries)
         self._pending += entries[entered:]
+        self._came += len(entries) - entered
         if len(self._pending) > PENDING_MOST:
             if not self.behind:
                 self._walk_at = self._pending[0][0]
@@ -126,19 +136,22 @@ class Indexing:
         for _ in range(WINDOWS_A_ROUND):
             if not self.behind or not self._walk(read, run):
                 break
-        end = self._log.end  # a round ends, even if more is put than can be entered
-        while not self.behind and self._pending and self._pending[0][0] < end:
-            if not self._enter_pending(run):
+        self._came = 0
+        for _ in range(SLICES_A_ROUND):
+            if self.behind or not self._pending or not self._enter_pending(run):
                 break
         if not self.behind and not self._pending:
             self._write(run)
 
     def _enter_pending(self, run: Run) -> bool:
         """Enter a slice; false when nothing more can be done now."""
-        part = self._pending[:SLICE]
+        part = self._pending[: SLICE + 2 * min(self._came, CAME_MOST)]
         entered = self.index.enter(part)
         del self._pending[:entered]
-        return self._write(run) if entered == len(part) else self._grow(run)
+        if entered < len(part) and not self._grow(run):
+            return False
+        self._came = 0
+        return self._write(run)
 
     def _write(self, run: Run) -> bool:
         """Write what was entered; false when there is no room even though it was reserved."""

@@ -2,11 +2,11 @@
 
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -32,6 +32,7 @@ from metaq.store.verify import repair, verify
 from tests.support.faultydisk import DATA, FaultyDisk, Stopped
 
 HOST: Final = host_bytes("127.0.0.1", 10911)
+Waited = TypeVar("Waited")
 SETTINGS: Final = StoreSettings(segment_bytes=16 * 1024, queue_file_bytes=256, index_slots=7, index_entries=100)
 ALWAYS: Final = (0, 1 << 62)
 
@@ -211,6 +212,32 @@ def test_keys_are_entered_behind_the_queue(folder: Path, clock: ManualClock, mon
         [] if number == 3 else [offset] for number, offset in enumerate(offsets)
     ]
     assert store.statistics().index_behind_bytes == 0
+    store.close()
+
+
+def test_the_index_keeps_up_with_any_rate(folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where more comes in each wait than a slice holds, fewer and fewer messages wait, and the next are entered at once."""
+    monkeypatch.setattr(indexing, "SLICE", 4)
+    store, _ = open_store(folder, replace(SETTINGS, index_entries=10_000), clock)
+    offsets: list[int] = []
+
+    def more(count: int) -> None:
+        offsets.extend([put(store, "t", b"", keys=f"k{len(offsets) + number}") for number in range(count)])
+
+    def load(call: Callable[[], Waited]) -> Waited:
+        found = call()
+        more(6)
+        return found
+
+    more(100)
+    assert store.indexing.log_offset == offsets[0]  # there is no file yet
+    store.index_keys(load)
+    assert len(offsets) > 150
+    assert store.indexing.log_offset == store.log.end
+    more(6)
+    assert store.indexing.log_offset == store.log.end
+    store.sync()
+    assert [found(store, "t", f"k{number}") for number in range(len(offsets))] == [[offset] for offset in offsets]
     store.close()
 
 

@@ -38,6 +38,7 @@ from metaq.server.tables import DEFAULT_TOPIC, FORBIDDEN, HALF_TOPIC, RETRY_PREF
 from metaq.server.turn import Short, Turns
 from metaq.server.writing import CLEARED, Draft, Placed, delayed, stage
 from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.messagestore import Message
 
 NO_BATCH: Final = "a message of a batch can be neither delayed nor transactional nor a request"
 BESIDE_BODY: Final = 33 * 1024
@@ -60,8 +61,6 @@ _KNOWN_TAGS: Final = 1024
 
 Filled = tuple[int, bytes | None, int, tuple[str, ...]]
 """Text size, tail, tag hash and keys of a message: the last arguments of ``MessageStore.put``."""
-BatchPart = tuple[int, bytes, int, Filled]
-"""Flag, body, checksum and what is filled in."""
 
 
 class Sent(NamedTuple):
@@ -283,37 +282,39 @@ class SendHandler:
         if header.sys_flag & TRANSACTION_TYPE:
             raise MessageIllegal(NO_BATCH)
         queue = self.admit(session, header, request.body)
-        parts, size = self._fill_batch(queue, header.properties or "", request.body)
-        store, host, ordinal = self._store, self._host, queue.next
+        store, ordinal = self._store, queue.next
         middle = constant_middle(
             *(header.sys_flag & CLEARED, header.born_timestamp, session.born_host, store.clock.now_ms()),
             *(self._context.store_host, header.reconsume_times),
         )
+        messages, size = self._read_batch(queue, middle, header.properties or "", request.body)
         store.log.reserve(size)
-        places = store.put_all([(queue, flag, body, crc, middle, *record) for flag, body, crc, record in parts])
-        ids = b",".join([b"%b%016X" % (host, place) for place in places])
-        sent = Sent(request.opaque, request.serialization, queue.partition, ordinal, ids, "")
+        places = store.put_all(messages)
+        ids = (self._host + b"%016X,") * len(places) % tuple(places)
+        sent = Sent(request.opaque, request.serialization, queue.partition, ordinal, ids[:-1], "")
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
         return None
 
-    def _fill_batch(self, queue: ConsumeQueue, shared: str, data: bytes) -> tuple[list[BatchPart], int]:
+    def _read_batch(self, queue: ConsumeQueue, middle: bytes, shared: str, data: bytes) -> tuple[list[Message], int]:
         """The messages of a batch, and the bytes of their records; ``shared`` are properties of them all."""
-        parts, size = [], 0
+        messages: list[Message] = []
+        size, short_tail = 0, len(queue.tail)
         kept = properties.as_sent(shared)
         if kept is not None and not kept[0]:
             shared = ""  # said to the broker only
         for flag, body, text in decode_batch(data):
-            record = self._fill(queue, f"{text}\x02{shared}" if shared else text, body)
-            if record is None:
+            filled = self._fill(queue, f"{text}\x02{shared}" if shared else text, body)
+            if filled is None:
                 raise MessageIllegal(NO_BATCH)
-            size += HEADER_SIZE + len(body) + len(record[1] or queue.tail) + CHECKSUM_SIZE
+            text_size, tail, tag, keys = filled
+            size += HEADER_SIZE + len(body) + (short_tail if tail is None else len(tail)) + CHECKSUM_SIZE
             if size > self._most_batch_bytes:
                 limit = f"over the limit of {self._most_batch_bytes} bytes (from max_message_bytes)"
                 raise MessageIllegal(f"the records of a batch, its properties repeated in each, are {limit}")
-            parts.append((flag, body, zlib.crc32(body) & 0x7FFFFFFF, record))
-        if not parts:
+            messages.append((queue, flag, body, zlib.crc32(body) & 0x7FFFFFFF, middle, text_size, tail, tag, keys))
+        if not messages:
             raise MessageIllegal("a batch without messages")
-        return parts, size
+        return messages, size
 
     # -- what both need -----------------------------------------------------------------------------------------------
 
