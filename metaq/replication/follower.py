@@ -248,14 +248,14 @@ class Follower:
         if "copy" in content:
             begin, partitions = content["copy"]["begin"], content["copy"]["partitions"]
             logger.warning("log is copied anew begin=%d own_begin=%d own_end=%d", begin, store.log.begin, store.log.end)
-            begin_at_next_opening(store, begin, partitions)
+            begin_at_next_opening(store, begin, partitions, self._run)
             self._give_up_derived()
         end = content.get("follow")
         if end is None or end > store.log.end:
             raise ProtocolError(f"the master does not say where to go on from {store.log.end}")
         if end < store.log.end:
             logger.warning("log diverged, cut at=%d own_end=%d", end, store.log.end)
-            cut_at_next_opening(store, end)
+            cut_at_next_opening(store, end, self._run)
             self._give_up_derived()
 
     def _give_up_derived(self) -> NoReturn:

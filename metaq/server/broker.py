@@ -150,9 +150,8 @@ class Broker:
         self.peers = front.gate.peers(settings)
         try:
             self.addresses = self._bind(front)
-            self.store, self.recovery = open_store(
-                *(settings.data, store_settings(settings, role), clock or SystemClock(), disk), tell=tell
-            )
+            own = settings.data, store_settings(settings, role), clock or SystemClock(), disk
+            self.store, self.recovery = self.run(lambda: open_store(*own, tell=tell))
         except BaseException:
             front.close_listeners()
             raise
@@ -237,7 +236,7 @@ class Broker:
             epochs.begin(number, self.settings.replica_number)
             store.append()
             if store.settings.durability.on_disk:
-                store.sync()
+                store.sync(self.run)
         return epochs
 
     def _take_role(self) -> None:
@@ -449,7 +448,7 @@ class Broker:
             self._zookeeper.stop()
         self.registration.stop()
         self._front.close_listeners()
-        self._end(self.settings.drain_timeout_ms / 1000)
+        self._end(self.settings.drain_timeout_ms / 1000, durably=True)
 
     def give_up(self) -> Mapping[str, Listener]:
         """Stop, but leave the addresses bound, for the broker that comes after this one in another role."""
@@ -459,10 +458,10 @@ class Broker:
         self.registration.stop()
         bound = self._front.release()
         gevent.sleep(LEAVE_S)
-        self._end(GIVE_UP_S)
+        self._end(GIVE_UP_S, durably=self.role.is_master)  # a slave is to be master, and puts wait for it
         return bound
 
-    def _end(self, deadline: float) -> None:
+    def _end(self, deadline: float, *, durably: bool) -> None:
         sessions = self._front.sessions
         self._gets.stopping = self._pulls.stopping = self._check_back.stopping = self._history.stopping = True
         self._duties.pause()
@@ -481,7 +480,7 @@ class Broker:
         try:
             if self.role.is_master:
                 self._save_last()
-            self.store.close()
+            self.run(lambda: self.store.close(durably=durably))
         except MetaqError as error:
             logger.error("stopped without closing the store reason=%s", error)
             self.store.release()
@@ -491,8 +490,8 @@ class Broker:
         self._duties.save_groups()
         self._offsets.save_last()
         self._schedule.save_last()
-        self.transactions.save_last()
-        self.halves.save_last()
+        self.transactions.save_last(self.run)
+        self.halves.save_last(self.run)
 
     def _wait_until(self, done: Callable[[], bool], deadline_s: float) -> None:
         deadline = self.store.clock.monotonic() + deadline_s

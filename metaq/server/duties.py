@@ -1,8 +1,9 @@
 """Looking after the store while the broker serves: syncing, sweeping, checkpoints, retention, tables."""
 
+import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import gevent
 from gevent.lock import BoundedSemaphore
@@ -15,6 +16,7 @@ from metaq.store.files import Run
 from metaq.store.retiring import retire
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 EXPIRE_S: Final = 0.1
 SAVE_TABLES_S: Final = 1.0
@@ -35,6 +37,10 @@ class Keeper(Protocol):
     def keep(self, before: int) -> None:
         """Need nothing before a log offset any more, soon."""
         ...
+
+
+class _Ended(Exception):
+    """The duty is not wanted any more."""
 
 
 class Duties:
@@ -79,7 +85,7 @@ class Duties:
         self._greenlets.append(gevent.spawn(self._repeat, pause_s, duty))
 
     def pause(self) -> None:
-        """Begin no more duties."""
+        """Begin no more duties, and give up a checkpoint that is being made: a new one is made when the store is closed."""
         self._stopping = True
 
     def stop(self, deadline_s: float) -> bool:
@@ -137,7 +143,13 @@ class Duties:
             return
         self.save_topics()
         self.settle()
-        self._store.checkpoint(self._run, self.rest)
+        with contextlib.suppress(_Ended):
+            self._store.checkpoint(self._run_unless_ended, self.rest)
+
+    def _run_unless_ended(self, call: Callable[[], T]) -> T:
+        if self._stopping:
+            raise _Ended
+        return self._run(call)
 
     def save_topics(self) -> None:
         """Make the topic table durable when it has changed."""

@@ -52,10 +52,6 @@ NONE: Final = "none"
 LOOPBACK: Final = "127.0.0.1"
 WATCH_S: Final = 0.1
 """Pause between two looks at how late the loop is."""
-RECOVERY_SLICE_S: Final = 0.05
-"""How long recovery works before whoever asks how far it is gets an answer, and"""
-RECOVERY_REST_S: Final = 0.001
-"""what it leaves them then."""
 STALL_BOUNDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 BUILD: Final = Metric("metaq_build_info", Kind.GAUGE, "1", "Versions of metaq and of Python; always 1.", ("version", "python"))
@@ -111,7 +107,7 @@ class Monitor:
         loopback when the settings leave it open. ``ConfigError``."""
         self._state = State.STARTING
         self._step: Step | None = None
-        self._began = self._rested = time.monotonic()
+        self._began = time.monotonic()
         self._monitored: Callable[[], Monitored] | None = None
         self._gate: Gate | None = None
         self._has_users = bool(settings.users_file)
@@ -138,12 +134,8 @@ class Monitor:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def recovering(self, step: Step) -> None:
-        """Take note of how far recovery is, and let others go on now and then."""
+        """Take note of how far recovery is; from any thread."""
         self._state, self._step = State.RECOVERING, step
-        now = time.monotonic()
-        if now - self._rested >= RECOVERY_SLICE_S:
-            gevent.sleep(RECOVERY_REST_S)
-            self._rested = time.monotonic()
 
     def serving(self, monitored: Callable[[], Monitored], gate: Gate) -> None:
         """The process serves; ``monitored`` tells who does that now, ``gate`` who asks."""

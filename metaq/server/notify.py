@@ -32,7 +32,7 @@ EXTEND_USEC: Final = 30_000_000
 LEAST_WORK_S: Final = 0.01
 """Of processor time from one look to the next: this thread alone needs a hundredth of it."""
 
-# The loop stands still while a store is opened, so what tells of it is a thread of the system.
+# The loop stands still while tables are made of an open store, so what tells of it is a thread of the system.
 _start_thread: Final = monkey.get_original("_thread", "start_new_thread")
 _sleep: Final = monkey.get_original("time", "sleep")
 

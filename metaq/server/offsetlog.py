@@ -31,7 +31,7 @@ from metaq.server.tables import FOLDER, OFFSETS_TOPIC
 from metaq.server.turn import Turns
 from metaq.server.writing import Draft, note, stage
 from metaq.store.documents import read_document, write_document
-from metaq.store.files import Run, read_here, run_here
+from metaq.store.files import Run, read_here
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class OffsetLog:
         covered, end = load_offsets(self._context)
         self._take_back()
         if covered > end:  # a power cut took messages that it covers: others will have their ordinals
-            self._write(run_here)
+            self._write(self._run)
 
     def _take_back(self) -> None:
         """A power cut may take messages that were consumed already: the group must get those that take their ordinals."""
@@ -127,9 +127,9 @@ class OffsetLog:
         if self._store.writable:
             self._stage()
             self._store.append()
-            self._store.sync()
+            self._store.sync(self._run)
         if self._offsets.version != self._saved_version:
-            self._write(run_here)
+            self._write(self._run)
 
     def _write(self, run: Run) -> None:
         version, disk, queue = self._offsets.version, self._store.disk, self._store.queues.get(_KEY)

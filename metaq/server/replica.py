@@ -2,7 +2,8 @@
 
 Everything but the log and a few tables is derived from these when a store is opened, so whoever opens it as master goes on
 where the last master was, and a slave whose log was cut has forgotten what was cut. The addresses stay bound meanwhile, and
-clients connect again.
+clients connect again. The store is closed and opened in a thread: ZooKeeper must go on hearing of who was elected, however long
+the disk takes, or another one is elected before this one serves, again and again.
 
 ``config/replica.json`` remembers what an operator has made of this replica, and how far readers could see::
 
@@ -86,6 +87,8 @@ class Replica:
             self._election = self._join_group()
         self._wanted: Role | None = None
         self._changing = Event()
+        self._between_roles = BoundedSemaphore(1)
+        """Held while one broker is closed and the next one opened."""
         self._keeping = BoundedSemaphore(1)
         self._greenlets: list[Any] = []
 
@@ -129,7 +132,8 @@ class Replica:
     def stop(self) -> None:
         if self._election is not None:
             self._election.stop()
-        gevent.killall(self._greenlets)
+        with self._between_roles:
+            gevent.killall(self._greenlets)
         self._listener.close()
         self._keep()
         self.side.stop()
@@ -204,7 +208,8 @@ class Replica:
             role, self._wanted = self._wanted, None
             if role is not None:
                 try:
-                    self._change_now(role._replace(readable_end=self.side.readable_end))
+                    with self._between_roles:
+                        self._change_now(role._replace(readable_end=self.side.readable_end))
                 except MetaqError as error:  # the broker is closed, and nothing would ever open it
                     logger.critical("role not changed, this process ends reason=%s", error)
                     raise SystemExit(STARTED_NOT) from error

@@ -41,7 +41,7 @@ from metaq.server.writing import Draft, note, stage
 from metaq.store.commitlog import Gap
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.documents import read_document, write_document
-from metaq.store.files import Run, read_here, read_through, run_here
+from metaq.store.files import Run, read_here, read_through
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +110,8 @@ class Schedule:
     def save_last(self) -> None:
         """Write down the positions of an orderly stop; nobody else writes any more."""
         if self._store.failure is None:
-            self._store.sync()
-            self._write(self._snapshot(), run_here)
+            self._store.sync(self._run)
+            self._write(self._snapshot(), self._run)
 
     # -- positions ----------------------------------------------------------------------------------------------------
 

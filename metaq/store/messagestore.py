@@ -423,18 +423,21 @@ class MessageStore:
             if checkpointed.get((queue.topic, queue.partition)) != Progress(queue.next, queue.text_end):
                 self._changed[queue] = None
 
-    def close(self) -> None:
+    def close(self, *, durably: bool = True) -> None:
         """Make everything durable and leave the mark of an orderly stop. The store is not used after that.
 
-        When that fails (``StoreError``) the folder is free all the same, for a recovery.
+        When that fails (``StoreError``) the folder is free all the same, for a recovery. If not ``durably``, nothing waits for
+        the disk, and the next opening goes on here as after a kill.
         """
         try:
             self.append()
-            if self.failure is None:
+            if self.failure is None and durably:
                 self.sync()
                 self.sweep()
                 self.checkpoint()
                 self.disk.unlink(self.directory / ABORT)
+            elif self.failure is None:
+                self.sweep()
         finally:
             self.release()
 

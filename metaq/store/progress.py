@@ -19,7 +19,7 @@ class Step(NamedTuple):
 
 
 Tell = Callable[[Step], None]
-"""Is told every few milliseconds, and may let others go on meanwhile."""
+"""Is told every few milliseconds, in the thread that opens the store; what it raises ends the opening."""
 
 
 def nobody(step: Step) -> None:

@@ -20,7 +20,7 @@ from metaq.store.commitlog import CommitLog, is_segment_name, segment_name
 from metaq.store.consumequeue import FILLER_SIZE, ConsumeQueue
 from metaq.store.disk import Disk
 from metaq.store.documents import BACKUP, read_document, write_document
-from metaq.store.files import FileCache, read_here
+from metaq.store.files import FileCache, Run, read_here, run_here
 from metaq.store.messagestore import INDEX, LOG, QUEUES, MessageStore
 from metaq.store.settings import StoreSettings
 
@@ -30,7 +30,7 @@ Ends = Iterable[tuple[str, int, int, int]]
 """Topic, partition, ordinal and text position of the message that comes next."""
 
 
-def cut_at_next_opening(store: MessageStore, end: int) -> None:
+def cut_at_next_opening(store: MessageStore, end: int, run: Run = run_here) -> None:
     """Have the log end at a log offset where a record ends; the store is closed and opened anew at once.
 
     ``CorruptRecord`` when no record ends there.
@@ -39,16 +39,17 @@ def cut_at_next_opening(store: MessageStore, end: int) -> None:
     if not _goes_on(store.log, end):
         raise CorruptRecord(f"the log cannot be cut at {end}, where no record of it ends")
     ends = [(queue.topic, queue.partition, *_end_before(store, queue, end)) for queue in store.queues.values()]
-    _write(store, None, end, ends)
+    _write(store, None, end, ends, run)
 
 
-def begin_at_next_opening(store: MessageStore, begin: int, ends: Ends) -> None:
+def begin_at_next_opening(store: MessageStore, begin: int, ends: Ends, run: Run = run_here) -> None:
     """Have an empty log that begins at a log offset; the store is closed and opened anew at once."""
-    _write(store, begin, begin, ends)
+    _write(store, begin, begin, ends, run)
 
 
-def _write(store: MessageStore, begin: int | None, end: int, ends: Ends) -> None:
-    write_document(store.disk, store.directory / INTENT, {"begin": begin, "end": end, "partitions": list(ends)})
+def _write(store: MessageStore, begin: int | None, end: int, ends: Ends, run: Run) -> None:
+    content = {"begin": begin, "end": end, "partitions": list(ends)}
+    run(lambda: write_document(store.disk, store.directory / INTENT, content))
 
 
 def _goes_on(log: CommitLog, log_offset: int) -> bool:

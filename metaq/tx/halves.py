@@ -255,12 +255,12 @@ class Halves:
         if waiting is not None:
             self._write(waiting, run)
 
-    def save_last(self) -> None:
+    def save_last(self, run: Run = run_here) -> None:
         """Write down the table of an orderly stop; nobody else writes any more."""
         if self._store.failure is None:
-            self._store.sync()
+            self._store.sync(run)
             self.follow(read_here)
-            self._write(self._snapshot(), run_here)
+            self._write(self._snapshot(), run)
 
     def _snapshot(self) -> _Snapshot:
         return _Snapshot(self._seen, self._halves.copy(), self._store.log.end, self._version)

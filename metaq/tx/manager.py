@@ -455,11 +455,11 @@ class Transactions:
             self._write(waiting, run)
             self._waiting = None
 
-    def save_last(self) -> None:
+    def save_last(self, run: Run = run_here) -> None:
         """Keep everything at an orderly stop; the log is synced, and nobody else writes any more."""
         if self._store.failure is None:
-            self._store.sync()
-            self._write(self._taken(), run_here)
+            self._store.sync(run)
+            self._write(self._taken(), run)
 
     def _taken(self) -> _Snapshot:
         following, needed_from = min(self._open_steps.values(), default=(self._next_mark, self._store.log.end))

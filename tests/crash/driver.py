@@ -243,6 +243,20 @@ class Driver:
 
     def close(self) -> None:
         """An orderly stop, perhaps in the middle of a duty."""
+        self._give_up_a_duty()
+        covered = self.model.before_sync()
+        self.store.close()
+        self.model.synced(covered)
+
+    def change_role(self) -> None:
+        """A slave is to be master: close without waiting for the disk, perhaps in the middle of a duty, and open anew."""
+        self._give_up_a_duty()
+        self.store.close(durably=False)
+        self.model.ended(power=False)
+        self.open()
+
+    def _give_up_a_duty(self) -> None:
+        """Perhaps."""
         self._give_up = self.rng.random() < 0.3
         if self._give_up:
             try:
@@ -251,9 +265,6 @@ class Driver:
                 pass
             finally:
                 self._give_up = False
-        covered = self.model.before_sync()
-        self.store.close()
-        self.model.synced(covered)
 
     def expect_verified(self) -> None:
         """Offline verification finds nothing: neither a stop nor a killed process damages anything.

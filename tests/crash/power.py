@@ -17,6 +17,8 @@ LIVES: Final = 6
 """Ends of a process in one case."""
 IMAGES_EACH: Final = 4
 CUT_WHILE_OPENING: Final = 0.25
+ROLE_CHANGES: Final = 0.03
+"""Of all steps."""
 
 
 def run(seed: int, count: int) -> Result:
@@ -60,6 +62,8 @@ def _live(driver: Driver) -> bool:
     try:
         driver.open()
         for _ in range(rng.choice((5, 20, 40))):
+            if rng.random() < ROLE_CHANGES:
+                driver.change_role()
             driver.step()
         driver.close()
     except Stopped:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from metaq.errors import Fenced
+from metaq.store.disk import RealDisk, RealFile
 from metaq.store.recovery import open_store
 from tests.store.test_together import FIRST, SETTINGS, bodies, put, ready
 
@@ -30,3 +31,23 @@ def test_a_store_that_cannot_append_leaves_its_folder_free(tmp_path: Path) -> No
     last.close()
     last.release()
     assert not open_store(tmp_path, SETTINGS)[1].unclean
+
+
+def test_a_store_can_be_left_without_waiting_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F-FAIL: a slave that is to be master: the next opening has everything, and walks nothing."""
+
+    def wait(*subject: object) -> None:
+        raise AssertionError(f"nobody waits for the disk: {subject}")
+
+    store, _ = open_store(tmp_path, SETTINGS)
+    for number in range(100):
+        put(store, FIRST, b"%d" % number)
+    with monkeypatch.context() as patch:
+        patch.setattr(RealFile, "datasync", wait)
+        patch.setattr(RealFile, "sync_file_system", wait)
+        patch.setattr(RealDisk, "sync_directory", wait)
+        store.close(durably=False)
+    again, recovery = open_store(tmp_path, SETTINGS)
+    assert (recovery.unclean, recovery.records, recovery.problems) == (True, 0, [])
+    assert bodies(again, FIRST) == [b"%d" % number for number in range(100)]
+    again.close()

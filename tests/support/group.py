@@ -89,7 +89,14 @@ class Group(contextlib.ExitStack):
     """The replicas of one broker, from entering the ``with`` block, where all are in sync, until leaving it."""
 
     def __init__(
-        self, folder: Path, zookeeper: str, *flags: str, proxied: bool = False, seed: int = 0, durability: str = "replica"
+        self,
+        folder: Path,
+        zookeeper: str,
+        *flags: str,
+        proxied: bool = False,
+        seed: int = 0,
+        durability: str = "replica",
+        kind: type[Member] = Member,
     ) -> None:
         """``zookeeper`` is HOST:PORT, with proxies that of one server."""
         super().__init__()
@@ -97,7 +104,7 @@ class Group(contextlib.ExitStack):
         self.ways: dict[int, Ways] = {}
         flags = ("--zookeeper-session-ms", str(SESSION_MS), *flags)
         for number in REPLICAS:
-            own_ports, kind, server = (self._hold_port(), self._hold_port()), Member, zookeeper
+            own_ports, server = (self._hold_port(), self._hold_port()), zookeeper
             if proxied:
                 ways = self.ways[number] = Ways(
                     {other: self._proxy(own_ports[1], seed) for other in REPLICAS if other != number},

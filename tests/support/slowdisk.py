@@ -1,0 +1,54 @@
+"""A replica whose disk is slow: run as a program with the flags of ``metaq serve``. Each sync takes ``SYNC_S`` longer."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from metaq.config import Settings, load
+from metaq.server.daemon import run
+from metaq.server.replica import Replica
+from metaq.store.disk import RealDisk, RealFile
+from metaq.store.progress import Tell
+
+SYNC_S: Final = 1.0
+
+
+class SlowFile(RealFile):
+    """What is written is in the page cache at once, as ever."""
+
+    __slots__ = ()
+
+    def datasync(self) -> None:
+        time.sleep(SYNC_S)
+        super().datasync()
+
+    def sync_file_system(self) -> bool:
+        time.sleep(SYNC_S)
+        return super().sync_file_system()
+
+
+class SlowDisk(RealDisk):
+    """The thread that syncs stands still, whichever that is."""
+
+    def open(self, path: Path) -> RealFile:
+        return SlowFile(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+
+    def sync_directory(self, path: Path) -> None:
+        time.sleep(SYNC_S)
+        super().sync_directory(path)
+
+
+def make(settings: Settings, tell: Tell) -> Replica:
+    return Replica(settings, SlowDisk(), tell)
+
+
+def main() -> None:
+    arguments = iter(sys.argv[1:])
+    settings = load(None, {}, {flag[2:].replace("-", "_"): value for flag, value in zip(arguments, arguments, strict=True)})
+    sys.exit(run(settings, make))
+
+
+if __name__ == "__main__":
+    main()
