@@ -23,6 +23,8 @@ START_DEADLINE_S: Final = 120.0
 STOP_DEADLINE_S: Final = 60.0
 TICK_MS: Final = 200
 """Sessions of 0.4 s and longer."""
+WITHOUT_SYNCS: Final = {"JAVA_TOOL_OPTIONS": "-Dzookeeper.forceSync=no"}
+"""For Java: no power is cut here, and a disk that is slow for a moment is to end no session of 4 s."""
 _READY: Final = re.compile(r"^metaq zookeeper ready listen=(\S+):(\d+) data=.* pid=(\d+)\n", re.MULTILINE)
 
 
@@ -65,7 +67,9 @@ class ZooKeeperProcess:
         command = [sys.executable, "-m", "metaq", "zookeeper", "--data", str(self.data), "--tick-ms", str(TICK_MS)]
         command += ["--listen", self.address, *self._flags]
         with self._output.open("wb") as output, self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=log)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=log, env={**os.environ, **WITHOUT_SYNCS}
+            )
 
     def wait_ready(self) -> None:
         """Wait for the line that says that it serves."""
