@@ -12,6 +12,7 @@ from metaq.config import Settings, load
 from metaq.server.daemon import run
 from metaq.server.gate import Gate
 from metaq.server.metrics import Family
+from metaq.server.pool import run_in_pool
 from metaq.store.files import Rest
 from metaq.store.progress import Step, Tell
 
@@ -30,9 +31,10 @@ class Slow:
         how, go = sys.argv[1:]
         if how == "sleeps":
             time.sleep(SLEEPS_S)
+        if how == "tells":
+            run_in_pool(lambda: tell_until(Path(go), tell))
         while not Path(go).exists():
-            if how == "tells":
-                tell(Step("waiting", 0, 1, "bytes"))
+            pass
 
     @property
     def measured(self) -> "Slow":
@@ -57,6 +59,12 @@ class Slow:
 
     def stop(self) -> None:
         """Nothing to undo."""
+
+
+def tell_until(go: Path, tell: Tell) -> None:
+    """As an opening of a store does, in a thread."""
+    while not go.exists():
+        tell(Step("waiting", 0, 1, "bytes"))
 
 
 if __name__ == "__main__":

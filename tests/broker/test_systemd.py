@@ -85,7 +85,7 @@ def start(how: str, folder: Path, systemd: NotifySocket) -> "subprocess.Popen[by
 
 
 def test_a_long_recovery_gets_the_time_it_needs(tmp_path: Path) -> None:
-    """P40: the store is opened by the thread of the loop, and systemd hears of it all the same."""
+    """P40: tables are made of an open store by the thread of the loop, and systemd hears of it all the same."""
     with NotifySocket(tmp_path / "notify") as systemd:
         process = start("works", tmp_path, systemd)
         try:
