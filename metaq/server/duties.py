@@ -85,7 +85,7 @@ class Duties:
         self._greenlets.append(gevent.spawn(self._repeat, pause_s, duty))
 
     def pause(self) -> None:
-        """Begin no more duties, and give up a checkpoint that is being made: a new one is made when the store is closed."""
+        """Begin no more duties, and give up a checkpoint that is being made: who closes the store durably makes one."""
         self._stopping = True
 
     def stop(self, deadline_s: float) -> bool:

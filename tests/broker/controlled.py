@@ -7,19 +7,16 @@ A file ``clock`` holds milliseconds: by so much the clock is fast.
 """
 
 import os
-import sys
 import time
 from pathlib import Path
 
-import gevent
-
 from metaq.clock import SystemClock
-from metaq.config import Settings, load
+from metaq.config import Settings
 from metaq.errors import DiskFailed
 from metaq.server.broker import Broker
-from metaq.server.daemon import run
 from metaq.store.disk import RealDisk, RealFile
 from metaq.store.progress import Step, Tell
+from tests.support.program import serve
 
 
 class ControlledFile(RealFile):
@@ -64,21 +61,16 @@ class ControlledClock(SystemClock):
         return super().now_ms() + self._fast_ms
 
 
-def main() -> None:
-    arguments = iter(sys.argv[1:])
-    settings = load(None, {}, {flag[2:].replace("-", "_"): value for flag, value in zip(arguments, arguments, strict=True)})
+def make(settings: Settings, tell: Tell) -> Broker:
     control = settings.data.parent
 
-    def make(settings: Settings, tell: Tell) -> Broker:
-        def tell_and_hold(step: Step) -> None:
-            tell(step)
-            while (control / "hold").exists():
-                gevent.sleep(0.005)
+    def tell_and_hold(step: Step) -> None:
+        tell(step)
+        while (control / "hold").exists():
+            time.sleep(0.005)
 
-        return Broker(settings, ControlledClock(control), ControlledDisk(control), tell=tell_and_hold)
-
-    sys.exit(run(settings, make))
+    return Broker(settings, ControlledClock(control), ControlledDisk(control), tell=tell_and_hold)
 
 
 if __name__ == "__main__":
-    main()
+    serve(make)

@@ -4,15 +4,15 @@ While there is a file ``full`` beside the data folder, no file gets any room.
 """
 
 import os
-import sys
 from pathlib import Path
 
-from metaq.config import load
+from metaq.config import Settings
 from metaq.errors import DiskFull
 from metaq.server.broker import Broker
-from metaq.server.daemon import run
 from metaq.server.replica import Replica
 from metaq.store.disk import RealDisk, RealFile
+from metaq.store.progress import Tell
+from tests.support.program import serve
 
 
 class CrampedFile(RealFile):
@@ -41,13 +41,10 @@ class CrampedDisk(RealDisk):
         return CrampedFile(path, os.dup(plain._fd), self._full)
 
 
-def main() -> None:
-    arguments = iter(sys.argv[1:])
-    settings = load(None, {}, {flag[2:].replace("-", "_"): value for flag, value in zip(arguments, arguments, strict=True)})
-    disk = CrampedDisk(settings.data.with_name("full"))
+def make(settings: Settings, tell: Tell) -> Broker | Replica:
     server = Broker if settings.replication_listen == "none" else Replica
-    sys.exit(run(settings, lambda settings, tell: server(settings, disk=disk, tell=tell)))
+    return server(settings, disk=CrampedDisk(settings.data.with_name("full")), tell=tell)
 
 
 if __name__ == "__main__":
-    main()
+    serve(make)

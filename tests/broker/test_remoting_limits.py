@@ -93,7 +93,7 @@ def test_filters_that_take_long(client: RemotingClient) -> None:
 class Controlled(BrokerProcess):
     """A broker whose syncs a test controls."""
 
-    program = (str(Path(__file__).with_name("controlled.py")),)
+    program = ("-m", "tests.broker.controlled")
 
 
 def test_changes_of_keys_that_wait_for_the_disk(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.test_stepping_down import put_acknowledged
 from tests.cluster.traffic import read_all
 from tests.support.group import SESSION_MS, Group, Member
-from tests.support.slowdisk import SYNC_S
+from tests.support.slowsyncs import SYNC_S
 from tests.support.zookeeper import ZooKeeperProcess
 
 pytestmark = pytest.mark.partner("java")
@@ -19,7 +19,7 @@ assert LEAST_SYNCS * SYNC_S > SESSION_MS / 1000
 
 
 class SlowMember(Member):
-    program: ClassVar[tuple[str, ...]] = ("-m", "tests.support.slowdisk")
+    program: ClassVar[tuple[str, ...]] = ("-m", "tests.support.slowsyncs")
 
 
 def test_who_is_elected_is_heard_of_while_the_disk_takes_its_time(tmp_path: Path) -> None:

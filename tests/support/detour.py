@@ -5,16 +5,14 @@ The file ``detours2.json`` beside the data folder of replica 2 says where that g
     {"127.0.0.1:7912":"127.0.0.1:40001"}
 """
 
-import sys
-
 import orjson
 
-from metaq.config import Settings, load
+from metaq.config import Settings
 from metaq.replication.follower import Address
-from metaq.server.daemon import run
 from metaq.server.registration import parse_address, written
 from metaq.server.replica import Replica
 from metaq.store.progress import Tell
+from tests.support.program import serve
 
 DETOURS = "detours{}.json"
 
@@ -32,11 +30,5 @@ class DetouredReplica(Replica):
         return None if master is None else parse_address("master", self._detours[written(master)])
 
 
-def main() -> None:
-    arguments = iter(sys.argv[1:])
-    settings = load(None, {}, {flag[2:].replace("-", "_"): value for flag, value in zip(arguments, arguments, strict=True)})
-    sys.exit(run(settings, DetouredReplica))
-
-
 if __name__ == "__main__":
-    main()
+    serve(DetouredReplica)

@@ -1,16 +1,15 @@
 """A replica whose disk is slow: run as a program with the flags of ``metaq serve``. Each sync takes ``SYNC_S`` longer."""
 
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Final
 
-from metaq.config import Settings, load
-from metaq.server.daemon import run
+from metaq.config import Settings
 from metaq.server.replica import Replica
 from metaq.store.disk import RealDisk, RealFile
 from metaq.store.progress import Tell
+from tests.support.program import serve
 
 SYNC_S: Final = 1.0
 
@@ -44,11 +43,5 @@ def make(settings: Settings, tell: Tell) -> Replica:
     return Replica(settings, SlowDisk(), tell)
 
 
-def main() -> None:
-    arguments = iter(sys.argv[1:])
-    settings = load(None, {}, {flag[2:].replace("-", "_"): value for flag, value in zip(arguments, arguments, strict=True)})
-    sys.exit(run(settings, make))
-
-
 if __name__ == "__main__":
-    main()
+    serve(make)
