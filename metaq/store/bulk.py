@@ -61,7 +61,8 @@ class BulkReader:
         if offsets[0] < log.hot_from() or max(sizes) == FILLER_SIZE:
             return None
         segment = log.find(offsets[0])
-        assert segment is not None
+        if segment is None:  # the unit is damaged
+            return None
         sums = list(accumulate(sizes))
         number = min(max(1, bisect_right(sums, most_bytes)), bisect_left(offsets, segment.end))
         size, view, base = sums[number - 1], log.view(segment), segment.base

@@ -314,10 +314,11 @@ class CommitLog:
         segment = self.find(log_offset)
         if segment is None or log_offset + SMALLEST_RECORD > segment.end:
             return None
-        size, magic = BLANK.unpack(read(self.file(segment), BLANK_SIZE, log_offset - segment.base))
+        file = self.file(segment)  # opened once: a segment that is removed meanwhile must not be made again by opening it
+        size, magic = BLANK.unpack(read(file, BLANK_SIZE, log_offset - segment.base))
         if magic != MAGIC or not SMALLEST_RECORD <= size <= segment.end - log_offset:
             return None
-        data = memoryview(read(self.file(segment), size, log_offset - segment.base))
+        data = memoryview(read(file, size, log_offset - segment.base))
         return Stored(data, 0, size, log_offset) if is_intact(data, log_offset) else None
 
     def begun_ms(self, segment: Segment, read: Read) -> int | None:

@@ -145,22 +145,23 @@ def piece(log: CommitLog, at: int, most: int, read: Read) -> tuple[int, bytes | 
     segment = log.find(at)
     if at >= log.end or segment is None:
         return at, b""
+    file = log.file(segment)  # opened once: a segment that is removed meanwhile must not be made again by opening it
     start, size = at - segment.base, min(max(most, SMALLEST_RECORD), log.end - at, segment.end - at)
     if at >= log.hot_from():
         data: bytes | memoryview = log.view(segment)[start : start + size]
         if log.end <= segment.end:
             return at, data
     else:
-        data = read(log.file(segment), size, start)
+        data = read(file, size, start)
     whole = _whole_records(memoryview(data), at, segment)
     if whole < 0:
         return piece(log, segment.end, most, read)
     if whole:
         return at, data[:whole]
     wanted: int = BLANK.unpack_from(data)[0]
-    if wanted <= size or segment.end - at < wanted or not is_intact(memoryview(read(log.file(segment), wanted, start)), at):
+    if wanted <= size or segment.end - at < wanted or not is_intact(memoryview(read(file, wanted, start)), at):
         raise CorruptRecord(f"the record at log offset {at} is damaged: run metaq verify")
-    return at, read(log.file(segment), wanted, start)
+    return at, read(file, wanted, start)
 
 
 def _whole_records(data: memoryview, log_offset: int, segment: Segment) -> int:

@@ -52,9 +52,8 @@ class Reader:
             index = 0
             while index < len(units):
                 offset = units[index][0]
-                if offset >= hot:
-                    segment = log.find(offset)
-                    assert segment is not None
+                segment = log.find(offset) if offset >= hot else None
+                if segment is not None:
                     view, base, end = log.view(segment), segment.base, segment.end
                     while index < len(units) and (offset := units[index][0]) >= hot and offset < end:
                         yield new(Stored, (view, offset - base, units[index][1], offset))
@@ -76,21 +75,23 @@ class Reader:
         if not queue.live_from <= ordinal < queue.readable:
             return slices, ordinal
         log = self._log
-        hot = log.hot_from()
         begin = end = -1
         base = limit = size = 0
         view = memoryview(b"")
         units = queue.units(ordinal, min(most, queue.readable - ordinal), read)
+        hot = log.hot_from()  # asked when nothing waits any more: segments may go while the units are read
         for offset, length, _ in UNIT.iter_unpack(units):
             size += length
             if offset < hot or (size > most_bytes and end >= 0):
                 break
             if offset != end:
+                inside = base <= offset < limit
+                segment = None if inside else log.find(offset)
+                if segment is None and not inside:  # the unit is damaged
+                    break
                 if end >= 0:
                     slices.append(view[begin - base : end - base])
-                if not base <= offset < limit:
-                    segment = log.find(offset)
-                    assert segment is not None
+                if segment is not None:
                     view, base, limit = log.view(segment), segment.base, segment.end
                 begin = offset
             end = offset + length
@@ -134,7 +135,8 @@ class Reader:
 
     def report(self, queue: ConsumeQueue, ordinal: int, unit: Unit) -> None:
         """Count a message that was asked for and is damaged or lost, and say so in the log."""
-        if unit[1] != FILLER_SIZE:  # a filler was reported when it was written
+        aged = unit[1] >= SMALLEST_RECORD and 0 <= unit[0] < self._log.begin  # its segment went while this one was waiting
+        if unit[1] != FILLER_SIZE and not aged:  # a filler was reported when it was written
             self.damaged += 1
             logger.error(
                 "message damaged topic=%s partition=%d ordinal=%d log_offset=%d size=%d hint=run metaq verify",
