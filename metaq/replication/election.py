@@ -29,6 +29,7 @@ from gevent.event import Event
 from metaq.errors import BadRequest, Fenced, MetaqError, OutcomeUnknown, RegistryUnavailable
 from metaq.registry.session import Create, Delete, Set
 from metaq.registry.zookeeper import ZooKeeper
+from metaq.store.epochs import LAST_EPOCH
 from metaq.store.messagestore import FIRST_EPOCH
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,10 @@ class State(NamedTuple):
         """``BadRequest`` for what is none."""
         try:
             row = orjson.loads(data)
-            return cls(int(row["epoch"]), int(row["master"]), tuple(map(int, row["in_sync"])), int(row["preferred"]))
+            state = cls(int(row["epoch"]), int(row["master"]), tuple(map(int, row["in_sync"])), int(row["preferred"]))
+            if not FIRST_EPOCH <= state.epoch < LAST_EPOCH:
+                raise ValueError("there is no next epoch")
+            return state
         except (ValueError, TypeError, KeyError) as error:
             raise BadRequest(f"the state of a broker's replicas in ZooKeeper cannot be read: {data[:80]!r}") from error
 
@@ -82,6 +86,7 @@ class Master(NamedTuple):
         """``BadRequest`` for what is none."""
         try:
             row = orjson.loads(data)
+            int(str(row["replication"]).rpartition(":")[2])  # slaves connect there
             return cls(int(row["replica"]), int(row["epoch"]), str(row["replication"]), str(row["run"]))
         except (ValueError, TypeError, KeyError) as error:
             raise BadRequest(f"the master in ZooKeeper cannot be read: {data[:80]!r}") from error
@@ -248,6 +253,10 @@ class Election:
                     self._look()
             except MetaqError as error:
                 logger.debug("election not looked at reason=%s", error)
+            except AssertionError:
+                raise  # the broker's own state is wrong: the process ends
+            except Exception:  # whatever stands in ZooKeeper: who does not look any more is never master again
+                logger.exception("election failed")
 
     def _read(self) -> None:
         found = self._zookeeper.get(self._master_path)
@@ -316,9 +325,16 @@ class Election:
         found = {}
         for name in self._zookeeper.children(self._replicas_path):
             node = self._zookeeper.get(f"{self._replicas_path}/{name}")
-            if node is not None and int(name) != self._replica:
-                row = orjson.loads(node.data)
-                found[int(name)] = Log(row["epoch"], row["end"], complete=True)
+            if node is None:
+                continue
+            try:
+                number, row = int(name), orjson.loads(node.data)
+                log = Log(int(row["epoch"]), int(row["end"]), complete=True)
+            except (ValueError, TypeError, KeyError):
+                logger.debug("node is no replica, ignored name=%s path=%s", name, self._replicas_path)
+                continue
+            if number != self._replica:
+                found[number] = log
         return found
 
     def _say(self, what: str, reason: str) -> None:

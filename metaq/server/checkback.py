@@ -122,7 +122,7 @@ class CheckBack:
             return half, decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
         if self._store.log.record_at(half.log_offset, self._read) is not None:
             return None, None  # it waits for replicas, and nobody may see it yet
-        if self._takes_decisions():
+        if self._takes_decisions() and self._halves.find(ordinal) is half:  # others went on once more
             logger.error("transactional message lost, its record is damaged ordinal=%d log_offset=%d", ordinal, half.log_offset)
             self._handler.decide(ordinal, Fate.GIVEN_UP)
         return half, None

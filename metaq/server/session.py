@@ -139,7 +139,8 @@ class Session:
     # -- receiving ----------------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
-        assert self._socket is not None
+        if self._socket is None:  # what another connection did in this turn has closed it
+            return
         try:
             data = self._socket.recv(RECEIVE_BYTES)
         except BlockingIOError:
@@ -183,6 +184,8 @@ class Session:
 
     def finish(self) -> None:
         """Take no more commands; close when everything due is sent."""
+        if self._socket is None:
+            return
         self._eof = True
         self._pace()
         if self.idle:

@@ -112,7 +112,7 @@ def read_bulk(store: MessageStore, read: Read) -> None:
 def test_retention_while_a_reader_waits(
     store: MessageStore, clock: ManualClock, look: Callable[[MessageStore, Read], None], hot_bytes: int
 ) -> None:
-    """SG-044, MQ-028: at the first reads at which it can wait, and at some later ones. No file that was deleted is made again, no damage is reported."""
+    """SG-044, MQ-028: at many reads at which it can wait. What was deleted is not made again, no damage is reported."""
     store.log._hot_bytes = hot_bytes
     number = 0
     while True:

@@ -87,17 +87,15 @@ class AdminHandler:
         action = Action.CREATE if self._context.topics.get(create.topic) is None else Action.ADMINISTER
         try:
             demand(session.principal, action, create.topic)
-            self._context.topics.ensure(create.topic, create.partitions)
+            topic = self._context.topics.ensure(create.topic, create.partitions)
         except MetaqError as error:
             session.reply(write_result(error.status, str(error), create.opaque))
         else:
             session.owed += 1
-            gevent.spawn(self._created, session, create)
+            gevent.spawn(self._created, session, create, topic)
 
-    def _created(self, session: Session, create: Create) -> None:
-        """Answer when the topic would survive a power cut."""
-        topic = self._context.topics.get(create.topic)
-        assert topic is not None
+    def _created(self, session: Session, create: Create, topic: Topic) -> None:
+        """Answer when the topic would survive a power cut; it may have been deleted since."""
         try:
             self._save_topics()
             answer = write_result(OK, str(topic.partitions), create.opaque)

@@ -220,7 +220,8 @@ class OffsetAdminHandler:
         table = {self._queue(topic, number): offset for number, offset in wanted.items()}
         fields = {"topic": header.topic, "group": header.group, "timestamp": str(header.timestamp)}
         fields["isForce"] = str(header.is_force).lower()
-        for member in group.members.values():
+        online = self._context.clients.consumer_group(group.name)  # those that are here now; telling one may find it gone
+        for member in [] if online is None else list(online.members.values()):
             encode: Callable[[dict[MessageQueue, int]], bytes]
             encode = encode_offset_list if member.client.language == CPP else encode_offsets
             member.session.tell(Request.RESET_CONSUMER_CLIENT_OFFSET, fields, encode(table))

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_LEVEL: Final = 3
 """Delay level of the first retry when the consumer leaves that to the broker; the next one is a level higher."""
+MOST_TIMES: Final = (1 << 31) - 1
+"""How often a message may have been sent back: the field has 32 bits, and its first value is the sender's."""
 UNIT_SUBSCRIBED: Final = 2
 """Bit of a topic's system flag: consumed by units of a partitioned application."""
 
@@ -80,15 +82,17 @@ class SendBackHandler:
             raise AccessDenied("the broker does not take messages (its permission)")
         if group.retry_queue_nums <= 0:
             return DONE
-        topic = self._retry_topic(group, unit=header.unit_mode)
-        if not self.context.topics.permission_of(topic) & WRITE:
-            raise AccessDenied(f"the topic {topic.name} does not take messages (perm {topic.permission})")
+        check_retry_topic(self.context, group, unit=header.unit_mode)
         self._looks.look(_SendBack(self, session, request, header, group))
         return None
 
-    def _retry_topic(self, group: Group, *, unit: bool) -> Topic:
-        topics, name, count = self.context.topics, group.retry_topic, group.retry_queue_nums
-        return topics.get(name) or topics.put(Topic(name, count, count, sys_flag=UNIT_SUBSCRIBED * unit))
+
+def check_retry_topic(context: Context, group: Group, *, unit: bool) -> None:
+    """Have the retry topic of a group, or raise why nothing may be stored there."""
+    name, count = group.retry_topic, group.retry_queue_nums
+    topic = context.topics.get(name) or context.topics.put(Topic(name, count, count, sys_flag=UNIT_SUBSCRIBED * unit))
+    if not context.topics.permission_of(topic) & WRITE:
+        raise AccessDenied(f"the topic {topic.name} does not take messages (perm {topic.permission})")
 
 
 class _SendBack(Change):
@@ -113,6 +117,7 @@ class _SendBack(Change):
         record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
         demand(self.principal, Action.SUBSCRIBE, record.topic)
         self.check_load()
+        check_retry_topic(context, self._group, unit=self._header.unit_mode)  # it may be gone since the message was asked for
         draft = self._again(record)
         stage(context, draft)
         context.counters.sent_back.add(1)
@@ -130,7 +135,7 @@ class _SendBack(Change):
             pairs[properties.ORIGIN_ID] = f"{record.store_host.hex().upper()}{record.log_offset:016X}"
         draft = Draft(
             *(group.retry_topic, random.randrange(group.retry_queue_nums), record.body, pairs, record.flag),
-            *(record.sys_flag, record.born_ms, record.born_host, record.reconsume_times + 1),
+            *(record.sys_flag, record.born_ms, record.born_host, min(record.reconsume_times, MOST_TIMES - 1) + 1),
         )
         most = most_retries(group, self._request.version, header.max_reconsume_times)
         if record.reconsume_times >= most or header.delay_level < 0:

@@ -20,7 +20,7 @@ from metaq.server.context import Context
 from metaq.server.duties import Duties
 from metaq.server.front import RequestHandler
 from metaq.server.later import Later
-from metaq.server.permissions import Action, demand
+from metaq.server.permissions import Action, Principal, demand
 from metaq.server.registration import config_of
 from metaq.server.remoting import DONE, Answer, RemotingSession
 from metaq.server.tables import Topic
@@ -69,8 +69,7 @@ class TopicsHandler:
     def create(self, session: RemotingSession, request: RemotingCommand) -> None:
         """17."""
         header = decode_header(CreateTopic, request.fields)
-        action = Action.CREATE if self._topics.get(header.topic) is None else Action.ADMINISTER
-        demand(session.principal, action, header.topic)
+        self._check_allowed(session.principal, header.topic)
         self._check_ours(header.topic)
         if min(header.read_queue_nums, header.write_queue_nums) < 0:
             numbers = f"{header.write_queue_nums} to write, {header.read_queue_nums} to read"
@@ -80,9 +79,13 @@ class TopicsHandler:
         topic = Topic(
             *(header.topic, header.write_queue_nums, header.read_queue_nums, header.perm, header.topic_sys_flag, header.order)
         )
-        self._later.run(session, request, partial(self._create, topic))
+        self._later.run(session, request, partial(self._create, session.principal, topic))
 
-    def _create(self, topic: Topic) -> Answer:
+    def _check_allowed(self, principal: Principal, name: str) -> None:
+        demand(principal, Action.CREATE if self._topics.get(name) is None else Action.ADMINISTER, name)
+
+    def _create(self, principal: Principal, topic: Topic) -> Answer:
+        self._check_allowed(principal, topic.name)  # it may have been made since it was asked
         self._topics.put(topic)
         self._duties.save_topics()
         self._wait_told()  # who made the topic looks for its route next
