@@ -93,8 +93,8 @@ class PullHandler:
         group = self._check(session, header)
         wanted = self._filter(session, header, group)
         online = self.context.clients.consumer_group(group.name)
-        if online is not None and session in online.members:
-            online.readers[header.topic, header.queue_id] = session
+        if online is not None:
+            online.reads(session, header.topic, header.queue_id)
         if header.sys_flag & PULL_COMMITS_OFFSET and self.context.replicas.is_master:
             commit(self.context, group.name, TopicPartition(header.topic, header.queue_id), header.commit_offset)
         self.looks.look(_Pull(self, session, request, header, wanted))
