@@ -23,6 +23,7 @@ from metaq.protocol.text import CommandReader, PutHead, TextLimits
 from metaq.server.admission import Admission, admission
 from metaq.server.gate import Gate
 from metaq.server.opening import Opening
+from metaq.server.pace import Pace
 from metaq.server.remoting import Answer, RemotingSession, failure
 from metaq.server.session import READABLE, Session, Stream
 from metaq.server.textsession import TextSession
@@ -122,6 +123,8 @@ class Front:
         self.commands: Mapping[type, CommandHandler] = {}
         self._requests: dict[int, tuple[Admission, RequestHandler]] = {}
         self.sessions: set[Session] = set()
+        self.pace = Pace(loop)
+        self.put_off = self.pace.put_off
         self._openings: set[Opening] = set()
         self._watchers: list[Any] = []
 
@@ -149,6 +152,7 @@ class Front:
 
     def start(self) -> None:
         """Take connections."""
+        self.pace.start()
         for listener in self.listeners.values():
             listener.listen()
             watcher = self._loop.io(listener.socket.fileno(), READABLE)
@@ -230,6 +234,10 @@ class Front:
             self.sessions.add(session)
 
     # -- what sessions need -------------------------------------------------------------------------------------------
+
+    @property
+    def spent(self) -> bool:
+        return self.pace.spent
 
     def io(self, fd: int, events: int) -> Any:
         return self._loop.io(fd, events)
