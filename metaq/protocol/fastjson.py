@@ -22,7 +22,7 @@ from metaq.message import MessageQueue
 MAX_NESTING: Final = 64
 """Objects and arrays within each other, where the text is not plain JSON; there, the parser of plain JSON allows 1,024."""
 MAX_LENIENT_BYTES: Final = 4 << 20
-"""Bytes of a text that is not plain JSON: it is read in Python, which takes a second for about this much."""
+"""Bytes of a text that is not plain JSON: it is read in Python, which takes some seconds for this much."""
 
 _BLANKS: Final = re.compile(r"[ \t\n\r]*")
 _TEXT: Final = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
@@ -35,21 +35,40 @@ _INT64: Final = range(-(1 << 63), 1 << 64)
 """What stays whole, as in the parser of plain JSON; anything longer is a float."""
 
 
-def decode(data: bytes) -> Any:
-    """What a body says. ``BadRequest`` names the place where it is no JSON of this kind, or the limit that it is over."""
-    # A text that begins with a brace may be a key that stands for an object.
-    if b'"{' not in data:
-        try:
-            return orjson.loads(data)
-        except orjson.JSONDecodeError:
-            pass  # either not plain, or wrong: the parser below tells
-    if len(data) > MAX_LENIENT_BYTES:
-        limit = f"the limit of {MAX_LENIENT_BYTES} for what is not plain JSON"
-        raise BadRequest(f"JSON body: {len(data)} bytes are over {limit}; write all keys as texts that begin with no brace")
+def decode(data: bytes, most_lenient: int = MAX_LENIENT_BYTES) -> Any:
+    """What a body says. ``BadRequest`` names the place where it is no JSON of this kind, or the limit that it is over.
+
+    ``most_lenient`` is the limit for what is not plain JSON.
+    """
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        pass  # either not plain, or wrong: the parser below tells
+    else:
+        # A text that begins with a brace may be a key that stands for an object.
+        return _with_queues(value, 1) if b'"{' in data else value
+    if len(data) > most_lenient:
+        limit = f"the limit of {most_lenient} for what is not plain JSON"
+        raise BadRequest(f"JSON body: {len(data)} bytes are over {limit}; write all keys as texts")
     try:
         return _Parser(data.decode()).parse()
     except UnicodeDecodeError as error:
         raise BadRequest(f"JSON body, byte {error.start + 1}: not UTF-8") from error
+
+
+def decode_plain(data: bytes) -> Any:
+    """What a body says that is plain JSON in every client: some milliseconds for a MiB. ``BadRequest`` names the place."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"JSON body, {error}") from error
+
+
+def shown(value: object) -> str:
+    """A value that should be another one, in a few characters, however long or deep it is."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return repr(value[:40]) if isinstance(value, str) else str(value)
 
 
 def encode(value: Any) -> bytes:
@@ -66,6 +85,20 @@ def encode(value: Any) -> bytes:
         if isinstance(value, list):
             return b"[%b]" % b",".join(map(encode, value))
         raise
+
+
+def _with_queues(value: Any, nesting: int) -> Any:
+    """Plain JSON with each key that is the text of a message queue as that queue."""
+    if not isinstance(value, dict | list):
+        return value
+    if nesting > MAX_NESTING:
+        raise BadRequest(f"JSON body: values are nested deeper than the limit of {MAX_NESTING}")
+    if isinstance(value, list):
+        return [_with_queues(inner, nesting + 1) for inner in value]
+    return {
+        (_queue_text(key) or key) if key.startswith("{") else key: _with_queues(inner, nesting + 1)
+        for key, inner in value.items()
+    }
 
 
 def _members(value: object) -> dict[str, str | int]:
@@ -93,10 +126,10 @@ def _queue(value: object) -> MessageQueue | None:
 class _Parser:
     """Recursive descent over a whole text."""
 
-    def __init__(self, text: str, nesting: int = 0) -> None:
+    def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
-        self._nesting = nesting
+        self._nesting = 0
 
     def parse(self) -> Any:
         value = self._value()
@@ -229,6 +262,6 @@ class _Parser:
 def _queue_text(text: str) -> MessageQueue | None:
     """The message queue whose text stands as a key, or ``None``: then it is a text that only looks like one."""
     try:
-        return _queue(_Parser(text, MAX_NESTING - 1).parse())
-    except BadRequest:
+        return _queue(orjson.loads(text))
+    except orjson.JSONDecodeError:
         return None

@@ -9,14 +9,24 @@ from typing import Any, Final, NamedTuple
 from metaq.errors import BadRequest
 from metaq.message import MessageQueue
 from metaq.protocol import fastjson
-from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
+from metaq.protocol.subscription import (
+    EVERYTHING,
+    MAX_EXPRESSION_LENGTH,
+    ExpressionKind,
+    Subscription,
+    parse_subscription,
+)
 
 BROADCASTING: Final = "BROADCASTING"
 CLUSTERING: Final = "CLUSTERING"
 PUSH: Final = "CONSUME_PASSIVELY"
 FROM_END: Final = "CONSUME_FROM_LAST_OFFSET"
-MAX_BYTES: Final = 1 << 20
-"""Of each of these bodies: some thousands of subscriptions, or some ten thousand queues."""
+MOST_GROUPS: Final = 256
+"""Of producers and consumers in one heartbeat, and of one connection."""
+MOST_SUBSCRIPTIONS: Final = 1024
+"""In one heartbeat, and of one connection."""
+MOST_QUEUES: Final = 1024
+"""In one request for locks: as many as a topic can have partitions."""
 
 
 class ConsumerData(NamedTuple):
@@ -51,8 +61,15 @@ class QueueSet(NamedTuple):
 def decode_heartbeat(body: bytes) -> Heartbeat:
     """Body of 34. ``SubscriptionInvalid`` when a tag expression cannot be read; SQL92 is not looked into."""
     content = _content(body, "heartbeat")
-    producers = tuple(_text(_members(row, "producer"), "groupName") for row in _rows(content, "producerDataSet"))
-    consumers = tuple(_consumer(_members(row, "consumer")) for row in _rows(content, "consumerDataSet"))
+    rows = _rows(content, "producerDataSet")
+    consuming = [_members(row, "consumer") for row in _rows(content, "consumerDataSet")]
+    _check_count("groups", len(rows) + len(consuming), MOST_GROUPS)
+    wanted = [_rows(row, "subscriptionDataSet") for row in consuming]
+    _check_count("subscriptions", sum(map(len, wanted)), MOST_SUBSCRIPTIONS)
+    texts = [_text(_members(one, "subscription"), "subString", EVERYTHING) for subscriptions in wanted for one in subscriptions]
+    _check_count("characters of expressions", sum(map(len, texts)), MAX_EXPRESSION_LENGTH)
+    producers = tuple(_text(_members(row, "producer"), "groupName") for row in rows)
+    consumers = tuple(map(_consumer, consuming, wanted))
     return Heartbeat(_text(content, "clientID"), producers, consumers)
 
 
@@ -65,7 +82,9 @@ def decode_client_check(body: bytes) -> Subscription:
 def decode_queue_set(body: bytes) -> QueueSet:
     """Body of 41 and 42."""
     content = _content(body, "set of queues")
-    queues = (_members(row, "queue") for row in _rows(content, "mqSet"))
+    rows = _rows(content, "mqSet")
+    _check_count("queues", len(rows), MOST_QUEUES)
+    queues = (_members(row, "queue") for row in rows)
     return QueueSet(
         _text(content, "clientId"),
         _text(content, "consumerGroup"),
@@ -95,16 +114,18 @@ def subscription_row(subscription: Subscription) -> dict[str, Any]:
 
 
 def _content(body: bytes, what: str) -> Mapping[str, Any]:
-    if len(body) > MAX_BYTES:
-        raise BadRequest(f"a {what} of {len(body)} bytes is longer than {MAX_BYTES}")
-    return _members(fastjson.decode(body), what)
+    return _members(fastjson.decode_plain(body), what)
 
 
-def _consumer(row: Mapping[str, Any]) -> ConsumerData:
-    subscriptions = tuple(_subscription(_members(one, "subscription")) for one in _rows(row, "subscriptionDataSet"))
+def _check_count(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise BadRequest(f"{count} {what} in one request are more than {most}")
+
+
+def _consumer(row: Mapping[str, Any], subscriptions: Iterable[Any]) -> ConsumerData:
     return ConsumerData(
         _text(row, "groupName"),
-        subscriptions,
+        tuple(_subscription(_members(one, "subscription")) for one in subscriptions),
         _text(row, "consumeType", PUSH),
         _text(row, "messageModel", CLUSTERING),
         _text(row, "consumeFromWhere", FROM_END),
@@ -121,7 +142,7 @@ def _subscription(row: Mapping[str, Any]) -> Subscription:
 
 def _members(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise BadRequest(f"JSON body: {str(value)[:40]!r} where a {what} should be, an object")
+        raise BadRequest(f"JSON body: {fastjson.shown(value)} where a {what} should be, an object")
     return value
 
 
@@ -139,7 +160,7 @@ def _text(members: Mapping[str, Any], name: str, default: str | None = None) -> 
     if value is None and default is not None:
         return default
     if not isinstance(value, str):
-        raise BadRequest(f"JSON body: {name} is {str(value)[:40]!r}, not a text")
+        raise BadRequest(f"JSON body: {name} is {fastjson.shown(value)}, not a text")
     return value
 
 
@@ -148,5 +169,5 @@ def _number(members: Mapping[str, Any], name: str, default: int | None = None, *
     if value is None and default is not None:
         return default
     if type(value) is not int or not -(1 << bits - 1) <= value < 1 << bits - 1:
-        raise BadRequest(f"JSON body: {name} is {str(value)[:40]!r}, not a number of {bits} bits")
+        raise BadRequest(f"JSON body: {name} is {fastjson.shown(value)}, not a number of {bits} bits")
     return value

@@ -119,14 +119,14 @@ def _reader(what: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise ValueError(f"{value!r} where a text should be")
+        raise ValueError(f"{fastjson.shown(value)} where a text should be")
     return value
 
 
 def _number(value: Any, bits: int = 32) -> int:
     """Held to its size: what a broker registers is written into the routes that everybody reads."""
     if type(value) is not int or not -(1 << bits - 1) <= value < 1 << bits - 1:
-        raise ValueError(f"{value!r} where a number of {bits} bits should be")
+        raise ValueError(f"{fastjson.shown(value)} where a number of {bits} bits should be")
     return value
 
 
@@ -165,7 +165,7 @@ def _broker(row: Mapping[str, Any]) -> BrokerData:
 @_reader("data version")
 def decode_data_version(body: bytes) -> DataVersion:
     """Body of 322 and of its answer."""
-    return _version(fastjson.decode(body))
+    return _version(fastjson.decode_plain(body))
 
 
 @_reader("topic table")
@@ -206,7 +206,7 @@ def _deflated_table(body: bytes) -> TopicTable:
         at += size
         return data[at - size : at]
 
-    version = _version(fastjson.decode(part()))
+    version = _version(fastjson.decode_plain(part()))
     topics: dict[str, TopicConfig] = {}
     for _ in range(number()):
         # five words; a 5.x broker adds the topic's attributes

@@ -15,7 +15,8 @@ that ends with the line, ``/*`` one that ends at ``*/``.
 
 - Properties are texts, a missing one is NULL. NULL in a test makes it unknown; NOT, AND and OR follow three-valued logic. Only
   TRUE matches.
-- A text that meets a number is converted; when it is none, the message does not match, whatever the rest of the filter says.
+- A text that meets a number is converted; when it is none, or has more than 512 characters, the message does not match,
+  whatever the rest of the filter says.
 - A text that meets TRUE or FALSE, or stands alone as a condition, is true when it reads ``true`` in any case.
 - Two texts are equal as texts. They are ordered as numbers; when one is none, they are in no order: FALSE.
 - Nothing contains, begins or ends with the empty text, and nothing is said not to.
@@ -32,8 +33,12 @@ from typing import Final, NamedTuple, NoReturn
 
 from metaq.errors import SubscriptionInvalid
 
-MAX_LENGTH: Final = 1 << 16
-"""Characters of a filter."""
+MAX_LENGTH: Final = 1 << 12
+"""Characters of a filter: so many take up to 10 ms to read, and to evaluate on the longest properties."""
+MOST_SEARCHES: Final = 64
+"""CONTAINS, STARTSWITH and ENDSWITH in one filter: each takes up to 0.1 ms."""
+LONGEST_NUMBER: Final = 512
+"""Characters of a text that is a number: a double has no more, however small it is."""
 MAX_NESTING: Final = 32
 """Parentheses within parentheses: each costs some stack, when the filter is read and when it is evaluated."""
 MAX_WHOLE: Final = (1 << 63) - 1
@@ -55,7 +60,7 @@ _TOKEN: Final = re.compile(
 _KEYWORDS: Final = frozenset(
     ("NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS", "CONTAINS", "STARTSWITH", "ENDSWITH")
 )
-_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _ORDERS: Final[Mapping[str, Callable[[float, float], bool]]] = {
     ">": operator.gt,
@@ -99,7 +104,7 @@ def _number(text: str) -> int | float | None:
     """The number that a text is, or ``None``. Whole ones are exact; one beyond the range of a double is none."""
     if _WHOLE.fullmatch(text):
         return int(text)
-    if not _NUMBER.fullmatch(text):
+    if len(text) > LONGEST_NUMBER or not _NUMBER.fullmatch(text):
         return None
     number = float(text)
     return number if math.isfinite(number) else None
@@ -118,7 +123,7 @@ def _meeting(value: Value, other: Value) -> Value:
 
 
 def _is_true(text: str) -> bool:
-    return text.lower() == "true"
+    return len(text) == 4 and text.lower() == "true"  # the longest texts are not copied
 
 
 def _equal(left: Value, right: Value) -> bool | None:
@@ -227,6 +232,7 @@ class _Parser:
         self._tokens = _tokens(text)
         self._next = 0
         self._nesting = 0
+        self._searches = 0
 
     def parse(self) -> Test:
         condition = self._condition()
@@ -405,6 +411,9 @@ class _Parser:
         return among
 
     def _search(self, read: Read, word: str, negated: bool) -> Test:
+        self._searches += 1
+        if self._searches > MOST_SEARCHES:
+            raise SubscriptionInvalid(f"SQL92 filter: more than {MOST_SEARCHES} of {', '.join(_SEARCHES)} are over the limit")
         part = self._text(word)
         found = _SEARCHES[word]
 

@@ -13,8 +13,8 @@ from metaq.protocol.record import java_hash
 
 EVERYTHING: Final = "*"
 SEPARATOR: Final = "||"
-MAX_EXPRESSION_LENGTH: Final = 1 << 16
-"""Characters of a tag expression."""
+MAX_EXPRESSION_LENGTH: Final = 1 << 14
+"""Characters of a tag expression, and of all expressions of one heartbeat: hashing the tags takes some milliseconds."""
 BLANKS: Final = "".join(map(chr, range(0x21)))
 """What Java's ``trim`` takes away around a tag: not the wider blanks of Unicode, which would change the hash."""
 

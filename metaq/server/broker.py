@@ -280,7 +280,7 @@ class Broker:
 
     def add_family(self, family: Family) -> None:
         """Answer more requests; before ``start``."""
-        self._front.requests = {**self._front.requests, **family.requests()}
+        self._front.answer(family.requests())
 
     def every(self, pause_s: float, duty: Callable[[], None]) -> None:
         """Do a duty again and again until the broker stops."""
@@ -368,9 +368,8 @@ class Broker:
         families += self._administration(later)
         replies = ReplyHandler(self.context, self.turns, self._sends)
         families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._looks)]
-        if self._registry is not None:
-            families.append(self._registry)
-        self._front.requests = {code: handler for family in families for code, handler in family.requests().items()}
+        for family in (*families, *filter(None, (self._registry,))):
+            self.add_family(family)
 
     def _administration(self, later: Later) -> list[Family]:
         """Who answers administrators."""

@@ -6,114 +6,42 @@ A client is in a group from its first heartbeat until it says goodbye, its conne
 """
 
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
+from metaq.errors import BadRequest
 from metaq.protocol.codes import Request
-from metaq.protocol.heartbeats import BROADCASTING, ConsumerData, Heartbeat
-from metaq.protocol.subscription import SEPARATOR, Subscription
+from metaq.protocol.heartbeats import MOST_GROUPS, MOST_SUBSCRIPTIONS, Heartbeat
+from metaq.server.consumergroup import ConsumerGroup, Identity, Member, topics_of
 from metaq.server.groups import GroupTable
 from metaq.server.remoting import RemotingSession
 
 logger = logging.getLogger(__name__)
 
-NAMED_AT_MOST: Final = 8
-"""Clients that a warning names for each expression."""
-
-PRODUCER: Final = False
-CONSUMER: Final = True
+TOLD_AT_ONCE: Final = 256
+"""Members that are told of changes before others go on: each takes some 20 µs."""
 
 
-class Identity(NamedTuple):
-    """What a client says about itself with every heartbeat."""
+class _Joined:
+    """The groups that one connection is in."""
 
-    client_id: str
-    language: str
-    version: int
+    def __init__(self) -> None:
+        self.producers: set[str] = set()
+        self.consumers: dict[str, int] = {}
+        """With the number of topics that it subscribes to."""
 
-
-class Member(NamedTuple):
-    """A client in a group, over one connection."""
-
-    session: RemotingSession
-    client: Identity
-    beat_s: float
-    """The monotonic time of its last heartbeat."""
-    data: ConsumerData | None = None
-    """What it consumes; ``None`` for a producer."""
-
-    @property
-    def subscriptions(self) -> tuple[Subscription, ...]:
-        return () if self.data is None else self.data.subscriptions
-
-
-class Difference(NamedTuple):
-    """Members of one consumer group want different things of a topic.
-
-    They share partitions, not messages: what the owner of a partition does not want, nobody of the group gets.
-    """
-
-    topic: str
-    wanted: dict[str, list[str]]
-    """Client ids by expression; by an empty one those that do not subscribe to the topic."""
-
-    def __str__(self) -> str:
-        return f"topic {self.topic}: " + "; ".join(
-            f"{expression or 'not subscribed'} by {', '.join(clients[:NAMED_AT_MOST])}"
-            for expression, clients in self.wanted.items()
-        )
-
-
-class ConsumerGroup:
-    """The members of one consumer group that are connected now; there is at least one."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.members: dict[RemotingSession, Member] = {}
-        self.subscriptions: dict[str, Subscription] = {}
-        """By topic: the newest of all members."""
-        self.latest = ConsumerData(name, ())
-        """What the last heartbeat said."""
-        self.differences: list[Difference] = []
-        self.readers: dict[tuple[str, int], RemotingSession] = {}
-        """By topic and partition: the member that has pulled last."""
-
-    def reader(self, topic: str, partition: int) -> str | None:
-        """The client id of the member that pulls from a partition, as far as this broker can know it."""
-        session = self.readers.get((topic, partition))
-        return None if session is None else self.members[session].client.client_id
-
-    @property
-    def broadcasts(self) -> bool:
-        """Whether every member gets every message, and keeps its offsets itself."""
-        return self.latest.message_model == BROADCASTING
-
-    @property
-    def client_ids(self) -> list[str]:
-        """Each once: after a new connect the old connection may still be there."""
-        return sorted({member.client.client_id for member in self.members.values()})
-
-    def subscription(self, session: RemotingSession, topic: str) -> Subscription | None:
-        """What the client of this connection wants of a topic; of one that has not sent a heartbeat, what its group wants."""
-        member = self.members.get(session)
-        if member is not None:
-            for subscription in member.subscriptions:
-                if subscription.topic == topic:
-                    return subscription
-        return self.subscriptions.get(topic)
-
-    def summarize(self) -> bool:
-        """Bring the summary up to date after members changed; true when they begin to differ, or differ in another way."""
-        self.subscriptions = {}
-        for member in self.members.values():
-            for subscription in member.subscriptions:
-                known = self.subscriptions.get(subscription.topic)
-                if known is None or known.version < subscription.version:
-                    self.subscriptions[subscription.topic] = subscription
-        before, self.differences = self.differences, _differences(self.members.values())
-        return bool(self.differences) and self.differences != before
+    def check_room(self, heartbeat: Heartbeat) -> None:
+        """``BadRequest`` when the connection would be in too many groups, or subscribe to too much."""
+        consumers = {**self.consumers, **{data.group: len(data.subscriptions) for data in heartbeat.consumers}}
+        groups = len(self.producers.union(heartbeat.producers)) + len(consumers)
+        if groups > MOST_GROUPS:
+            raise BadRequest(f"a connection cannot be in {groups} groups: at most in {MOST_GROUPS}; use several connections")
+        wanted = sum(consumers.values())
+        if wanted > MOST_SUBSCRIPTIONS:
+            reason = f"a connection cannot have {wanted} subscriptions: at most {MOST_SUBSCRIPTIONS}"
+            raise BadRequest(f"{reason}; use several connections")
 
 
 class Clients:
@@ -128,11 +56,12 @@ class Clients:
         self._soon = soon
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[RemotingSession, Member]] = {}
-        self._joined: dict[RemotingSession, set[tuple[bool, str]]] = {}  # (is consumer, group)
+        self._joined: dict[RemotingSession, _Joined] = {}
         self._senders: dict[str, tuple[RemotingSession, str]] = {}  # by client id, with the name of its user
         self._client_ids: dict[RemotingSession, str] = {}  # under which each sends
         self._administrators: set[RemotingSession] = set()
         self._to_notify: dict[str, None] = {}
+        self._to_tell: deque[tuple[RemotingSession, str]] = deque()
         self._notifying = False
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -174,21 +103,25 @@ class Clients:
 
     # -- coming and going ---------------------------------------------------------------------------------------------
 
+    def check_room(self, session: RemotingSession, heartbeat: Heartbeat) -> None:
+        """``BadRequest`` when one connection would be in too many groups, or subscribe to too much."""
+        self._joined.get(session, _Joined()).check_room(heartbeat)
+
     def beat(self, session: RemotingSession, language: str, version: int, heartbeat: Heartbeat) -> None:
-        """Take a heartbeat. Groups that it changes have been told when this returns."""
+        """Take a heartbeat. Of groups that it changes the first ``TOLD_AT_ONCE`` members have been told when this returns."""
         if session.closed:
             return
         if session not in self._joined:
-            self._joined[session] = set()
+            self._joined[session] = _Joined()
             session.closing.append(partial(self._closed, session))
-        client, now_s = Identity(heartbeat.client_id, language, version), self._monotonic()
+        client, now_s, joined = Identity(heartbeat.client_id, language, version), self._monotonic(), self._joined[session]
         for name in heartbeat.producers:
-            self._joined[session].add((PRODUCER, name))
+            joined.producers.add(name)
             members = self._producers.setdefault(name, {})
             members[session] = Member(session, client, now_s)
             self._send_as(session, client.client_id)
         for data in heartbeat.consumers:
-            self._joined[session].add((CONSUMER, data.group))
+            joined.consumers[data.group] = len(data.subscriptions)
             self._consume(data.group, Member(session, client, now_s, data))
         self._notify()
 
@@ -209,73 +142,86 @@ class Clients:
             )
 
     def _consume(self, name: str, member: Member) -> None:
-        group = self._consumers.setdefault(name, ConsumerGroup(name))
+        group = self._consumers.get(name)
+        if group is None:
+            group = self._consumers[name] = ConsumerGroup(name)
         before = group.members.get(member.session)
-        group.members[member.session] = member
         assert member.data is not None
         group.latest = member.data
         if before is not None and (before.data, before.client) == (member.data, member.client):
+            group.members[member.session] = member
             return
-        self._summarize(group)
-        if before is None or before.client != member.client or _topics(before) != _topics(member):
+        group.put(member)
+        self._report(group)
+        if before is None or before.client != member.client or topics_of(before) != topics_of(member):
             self._to_notify[name] = None
 
-    def _summarize(self, group: ConsumerGroup) -> None:
-        if group.summarize():
+    def _report(self, group: ConsumerGroup) -> None:
+        differences = group.new_differences()
+        if differences:
             logger.warning(
                 "consumers of one group want different things, so messages will be missed group=%s wants=%s hint=%s",
-                *(group.name, " | ".join(map(str, group.differences))),
+                *(group.name, " | ".join(map(str, differences))),
                 "subscribe all members alike, or give them different groups",
             )
 
     def unregister(self, session: RemotingSession, producer_group: str | None, consumer_group: str | None) -> None:
         """A client leaves one group, or two."""
-        if producer_group is not None:
-            self._leave(session, PRODUCER, producer_group)
-        if consumer_group is not None:
-            self._leave(session, CONSUMER, consumer_group)
+        joined = self._joined.get(session)
+        if joined is None:
+            return
+        if producer_group in joined.producers:
+            self._stop_sending(session, joined, producer_group)
+        if consumer_group in joined.consumers:
+            self._stop_consuming(session, joined, consumer_group)
         self._notify()
 
     def expire(self, oldest_s: float) -> None:
         """Take members out whose last heartbeat came before a monotonic time, and close what is in no group any more."""
-        everybody = [(PRODUCER, name, member) for name, group in self._producers.items() for member in group.values()]
-        everybody += [(CONSUMER, group.name, member) for group in self.consumer_groups() for member in group.members.values()]
-        for kind, name, member in everybody:
-            if member.beat_s < oldest_s:
-                logger.info("no heartbeat any more client=%s group=%s", member.client.client_id, name)
-                self._leave(member.session, kind, name)
-                if self._joined.get(member.session) == set():
-                    member.session.close()
+        for session, joined in list(self._joined.items()):
+            self._expire(session, joined, oldest_s)
         self._notify()
 
+    def _expire(self, session: RemotingSession, joined: _Joined, oldest_s: float) -> None:
+        sending = [(name, self._producers[name][session]) for name in joined.producers]
+        consuming = [(name, self._consumers[name].members[session]) for name in joined.consumers]
+        left = False
+        for stop, members in ((self._stop_sending, sending), (self._stop_consuming, consuming)):
+            for name, member in members:
+                if member.beat_s < oldest_s:
+                    logger.info("no heartbeat any more client=%s group=%s", member.client.client_id, name)
+                    stop(session, joined, name)
+                    left = True
+        if left and not (joined.producers or joined.consumers):
+            session.close()
+
     def _closed(self, session: RemotingSession) -> None:
-        for kind, name in list(self._joined[session]):
-            self._leave(session, kind, name)
-        del self._joined[session]
+        joined = self._joined.pop(session)
+        for name in list(joined.producers):
+            self._stop_sending(session, joined, name)
+        for name in list(joined.consumers):
+            self._stop_consuming(session, joined, name)
         if self._to_notify:
             self._soon(self._notify)  # many connections may close at once
 
-    def _leave(self, session: RemotingSession, kind: bool, name: str) -> None:
-        joined = self._joined.get(session, set())
-        if (kind, name) not in joined:
-            return
-        joined.remove((kind, name))
-        if kind == CONSUMER:
-            group = self._consumers[name]
-            del group.members[session]
-            group.readers = {place: reader for place, reader in group.readers.items() if reader is not session}
-            if group.members:
-                self._summarize(group)
-                self._to_notify[name] = None
-            else:
-                del self._consumers[name]
-            return
+    def _stop_sending(self, session: RemotingSession, joined: _Joined, name: str) -> None:
+        joined.producers.remove(name)
         members = self._producers[name]
         del members[session]
         if not members:
             del self._producers[name]
-        if not any(kind == PRODUCER for kind, _ in joined):
+        if not joined.producers:
             self._forget_sender(session)
+
+    def _stop_consuming(self, session: RemotingSession, joined: _Joined, name: str) -> None:
+        del joined.consumers[name]
+        group = self._consumers[name]
+        group.remove(session)
+        if group.members:
+            self._report(group)
+            self._to_notify[name] = None
+        else:
+            del self._consumers[name]
 
     def _forget_sender(self, session: RemotingSession) -> None:
         client_id = self._client_ids.pop(session, None)
@@ -288,37 +234,19 @@ class Clients:
             return
         self._notifying = True
         try:
-            while self._to_notify:
-                name, _ = self._to_notify.popitem()
-                settings, group = self._groups.get(name), self._consumers.get(name)
-                if group is None or (settings is not None and not settings.notify_consumer_ids_changed_enable):
-                    continue
-                for session in list(group.members):
-                    session.tell(Request.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name})
+            for _ in range(TOLD_AT_ONCE):
+                while self._to_notify and not self._to_tell:
+                    self._to_tell.extend(self._members_to_tell(self._to_notify.popitem()[0]))
+                if not self._to_tell:
+                    return
+                session, name = self._to_tell.popleft()
+                session.tell(Request.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name})
         finally:
             self._notifying = False
+        self._soon(self._notify)
 
-
-def _topics(member: Member) -> set[str]:
-    return {subscription.topic for subscription in member.subscriptions}
-
-
-def _differences(members: Collection[Member]) -> list[Difference]:
-    """The topics of which members want different things."""
-    wanted: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for topic in sorted(set().union(*map(_topics, members))):
-        for member in members:
-            wanted[topic][_expression(member, topic)].append(member.client.client_id)
-    return [
-        Difference(topic, {expression: sorted(clients) for expression, clients in sorted(by_expression.items())})
-        for topic, by_expression in wanted.items()
-        if len(by_expression) > 1
-    ]
-
-
-def _expression(member: Member, topic: str) -> str:
-    """What a member wants of a topic, in words that are equal when it is the same."""
-    for subscription in member.subscriptions:
-        if subscription.topic == topic:
-            return SEPARATOR.join(sorted(subscription.tags)) or subscription.expression
-    return ""
+    def _members_to_tell(self, name: str) -> list[tuple[RemotingSession, str]]:
+        settings, group = self._groups.get(name), self._consumers.get(name)
+        if group is None or (settings is not None and not settings.notify_consumer_ids_changed_enable):
+            return []
+        return [(session, name) for session in group.members]

@@ -20,9 +20,10 @@ from metaq.protocol.commands import Command
 from metaq.protocol.remoting import FrameReader, RemotingCommand
 from metaq.protocol.replies import write_result
 from metaq.protocol.text import CommandReader, PutHead, TextLimits
+from metaq.server.admission import Admission, admission
 from metaq.server.gate import Gate
 from metaq.server.opening import Opening
-from metaq.server.permissions import Action, demand
+from metaq.server.pace import Pace
 from metaq.server.remoting import Answer, RemotingSession, failure
 from metaq.server.session import READABLE, Session, Stream
 from metaq.server.textsession import TextSession
@@ -120,8 +121,10 @@ class Front:
         self.transactional_puts: PutsHandler = _no_puts
         self.sends: SendsHandler = _no_sends
         self.commands: Mapping[type, CommandHandler] = {}
-        self.requests: Mapping[int, RequestHandler] = {}
+        self._requests: dict[int, tuple[Admission, RequestHandler]] = {}
         self.sessions: set[Session] = set()
+        self.pace = Pace(loop)
+        self.put_off = self.pace.put_off
         self._openings: set[Opening] = set()
         self._watchers: list[Any] = []
 
@@ -132,6 +135,10 @@ class Front:
         self.handshake_timeout_s = min(settings.handshake_timeout_ms, settings.idle_timeout_ms) / 1000
         self._limits = TextLimits(settings.max_line_bytes, settings.max_body_bytes)
         self._heads: dict[str, PutHead] = {}  # of lines that keep the limits
+
+    def answer(self, handlers: Mapping[int, RequestHandler]) -> None:
+        """Answer these requests, too, by code, or in the place of those who did; what each needs is told by ``admission``."""
+        self._requests.update({code: (admission(code), handler) for code, handler in handlers.items()})
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -145,6 +152,7 @@ class Front:
 
     def start(self) -> None:
         """Take connections."""
+        self.pace.start()
         for listener in self.listeners.values():
             listener.listen()
             watcher = self._loop.io(listener.socket.fileno(), READABLE)
@@ -227,6 +235,10 @@ class Front:
 
     # -- what sessions need -------------------------------------------------------------------------------------------
 
+    @property
+    def spent(self) -> bool:
+        return self.pace.spent
+
     def io(self, fd: int, events: int) -> Any:
         return self._loop.io(fd, events)
 
@@ -240,13 +252,16 @@ class Front:
         self.commands[type(command)](session, command)
 
     def request(self, session: RemotingSession, request: RemotingCommand) -> None:
-        handler = self.requests.get(request.code)
-        if handler is None:
+        found = self._requests.get(request.code)
+        if found is None:
             remark = f"the request code {request.code} is not supported"
             session.respond(request, Answer(Response.REQUEST_CODE_NOT_SUPPORTED, remark=remark))
             return
+        needs, handler = found
         try:
+            needs.check_size(request)  # first: a signature is computed over the body
             self.gate.identify(session, request)
+            needs.check_right(session.principal)
             answer = handler(session, request)
         except MetaqError as error:
             answer = failure(error)
@@ -260,19 +275,6 @@ class Front:
 
     def closed(self, session: Session) -> None:
         self.sessions.discard(session)
-
-
-def asking(action: Action, handlers: Mapping[int, RequestHandler]) -> dict[int, RequestHandler]:
-    """The handlers of requests about the process as a whole, each behind the question whether the sender may do that."""
-
-    def behind(handler: RequestHandler) -> RequestHandler:
-        def ask(session: RemotingSession, request: RemotingCommand) -> Answer | None:
-            demand(session.principal, action)
-            return handler(session, request)
-
-        return ask
-
-    return {code: behind(handler) for code, handler in handlers.items()}
 
 
 def _no_puts(session: TextSession, commands: Sequence[Command], at: int) -> int:

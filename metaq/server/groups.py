@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from metaq.errors import BadRequest, Overloaded, RequestFailed
 from metaq.protocol.codes import Response
+from metaq.protocol.fastjson import shown
 from metaq.protocol.record import MAX_TOPIC_LENGTH
 from metaq.server.tables import DEAD_PREFIX, FOLDER, MAX_PARTITIONS, RETRY_PREFIX
 from metaq.store.disk import Disk
@@ -91,7 +92,7 @@ def group_of(row: Mapping[str, Any]) -> Group:
             continue
         kind = str if name == "name" else bool if name in _FLAGS else int
         if type(value) is not kind:
-            raise BadRequest(f"subscription group: {wire} is {str(value)[:40]!r}, not of type {kind.__name__}")
+            raise BadRequest(f"subscription group: {wire} is {shown(value)}, not of type {kind.__name__}")
         values[name] = value
     if "name" not in values:
         raise BadRequest("subscription group: groupName is missing")

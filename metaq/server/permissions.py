@@ -26,7 +26,7 @@ class Action(enum.Enum):
 
     PUBLISH = "publish to"
     SUBSCRIBE = "read"
-    CONSUME = "consume for the group"
+    CONSUME = "consume for"
     CREATE = "create"
     LOCATE = "ask for the brokers of"
     INSPECT = "look into"
@@ -94,6 +94,15 @@ class Principal:
             known = self._known[action, resource] = self._look_up(action, resource)
         return known
 
+    def may_somewhere(self, action: Action) -> bool:
+        """Whether there is anything to which it may do this."""
+        if self.admin:
+            return True
+        if action is not Action.CONSUME and self.may(action, ""):
+            return True
+        # a group's retry topic may be used like any other by whoever may consume for the group
+        return action not in (Action.INSPECT, Action.ADMINISTER) and any(Permission.SUB in it for it in self._groups.values())
+
     def _look_up(self, action: Action, resource: str) -> bool:
         if action is Action.CONSUME:
             return Permission.SUB in _find(self._groups, resource)
@@ -132,8 +141,16 @@ def demand(principal: Principal, action: Action, resource: str = "") -> None:
         raise denied(principal, action, resource)
 
 
+_ANYTHING: Final = {
+    **dict.fromkeys((Action.PUBLISH, Action.SUBSCRIBE, Action.CREATE, Action.LOCATE), "any topic"),
+    Action.CONSUME: "any group",
+    **dict.fromkeys((Action.INSPECT, Action.ADMINISTER), "this broker"),
+}
+
+
 def denied(principal: Principal, action: Action, resource: str = "") -> AccessDenied:
-    """What is answered to somebody who may not."""
+    """What is answered to somebody who may not; without a resource: to anything."""
     hint = "" if principal.named else "; log in first"
     named = resource if len(resource) <= _LONGEST_NAME else f"{resource[:_LONGEST_NAME]}…"
-    return AccessDenied(f"{principal} may not {action.value} {named or 'this broker'}{hint}")
+    whose = f"the group {named}" if action is Action.CONSUME else named
+    return AccessDenied(f"{principal} may not {action.value} {whose if resource else _ANYTHING[action]}{hint}")

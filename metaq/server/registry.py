@@ -62,7 +62,8 @@ class RegistryServer:
             self._front.close_listeners()
             raise
         self._registry = RegistryHandler(settings, keys, self._clock, run_in_pool)
-        self._front.requests = {**self._registry.requests(), **IdentityHandler("").requests()}
+        for family in (self._registry, IdentityHandler("")):
+            self._front.answer(family.requests())
         self._front.puts = self._front.transactional_puts = self._refuse_puts
         self._front.commands = {
             Stats: self._stats,

@@ -106,7 +106,7 @@ class RemotingSession(Session):
         while at < end:
             if self._socket is None:
                 return
-            if self._unsent > limit:
+            if self._unsent > limit or (at and handlers.spent):
                 self._backlog = commands[at:]
                 return
             frame = commands[at]

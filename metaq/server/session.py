@@ -1,9 +1,9 @@
 """One connection: callbacks on the hub's io watchers, not a greenlet.
 
 Bytes → commands → handlers → one send. This is what both protocols share: the socket, the buffers on their way out, and the
-pace. What the client says waits in the backlog while it does not take its answers or too much is owed to it, and reading stops
-meanwhile, so what a connection can make the broker hold is bounded. ``TextSession`` and ``RemotingSession`` say what the bytes
-mean.
+pace. What the client says waits in the backlog while it does not take its answers or too much is owed to it, and when the
+turn has taken long enough (``metaq.server.pace``). Reading stops meanwhile, so what a connection can make the broker hold is
+bounded. ``TextSession`` and ``RemotingSession`` say what the bytes mean.
 """
 
 import logging
@@ -48,6 +48,15 @@ class Host(Protocol):
     max_unsent_bytes: int
     anonymous: Principal
     """Who has not logged in."""
+
+    @property
+    def spent(self) -> bool:
+        """Whether requests that have not been begun are for the next turn of the loop."""
+        ...
+
+    def put_off(self, session: "Session") -> None:
+        """Flush the session in one of the next turns."""
+        ...
 
     def io(self, fd: int, events: int) -> Any:
         """A watcher of the hub's loop."""
@@ -139,6 +148,10 @@ class Session:
     # -- receiving ----------------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
+        if not self._host.spent:  # else it is called again in the next turn
+            self._take_in()
+
+    def _take_in(self) -> None:
         if self._socket is None:  # what another connection did in this turn has closed it
             return
         try:
@@ -159,7 +172,10 @@ class Session:
         self.last_io = self._host.now()
         commands = self._receive(data)
         if commands:
-            self._process(commands)
+            if self._host.spent:
+                self._backlog = commands
+            else:
+                self._process(commands)
             self.flush()
 
     def _process(self, commands: Sequence[Any]) -> None:
@@ -179,7 +195,7 @@ class Session:
     def wind_up(self) -> None:
         """Take what the client has sent so far, then ``finish``: what is found unread at the close is answered by nobody."""
         if self._reading:
-            self._on_readable()
+            self._take_in()
         self.finish()
 
     def finish(self) -> None:
@@ -216,6 +232,10 @@ class Session:
         if not (self._backlog and self._may_go_on()):  # else what goes out now goes with what the backlog says
             self._send()
         while self._backlog and self._may_go_on():
+            if self._host.spent:
+                self._host.put_off(self)
+                self._send()
+                break
             commands, self._backlog = self._backlog, ()
             self._process(commands)
             self._send()

@@ -153,7 +153,7 @@ class TopicTable:
         return [topic for topic in self if topic.name not in self._system]
 
     def _count_of_users(self) -> int:
-        return len(self._topics) - len(self._system & self._topics.keys())
+        return len(self._topics) - sum(name in self._topics for name in self._system)
 
     def ensure(self, name: str, partitions: int) -> Topic:
         """The topic with at least so many partitions: created or grown when needed, never shrunk."""

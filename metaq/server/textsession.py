@@ -56,6 +56,9 @@ class TextSession(Session):
     def _handle(self, commands: Sequence[Command]) -> None:
         at, end = 0, len(commands)
         while at < end and self._socket is not None:
+            if at and self._handlers.spent:
+                self._backlog = commands[at:]
+                break
             if not self.owed:
                 self._waiting = False
             command = commands[at]

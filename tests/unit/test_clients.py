@@ -1,6 +1,7 @@
 """Who is connected: the table of clients, with sessions that only keep what they are told."""
 
 import logging
+import random
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from metaq.errors import BadRequest
 from metaq.protocol.codes import Request
-from metaq.protocol.heartbeats import ConsumerData, Heartbeat
+from metaq.protocol.heartbeats import MOST_GROUPS, MOST_SUBSCRIPTIONS, ConsumerData, Heartbeat
 from metaq.protocol.subscription import Subscription, parse_subscription
 from metaq.server.clients import Clients
 from metaq.server.groups import Group, GroupTable, group_of
@@ -210,3 +211,62 @@ def test_a_group_is_read_as_it_is_shown() -> None:
     for row in ({}, {"groupName": 1}, {"groupName": "g", "retryMaxTimes": True}, {"groupName": "g", "consumeEnable": 1}):
         with pytest.raises(BadRequest, match=r"groupName|retryMaxTimes|consumeEnable"):
             group_of(row)
+
+
+def wanted_by_all(members: Mapping[str, tuple[Subscription, ...]]) -> tuple[dict[str, int], dict[str, dict[str, list[str]]]]:
+    """By looking at everything: the newest version of each topic, and where members differ."""
+    newest: dict[str, int] = {}
+    for each in (one for wanted in members.values() for one in wanted):
+        newest[each.topic] = max(each.version, newest.get(each.topic, -1))
+    differing = {}
+    for topic in sorted(newest):
+        ways: dict[str, list[str]] = {}
+        for name, wanted in sorted(members.items()):
+            (words,) = [each.expression for each in wanted if each.topic == topic] or [""]
+            ways.setdefault(words, []).append(f"{name}@1")
+        if len(ways) > 1:
+            differing[topic] = dict(sorted(ways.items()))
+    return newest, differing
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_group_is_what_its_members_say(table: Table, seed: int) -> None:
+    """SG-055, SG-087, SG-088: whoever came, changed or went before."""
+    chance = random.Random(seed)
+    sessions: dict[str, FakeSession] = {}
+    members: dict[str, tuple[Subscription, ...]] = {}
+    for _ in range(200):
+        name = f"c{chance.randrange(5)}"
+        if name in members and chance.random() < 0.3:
+            sessions.pop(name).close()
+            del members[name]
+        else:
+            topics = chance.sample("TUVW", chance.randrange(1, 4))
+            members[name] = tuple(parse_subscription(topic, chance.choice("AB*"), chance.randrange(3)) for topic in topics)
+            table.beat(sessions.setdefault(name, FakeSession(name)), *members[name])
+        group = table.clients.consumer_group("g")
+        assert (group is None) == (not members)
+        if group is not None:
+            newest, differing = wanted_by_all(members)
+            assert {topic: each.version for topic, each in group.subscriptions.items()} == newest
+            assert {each.topic: each.wanted for each in group.differences} == differing
+            for name, wanted in members.items():
+                session = cast(RemotingSession, sessions[name])
+                assert [group.subscription(session, each.topic) for each in wanted] == list(wanted)
+
+
+def test_a_connection_is_in_so_many_groups_and_no_more(table: Table) -> None:
+    """SG-087: over all its heartbeats, of which each replaces what it said of a group."""
+    session = FakeSession("c")
+
+    def room(*consumers: ConsumerData, producers: tuple[str, ...] = ()) -> None:
+        table.clients.check_room(cast(RemotingSession, session), Heartbeat("c@1", producers, consumers))
+
+    table.beat(session, *[ANY] * (MOST_SUBSCRIPTIONS - 1), producers=tuple(f"p{number}" for number in range(MOST_GROUPS - 2)))
+    room(ConsumerData("g", (ANY,) * MOST_SUBSCRIPTIONS))
+    room(ConsumerData("h", (ANY,)), producers=("p0", "p1"))
+    for refused in (ConsumerData("h", (ANY, ANY)), ConsumerData("g", (ANY,) * (MOST_SUBSCRIPTIONS + 1))):
+        with pytest.raises(BadRequest, match=f"at most {MOST_SUBSCRIPTIONS}; use several connections"):
+            room(refused)
+    with pytest.raises(BadRequest, match=f"at most in {MOST_GROUPS}; use several connections"):
+        room(ConsumerData("h", ()), producers=("another",))

@@ -35,6 +35,7 @@ class Host:
     """What a session needs of a broker, for one that asks nothing."""
 
     max_unsent_bytes = LIMIT
+    spent = False
     anonymous = ANYBODY
     unfinished_bytes = 0
     most_unfinished_bytes = 3 * SMALL_BYTES

@@ -23,6 +23,7 @@ class Handlers:
     """Answers ``version`` at once, and owes the answer to ``stats``."""
 
     max_unsent_bytes = 1000
+    spent = False
     anonymous = ANYBODY
 
     def __init__(self, *, due: bool) -> None:

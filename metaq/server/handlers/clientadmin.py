@@ -17,7 +17,7 @@ from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import ConsumeDirectly, ConsumerStatus, RunningInfo, decode_header, encode_header
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.remoting import RemotingCommand
-from metaq.server.clients import Member
+from metaq.server.consumergroup import Member
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
 from metaq.server.later import Later

@@ -28,7 +28,7 @@ from metaq.protocol.headers import (
 )
 from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.routes import encode_topic_list
-from metaq.server.clients import ConsumerGroup, Member
+from metaq.server.consumergroup import ConsumerGroup, Member
 from metaq.server.context import Context
 from metaq.server.duties import Duties
 from metaq.server.front import RequestHandler
@@ -69,7 +69,7 @@ class GroupAdminHandler:
 
     def put(self, session: RemotingSession, request: RemotingCommand) -> None:
         """200."""
-        row = fastjson.decode(request.body)
+        row = fastjson.decode_plain(request.body)
         if not isinstance(row, dict):
             raise BadRequest("the body is no subscription group")
         group = group_of(row)

@@ -45,6 +45,7 @@ class HeartbeatHandler:
         """34: whoever it concerns has been told of the change before this is answered."""
         heartbeat = decode_heartbeat(request.body)
         self._check(session.principal, heartbeat)
+        self._context.clients.check_room(session, heartbeat)
         for data in heartbeat.consumers:
             self._make_group(data)
         self._context.clients.beat(session, request.language, request.version, heartbeat)

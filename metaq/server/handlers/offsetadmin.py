@@ -37,7 +37,7 @@ from metaq.protocol.headers import (
 from metaq.protocol.headers import ConsumeStats as ConsumeStatsHeader
 from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.subscription import ExpressionKind, Subscription
-from metaq.server.clients import ConsumerGroup
+from metaq.server.consumergroup import ConsumerGroup
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
 from metaq.server.handlers.groupadmin import topics_of

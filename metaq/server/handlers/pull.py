@@ -1,5 +1,6 @@
 """Pulling: 11 and 361, with hold (specs: remoting protocol, section 3.2.3)."""
 
+import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -35,8 +36,8 @@ MOST_SCANNED: Final = 800
 """Units that one look at a partition compares with the filter when few match; more when more messages are asked for."""
 MOST_EXAMINED_BYTES: Final = 4 * 1024 * 1024
 """Of records that one look evaluates an SQL92 expression on."""
-MOST_EVALUATED: Final = 64 * 1024
-"""Characters of SQL92 expressions that one look evaluates, about 10 ms of work: a long one sees fewer messages at a time."""
+MOST_S: Final = 0.008
+"""Of the processor for one look with an SQL92 expression, in which nobody else goes on; then it ends where it is."""
 FILTERS_KEPT: Final = 512
 """Subscriptions that are read, and expressions that are compiled, once."""
 LONG: Final = 1024
@@ -44,15 +45,16 @@ LONG: Final = 1024
 LONG_FILTERS_KEPT: Final = 8
 
 
+Expression = Callable[[Mapping[str, str]], bool]
+
+
 class Filter(NamedTuple):
     """What a consumer wants of a partition."""
 
     codes: frozenset[int] | None = None
     """Tag hashes; ``None`` takes every tag."""
-    matches: Callable[[Mapping[str, str]], bool] | None = None
+    matches: Expression | None = None
     """An SQL92 expression over the properties."""
-    scanned: int = MOST_SCANNED
-    """Units that one look compares with it."""
 
 
 class Found(NamedTuple):
@@ -93,8 +95,8 @@ class PullHandler:
         group = self._check(session, header)
         wanted = self._filter(session, header, group)
         online = self.context.clients.consumer_group(group.name)
-        if online is not None and session in online.members:
-            online.readers[header.topic, header.queue_id] = session
+        if online is not None:
+            online.reads(session, header.topic, header.queue_id)
         if header.sys_flag & PULL_COMMITS_OFFSET and self.context.replicas.is_master:
             commit(self.context, group.name, TopicPartition(header.topic, header.queue_id), header.commit_offset)
         self.looks.look(_Pull(self, session, request, header, wanted))
@@ -138,8 +140,7 @@ class PullHandler:
 
 def _make_filter(subscription: Subscription) -> Filter:
     if subscription.kind is ExpressionKind.SQL92:
-        scanned = min(MOST_SCANNED, 1 + MOST_EVALUATED // max(1, len(subscription.expression)))
-        return Filter(matches=compile_expression(subscription.expression), scanned=scanned)
+        return Filter(matches=compile_expression(subscription.expression))
     return Filter(subscription.codes or None)
 
 
@@ -299,41 +300,69 @@ def _collect(
     store: MessageStore, queue: ConsumeQueue, ordinal: int, most: int, wanted: Filter, read: Read
 ) -> tuple[list[Buffer], int]:
     """The records that match, and the ordinal after the last one that was looked at."""
+    if wanted.matches is not None:
+        return _evaluate(store, queue, ordinal, most, wanted.matches, read)
+    if wanted.codes is not None:
+        return _compare(store, queue, ordinal, most, wanted.codes, read)
     body: list[Buffer] = []
     size = 0
-    if wanted.codes is None and wanted.matches is None:
-        slices, following = store.reader.hot_slices(queue, ordinal, most, MOST_BYTES, read)
-        if slices:
-            body += slices
-            return body, following
-        for stored in store.records(queue, ordinal, MOST_BYTES, read):
-            if len(body) == most or (stored is not None and body and size + stored.size > MOST_BYTES):
-                break
-            ordinal += 1
+    slices, following = store.reader.hot_slices(queue, ordinal, most, MOST_BYTES, read)
+    if slices:
+        body += slices
+        return body, following
+    for stored in store.records(queue, ordinal, MOST_BYTES, read):
+        if len(body) == most or (stored is not None and body and size + stored.size > MOST_BYTES):
+            break
+        ordinal += 1
+        if stored is not None:
+            body.append(stored.buffer[stored.at : stored.at + stored.size])
+            size += stored.size
+    return body, ordinal
+
+
+def _compare(
+    store: MessageStore, queue: ConsumeQueue, ordinal: int, most: int, codes: frozenset[int], read: Read
+) -> tuple[list[Buffer], int]:
+    """The same for records with one of these tag hashes."""
+    body: list[Buffer] = []
+    size, end = 0, min(queue.readable, ordinal + max(MOST_SCANNED, most))
+    while ordinal < end:
+        for _, _, code in UNIT.iter_unpack(queue.units(ordinal, end - ordinal, read)):
+            stored = store.reader.record(queue, ordinal, read) if code in codes else None
             if stored is not None:
+                if body and (len(body) == most or size + stored.size > MOST_BYTES):
+                    return body, ordinal
                 body.append(stored.buffer[stored.at : stored.at + stored.size])
                 size += stored.size
-        return body, ordinal
-    end = min(queue.readable, ordinal + (max(MOST_SCANNED, most) if wanted.matches is None else wanted.scanned))
-    examined = 0
-    while ordinal < end:
-        units = UNIT.iter_unpack(queue.units(ordinal, end - ordinal, read))
-        for _, record_size, code in units:
-            if wanted.matches is not None and record_size < FILLER_SIZE:
-                examined += record_size
-                if examined > MOST_EXAMINED_BYTES and examined > record_size:
-                    return body, ordinal
-            if wanted.codes is None or code in wanted.codes:
-                stored = store.reader.record(queue, ordinal, read)
-                if stored is not None and (wanted.matches is None or _matches(wanted.matches, stored)):
-                    if body and (len(body) == most or size + stored.size > MOST_BYTES):
-                        return body, ordinal
-                    body.append(stored.buffer[stored.at : stored.at + stored.size])
-                    size += stored.size
             ordinal += 1
     return body, ordinal
 
 
-def _matches(expression: Callable[[Mapping[str, str]], bool], stored: Any) -> bool:
+def _evaluate(
+    store: MessageStore, queue: ConsumeQueue, ordinal: int, most: int, matches: Expression, read: Read
+) -> tuple[list[Buffer], int]:
+    """The same by what the properties say: at least one record is looked at, and as many as there is time for."""
+    body: list[Buffer] = []
+    size = examined = 0
+    began, end = time.thread_time(), min(queue.readable, ordinal + MOST_SCANNED)
+    while ordinal < end:
+        for _, record_size, _ in UNIT.iter_unpack(queue.units(ordinal, end - ordinal, read)):
+            if record_size < FILLER_SIZE:
+                examined += record_size
+                if examined > MOST_EXAMINED_BYTES and examined > record_size:
+                    return body, ordinal
+            stored = store.reader.record(queue, ordinal, read)
+            if stored is not None and _matches(matches, stored):
+                if body and (len(body) == most or size + stored.size > MOST_BYTES):
+                    return body, ordinal
+                body.append(stored.buffer[stored.at : stored.at + stored.size])
+                size += stored.size
+            ordinal += 1
+            if time.thread_time() - began > MOST_S:
+                return body, ordinal
+    return body, ordinal
+
+
+def _matches(expression: Expression, stored: Any) -> bool:
     record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
     return expression(properties.parse(record.properties.decode(errors="replace")))

@@ -47,7 +47,7 @@ from metaq.protocol.routes import (
 )
 from metaq.registry.kvconfig import ORDER_TOPICS, KvConfig
 from metaq.registry.routes import BrokerKey, Registered, Removed, RouteTables
-from metaq.server.front import RequestHandler, asking
+from metaq.server.front import RequestHandler
 from metaq.server.permissions import Action, demand
 from metaq.server.remoting import DONE, Answer, RemotingSession, failure
 from metaq.store.files import Run
@@ -81,8 +81,8 @@ class RegistryHandler:
         """Code → method."""
         return {
             Request.GET_ROUTEINFO_BY_TOPIC: self.route,
-            **asking(Action.INSPECT, self._looking()),
-            **asking(Action.ADMINISTER, self._changing_requests()),
+            **self._looking(),
+            **self._changing_requests(),
         }
 
     def _looking(self) -> dict[int, RequestHandler]:

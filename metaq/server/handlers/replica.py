@@ -22,9 +22,8 @@ from metaq.errors import BadRequest
 from metaq.protocol.codes import Request
 from metaq.protocol.remoting import RemotingCommand
 from metaq.server.broker import Broker
-from metaq.server.front import Address, RequestHandler, asking
+from metaq.server.front import Address, RequestHandler
 from metaq.server.later import Later
-from metaq.server.permissions import Action
 from metaq.server.registration import reached_at, written
 from metaq.server.remoting import Answer, RemotingSession
 from metaq.server.sides import MasterSide, SlaveSide
@@ -59,8 +58,9 @@ class ReplicaHandler:
     def requests(self) -> dict[int, RequestHandler]:
         """Code → method."""
         return {
-            **asking(Action.INSPECT, {Request.REPLICA_STATUS: self.status}),
-            **asking(Action.ADMINISTER, {Request.CHANGE_ROLE: self.change_role, Request.HAND_OVER: self.hand_over}),
+            Request.REPLICA_STATUS: self.status,
+            Request.CHANGE_ROLE: self.change_role,
+            Request.HAND_OVER: self.hand_over,
         }
 
     def status(self, _: RemotingSession, request: RemotingCommand) -> Answer:
