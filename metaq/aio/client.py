@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
 
 import metaq.client as blocking
+from metaq.client.forks import renewed_in_children
 from metaq.client.message import ReceivedMessage
 from metaq.client.producer import DEFAULT_GROUP
 from metaq.client.pull import DEFAULT_GROUP as PULL_GROUP
@@ -34,6 +35,11 @@ class _Threads:
     """Where the blocking calls of one client are made."""
 
     def __init__(self) -> None:
+        self.renew()
+        renewed_in_children(self)
+
+    def renew(self) -> None:
+        """Have none yet, in a child of a fork."""
         self._executor = ThreadPoolExecutor(_THREADS, "metaq-aio")
 
     def start(self, function: Callable[[], T]) -> asyncio.Future[T]:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from metaq.client.access import OPEN, Access
+from metaq.client.forks import renewed_in_children
 from metaq.client.link import LANGUAGE, split_address
 from metaq.client.transport import refusal, unanswered
 from metaq.errors import BrokerBusy, ConnectionFailed, OffsetOutOfRange, ProtocolError, RequestTimeout, StreamLost
@@ -44,6 +45,12 @@ class BulkConnection:
         self._lost = ""
         self._access = access
         self._socket = access.connect(split_address(address), timeout_s)
+        renewed_in_children(self)
+
+    def renew(self) -> None:
+        """Be of no use in a child of a fork: one thread of one process has it."""
+        with suppress(OSError):
+            self._lose("it belongs to the process that this one was forked from")
 
     def __enter__(self) -> Self:
         return self

@@ -96,7 +96,7 @@ def _through_zookeeper(hosts: str, timeout_s: float, instance: str, access: Acce
 
     core = Core((), timeout_s=timeout_s, instance=instance, access=access)
     try:
-        core.follow(ZooKeeperRegistries(hosts, core.routes.use))
+        core.follow(lambda: ZooKeeperRegistries(hosts, core.routes.use))
     except BadRequest:
         core.close()
         raise

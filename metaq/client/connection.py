@@ -127,6 +127,16 @@ class Connection:
         self._incoming.close()
         self._outgoing.close()
 
+    def abandon(self) -> None:
+        """Leave the connection to the parent, in a child of a fork; here it is lost."""
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        self._waiting, self._someone_reads = {}, False
+        self._lost = self._lost or "it belongs to the process that this one was forked from"
+        for handle in (self._incoming, self._outgoing):
+            with contextlib.suppress(OSError):
+                handle.close()
+
     def _read_for_all(self, deadline: float) -> None:
         """Read once. The lock is held on entry and on return, but not while there is nothing to read."""
         self._someone_reads = True

@@ -98,6 +98,11 @@ class SimpleConsumer(GroupConsumer):
         self.subscribe(topic, tags, sql=sql)
         self._start()
 
+    def renew(self) -> None:
+        super().renew()
+        self._inbox = Inbox()  # which nothing will ever come into
+        self._batch, self._messages = None, _NO_MESSAGES
+
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """As ``receive`` without a time limit, again and again, at a third of its cost."""
         handed_out = self._handed_out
@@ -117,6 +122,8 @@ class SimpleConsumer(GroupConsumer):
 
     def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
         """The next message; ``None`` when none came in time, or the consumer is closed."""
+        if self._is_inherited:
+            self._check_open()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if self._auto_commit:
             self._done.update(self._handed_out)
@@ -168,6 +175,8 @@ class SimpleConsumer(GroupConsumer):
         Raises:
             ClientError: no broker took it.
         """
+        if self._is_inherited:
+            self._check_open()
         send_back(self._core, self.group, message, delay_level, self._max_reconsume_times, self._core.deadline())
 
     def _deliver(self, batch: Batch) -> None:

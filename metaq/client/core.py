@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,11 +11,12 @@ from typing import Any, Final, Protocol
 import orjson
 
 from metaq.client.access import OPEN, Access
+from metaq.client.forks import renewed_in_children
 from metaq.client.health import BrokerHealth
 from metaq.client.identity import UniqueIds, client_id, own_address
 from metaq.client.link import Links
 from metaq.client.routing import Routes
-from metaq.client.scheduler import Scheduler
+from metaq.client.scheduler import Scheduler, Task
 from metaq.client.transport import Answer, Asked, Greet, Outcome, Question, Transport, ask, call
 from metaq.errors import ClientClosed, ClientError, ConnectionFailed, MetaqError, ProtocolError, Refused
 from metaq.protocol.codes import Request, Response
@@ -74,38 +76,75 @@ class Core:
         make_transport: MakeTransport | None = None,
         access: Access = OPEN,
     ) -> None:
-        address = own_address()
-        self.id = client_id(address, instance)
+        self._address = own_address()
+        self.id = client_id(self._address, instance)
         self.instance = instance
         self.timeout_s = timeout_s
         self.access = access
-        self.unique_ids = UniqueIds(address)
+        self.unique_ids = UniqueIds(self._address)
         self.health = BrokerHealth()
         self.scheduler = Scheduler(f"metaq-{self.id}")
+        self._regular: list[tuple[float, Task]] = []
+        """What is done again and again, and how many seconds apart."""
         self.transport = self._links() if make_transport is None else make_transport(self._asked, self._greeting)
         self.routes = Routes(registries, self.transport)
         self.on_reply: Callable[[RemotingCommand], Answer] | None = None
         """Takes replies to requests, code 326."""
         self.on_check: Callable[[str, RemotingCommand], None] | None = None
         """Takes what brokers want to know of transactions, code 39, and the address of who asks."""
+        self._make_guide: Callable[[], Guide] | None = None
         self._guide: Guide | None = None
         self._guard = threading.Lock()  # guards what follows
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, GroupMember] = {}
         self._looking = False
+        self._awake = False
         self.closed = False
-        self.scheduler.every(HEARTBEAT_S, self.heartbeat)
-        self.scheduler.every(ROUTES_S, self._refresh_routes)
+        self._regular += [(HEARTBEAT_S, self.heartbeat), (ROUTES_S, self._refresh_routes)]
+        renewed_in_children(self)
 
     def _links(self) -> Links:
         links = Links(self._asked, self._greeting, self.access)
-        self.scheduler.every(EXPIRY_S, links.expire)
+        self._regular.append((EXPIRY_S, links.expire))
         return links
 
-    def follow(self, guide: Guide) -> None:
-        """Have somebody name the registries, until this is closed."""
-        self._guide = guide
-        guide.start()
+    def renew(self) -> None:
+        """Be another client in a child of a fork, asleep until it is used; with the same producers, but no consumer."""
+        self.id = client_id(self._address, f"{self.instance}#{os.getpid()}" if self.instance else "")
+        self._guard = threading.Lock()
+        self._consumers = {}
+        self._looking = self._awake = False
+        self._guide = None
+        self.unique_ids.renew()
+        self.scheduler.renew(f"metaq-{self.id}")
+        self.transport.renew()
+        self.routes.renew()
+
+    def _wake(self) -> None:
+        """Begin with what a client does of its own accord; one that nobody uses has no threads."""
+        with self._guard:
+            if self._awake:
+                return
+            self._awake = True
+            regular = list(self._regular)
+        for seconds, task in regular:
+            self.scheduler.every(seconds, task)
+        if self._make_guide is not None and self._guide is None:
+            self.follow(self._make_guide)
+
+    def regularly(self, seconds: float, task: Task) -> None:
+        """Have a task done again and again, so many seconds after it was done, in this process and in its children."""
+        with self._guard:
+            self._regular.append((seconds, task))
+            is_awake = self._awake
+        if is_awake:
+            self.scheduler.every(seconds, task)
+
+    def follow(self, make_guide: Callable[[], Guide]) -> None:
+        """Have somebody name the registries, until this is closed; in each process another one, of this kind."""
+        self._make_guide = make_guide
+        self._guide = make_guide()
+        self._guide.start()
 
     def deadline(self, timeout_s: float | None = None) -> float:
         """The reading of ``time.monotonic`` by which a call has to end; by default after the client's own time."""
@@ -115,6 +154,8 @@ class Core:
     def check_open(self) -> None:
         if self.closed:
             raise ClientClosed("this client was closed")
+        if not self._awake:
+            self._wake()
 
     def ask_broker(self, broker_name: str, question: Question, deadline: float) -> RemotingCommand:
         """Ask a master, and wait for success. ``ConnectionFailed`` also when no route names it."""
@@ -190,7 +231,9 @@ class Core:
         self._unregister(UnregisterClient(self.id, consumer_group=member.group))
 
     def _unregister(self, header: UnregisterClient) -> None:
-        """Tell all brokers; one that cannot be told finds out by itself."""
+        """Tell all brokers; one that cannot be told finds out by itself. Who is not awake is known to none."""
+        if not self._awake:
+            return
         question = Question.of(Request.UNREGISTER_CLIENT, header)
         for address in self.routes.broker_addresses(masters_only=False):
             try:

@@ -15,6 +15,7 @@ import orjson
 
 from metaq.client.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.fetching import Batch, Budget, Fetcher, Source, subscription_to
+from metaq.client.forks import MADE_BEFORE, renewed_in_children
 from metaq.client.locks import RENEW_S, QueueLocks
 from metaq.client.message import RETRY_PREFIX
 from metaq.client.offsets import OFFSETS_FOLDER, BrokerOffsets, LocalOffsets, Offsets, QueueEnds
@@ -99,6 +100,7 @@ class GroupConsumer:
             self._offsets = BrokerOffsets(core, group)
         self._source = Source(core, group, self._deliver, Budget())
         self._started_ms = time.time_ns() // 1_000_000
+        self._is_inherited = False
         self._rebalancing = threading.Lock()
         self._rebalance_again = False
         self._rebalance_planned = False
@@ -111,6 +113,15 @@ class GroupConsumer:
         """Given up, but a message of theirs is still being consumed: nobody else may begin with them yet."""
         self._beginning: dict[MessageQueue, QueueOffset | None] = {}
         """Being taken, and where a command that came meanwhile has them begin."""
+        renewed_in_children(self)
+
+    def renew(self) -> None:
+        """Be closed in a child of a fork: membership, queues and what was fetched of them are the parent's."""
+        self._guard = threading.Lock()
+        self._is_inherited = self._closed = True
+        for fetcher in self._fetchers.values():
+            fetcher.generation += 1  # a loop over its messages goes on no further
+        self._fetchers = {}
 
     def __enter__(self) -> Self:
         return self
@@ -443,7 +454,8 @@ class GroupConsumer:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClientClosed(f"this consumer of group {self.group} was closed")
+            reason = MADE_BEFORE if self._is_inherited else "was closed"
+            raise ClientClosed(f"this consumer of group {self.group} {reason}")
 
     def close(self) -> None:
         """Stop consuming, save offsets, leave the group. Its client stays open."""

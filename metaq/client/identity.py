@@ -34,6 +34,10 @@ class UniqueIds:
 
     def __init__(self, address: str) -> None:
         self._address = address
+        self.renew()
+
+    def renew(self) -> None:
+        """Give out no id that the parent gives out, in a child of a fork."""
         self._process = os.getpid()
         self._number = secrets.randbits(32)
         self._counter = itertools.count()

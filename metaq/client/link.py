@@ -89,6 +89,12 @@ class Link:
         self._break(reason)
         self._fail_all()
 
+    def abandon(self) -> None:
+        """Leave the connection to the parent, in a child of a fork."""
+        for handle in (self._incoming, self._outgoing):
+            with contextlib.suppress(OSError):
+                handle.close()
+
     def _break(self, reason: str) -> None:
         """Send nothing more. The thread that reads ends by it, and fails what is in flight."""
         self._lost = self._lost or reason
@@ -174,10 +180,16 @@ class Links:
         self._asked = asked
         self._greet = greet
         self._connect_timeout_s = connect_timeout_s
-        self._guard = threading.Lock()  # guards what follows
-        self._links: dict[str, Link] = {}
-        self._connecting: dict[str, threading.Lock] = {}
         self._closed = False
+        self._links: dict[str, Link] = {}
+        self.renew()
+
+    def renew(self) -> None:
+        for link in self._links.values():
+            link.abandon()
+        self._guard = threading.Lock()  # guards what follows, and whether it is closed
+        self._links = {}
+        self._connecting: dict[str, threading.Lock] = {}
 
     def submit(self, address: str, question: Question, deadline: float, done: Done) -> None:
         self._link(address, deadline).submit(question, deadline, done)

@@ -10,6 +10,7 @@ from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 from metaq.client.core import Core
+from metaq.client.forks import renewed_in_children
 from metaq.client.message import (
     CORRELATION_ID,
     MESSAGE_TYPE,
@@ -46,9 +47,14 @@ class GroupProducer:
     def __init__(self, core: Core, group: str) -> None:
         self.group = group
         self._core = core
-        self._closing = threading.Lock()
         self._closed = False
+        self.renew()
         core.add_producer(group)
+        renewed_in_children(self)
+
+    def renew(self) -> None:
+        """Go on in a child of a fork, by connections of the client there."""
+        self._closing = threading.Lock()
 
     def __enter__(self) -> Self:
         return self

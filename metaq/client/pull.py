@@ -9,6 +9,7 @@ from typing import Self
 from metaq.client.consumer import Inbox
 from metaq.client.core import Core
 from metaq.client.fetching import Batch, Budget, Fetcher, Source, subscription_to
+from metaq.client.forks import MADE_BEFORE, renewed_in_children
 from metaq.client.message import ReceivedMessage
 from metaq.client.offsets import BrokerOffsets, QueueEnds
 from metaq.errors import BadRequest, ClientClosed
@@ -49,6 +50,14 @@ class PullConsumer:
         self._batch: Batch | None = None
         self._at = 0
         self._closed = False
+        self._is_inherited = False
+        renewed_in_children(self)
+
+    def renew(self) -> None:
+        """Be closed in a child of a fork: what was fetched, and where it goes on, is the parent's."""
+        self._is_inherited = self._closed = True
+        self._inbox = Inbox()
+        self._fetchers = {}
 
     def __enter__(self) -> Self:
         return self
@@ -166,13 +175,14 @@ class PullConsumer:
     # -- end ----------------------------------------------------------------------------------------------------------
 
     def _known(self, queue: MessageQueue) -> MessageQueue:
+        self._check_open()
         if queue not in self._fetchers:
             raise BadRequest(f"{queue} is not assigned; call assign() first")
         return queue
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClientClosed("this consumer was closed")
+            raise ClientClosed(f"this consumer {MADE_BEFORE if self._is_inherited else 'was closed'}")
 
     def close(self) -> None:
         """Stop reading. Its client stays open."""

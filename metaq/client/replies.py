@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from metaq.client.core import CONTROL_TIMEOUT_S, Core
+from metaq.client.forks import renewed_in_children
 from metaq.client.message import CORRELATION_ID, ReceivedMessage, inflated
 from metaq.client.transport import Answer
 from metaq.errors import BadRequest, RequestTimeout
@@ -56,9 +57,14 @@ class Replies:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self.renew()
+        core.on_reply = self._arrived
+        renewed_in_children(self)
+
+    def renew(self) -> None:
+        """Wait for nothing: in a child of a fork no broker knows this client yet."""
         self._waiting: dict[str, Expected] = {}
         self._known_to: set[str] = set()
-        core.on_reply = self._arrived
 
     def expect(self) -> Expected:
         """A new one; it waits from now on."""

@@ -44,13 +44,19 @@ class Routes:
         """``registries`` are known later when there are none."""
         self.registries: tuple[str, ...] = ()
         self._transport = transport
-        self._named = threading.Event()
-        self._guard = threading.Lock()  # guards what follows
+        self.renew()  # makes the guard of what follows
         self._chosen = ""
         if registries:
             self.use(registries)
         self._topics: dict[str, _Known] = {}
         self._brokers: dict[str, BrokerData] = {}
+
+    def renew(self) -> None:
+        """Keep what is known in a child of a fork, under a guard of its own."""
+        self._guard = threading.Lock()
+        self._named = threading.Event()
+        if self.registries:
+            self._named.set()
 
     # -- asking -------------------------------------------------------------------------------------------------------
 

@@ -20,12 +20,16 @@ class Scheduler:
     """Runs tasks on a few threads of its own: at once, later, or again and again. A task that fails is logged."""
 
     def __init__(self, name: str) -> None:
+        self._sequence = itertools.count()
+        self._closed = False
+        self.renew(name)
+
+    def renew(self, name: str) -> None:
+        """Begin anew in a child of a fork: what is due is the parent's to do."""
         self._name = name
         self._workers = ThreadPoolExecutor(_WORKERS, f"{name}-worker")
-        self._sequence = itertools.count()
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards what follows, and whether it is closed
         self._due: list[tuple[float, int, Task]] = []
-        self._closed = False
         self._timer: threading.Thread | None = None
 
     def run(self, task: Task) -> None:

@@ -6,7 +6,6 @@ The steps of ``Sending`` do not wait: they serve a send that blocks and one that
 import itertools
 import logging
 import random
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -174,7 +173,6 @@ class QueueChoice:
     def __init__(self, routes: Routes, health: BrokerHealth) -> None:
         self.routes = routes
         self.health = health
-        self._guard = threading.Lock()
         self._turns = itertools.count(random.randrange(1 << 16))
 
     def choose(self, outgoing: Outgoing, failed_broker: str, deadline: float) -> Attempt:

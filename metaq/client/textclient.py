@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Self
 
 from metaq.client.access import Access, Tls
 from metaq.client.connection import Connection, Exchange
+from metaq.client.forks import renewed_in_children
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout
 from metaq.message import Message, PutResult, TextPosition
 from metaq.protocol.commands import BROKER_CHOOSES, END_OF_LOG
@@ -97,6 +98,12 @@ class TextClient:
         self._closed = False
         self._connecting = threading.Lock()  # guards what follows
         self._connection = Connection(host, port, timeout_s, self._access)
+        renewed_in_children(self)
+
+    def renew(self) -> None:
+        """Go on in a child of a fork; the next call connects."""
+        self._connecting = threading.Lock()
+        self._connection.abandon()
 
     def __enter__(self) -> Self:
         return self

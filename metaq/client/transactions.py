@@ -27,6 +27,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from metaq.client.core import CONTROL_TIMEOUT_S, ROUTES_S, Core
+from metaq.client.forks import renewed_in_children
 from metaq.client.group import check_group
 from metaq.client.message import ReceivedMessage, SendResult, SendStatus, message_properties
 from metaq.client.producer import GroupProducer, compose
@@ -140,6 +141,10 @@ class TransactionProducer(GroupProducer):
         checks.add(group, self)
         super().__init__(core, group)
 
+    def renew(self) -> None:
+        super().renew()
+        self._executing.clear()  # those are the parent's to answer for
+
     def close(self) -> None:
         """Brokers ask others of the group from now on; the client stays open."""
         self._checks.remove(self.group, self)
@@ -233,13 +238,18 @@ class Checks:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._workers = ThreadPoolExecutor(_CHECK_THREADS, f"metaq-{core.id}-check")
-        self._guard = threading.Lock()  # guards what follows
         self._producers: dict[str, TransactionProducer] = {}
+        self._meets_brokers = False
+        self.renew()
+        core.on_check = self._asked
+        renewed_in_children(self)
+
+    def renew(self) -> None:
+        """Have nothing to check yet, in a child of a fork; its producers are the same."""
+        self._workers = ThreadPoolExecutor(_CHECK_THREADS, "metaq-check")
+        self._guard = threading.Lock()  # guards the producers, and what follows
         self._pending: set[tuple[str, int]] = set()
         """Address of the broker and number of the half message."""
-        self._meets_brokers = False
-        core.on_check = self._asked
 
     def add(self, group: str, producer: TransactionProducer) -> None:
         """All brokers may ask it about its group's transactions from now on. ``ClientError``: the group has one already."""
@@ -250,7 +260,7 @@ class Checks:
             meets, self._meets_brokers = self._meets_brokers, True
         self._core.scheduler.run(self._meet_brokers)
         if not meets:
-            self._core.scheduler.every(ROUTES_S, self._meet_brokers)
+            self._core.regularly(ROUTES_S, self._meet_brokers)
 
     def remove(self, group: str, producer: TransactionProducer) -> None:
         """It is asked no more."""

@@ -65,6 +65,10 @@ class Transport(Protocol):
         """Send a one-way request."""
         ...
 
+    def renew(self) -> None:
+        """Have no connection yet, in a child of a fork (``metaq.client.forks``)."""
+        ...
+
     def close(self) -> None:
         """Close every connection; what is in flight fails."""
         ...

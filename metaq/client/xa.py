@@ -21,8 +21,10 @@ from typing import Final, NamedTuple, Self
 
 from metaq.client.access import OPEN, Access, Tls
 from metaq.client.branchplaces import Brokers, Named
+from metaq.client.forks import renewed_in_children
 from metaq.client.identity import own_address
 from metaq.client.textclient import TextClient
+from metaq.client.xaerrors import OutcomeUnknown, XaFailed
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout
 from metaq.protocol.commands import BROKER_CHOOSES, NO_OPAQUE
 from metaq.protocol.replies import OK, Reply
@@ -40,28 +42,7 @@ DEFAULT_TIMEOUT_S: Final = 10.0
 _NO_KEY: Final = "null"
 _XA_EXCEPTION: Final = re.compile(r"XAException:code=(-?\d+),msg=(.*)", re.DOTALL)
 _NOT_IN_A_QUALIFIER: Final = re.compile(r"[^!-9;-~]")
-_NAMES: Final = {int(code): code.name for code in XaCode}
 _sessions: Final = itertools.count(1)
-
-
-class XaFailed(ClientError):
-    """The broker answered a transaction command with one of XA's codes."""
-
-    def __init__(self, code: int, text: str, xid: Xid | None) -> None:
-        named = _NAMES.get(code, "a code of its own")
-        super().__init__(f"the broker answered {named} ({code}): {text}")
-        self.code = code
-        """One of ``metaq.tx.branches.XaCode``, or another number from a broker that knows others."""
-        self.text = text
-        self.xid = xid
-
-
-class OutcomeUnknown(ClientError):
-    """No answer to a step in the life of a branch, or RMFAIL, that it is not certain yet: it may or may not be carried out."""
-
-    def __init__(self, xid: Xid, step: str, advice: str, reason: ClientError) -> None:
-        super().__init__(f"{step} of {xid} may or may not have been carried out ({reason}); {advice}")
-        self.xid = xid
 
 
 class Resolved(NamedTuple):
@@ -172,12 +153,17 @@ class XaSession:
         """The brokers that the last ``tpc_recover`` could not ask, by address."""
         self._access = access
         self._brokers = brokers
-        self._id = f"{own_address()}-{time.time_ns() // 1_000_000}-{next(_sessions)}"
         self._clients: dict[str, TextClient] = {}
-        self._branch: _Branch | None = None
         self._places: dict[Xid, str] = {}  # of prepared branches: whoever sent one elsewhere would be told that it is unknown
-        self._in_use = threading.Lock()
         self._closed = False
+        self.renew()
+        renewed_in_children(self)
+
+    def renew(self) -> None:
+        """Be another session, in no branch, in a child of a fork: a branch that is open belongs to the parent."""
+        self._id = f"{own_address()}-{os.getpid()}-{time.time_ns() // 1_000_000}-{next(_sessions)}"
+        self._branch: _Branch | None = None
+        self._in_use = threading.Lock()
 
     def __enter__(self) -> Self:
         return self

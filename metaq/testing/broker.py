@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import queue
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import orjson
 
 from metaq.client.client import in_process
+from metaq.client.forks import renewed_in_children
 from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage
 from metaq.client.transport import Answer, Asked, Done, Question
 from metaq.errors import BadRequest, ClientClosed, MetaqError
@@ -20,10 +20,9 @@ from metaq.protocol import headers
 from metaq.protocol import properties as names
 from metaq.protocol.adminbodies import encode_offsets
 from metaq.protocol.batch import decode_batch
-from metaq.protocol.codes import JSON, ONEWAY_FLAG, READ, RESPONSE_FLAG, VERSION, WRITE, Request, Response
-from metaq.protocol.headers import decode_header, encode_header, with_names
+from metaq.protocol.codes import READ, WRITE, Request, Response
+from metaq.protocol.headers import decode_header, with_names
 from metaq.protocol.heartbeats import Heartbeat, decode_heartbeat, decode_queue_set, encode_locked
-from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.routes import (
     BrokerData,
     ClusterInfo,
@@ -36,12 +35,12 @@ from metaq.protocol.routes import (
 from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import ExpressionKind, Subscription, parse_subscription
 from metaq.testing.halves import Halves
-from metaq.testing.log import BROKER_NAME, HOST, PORT, Letter, Log, decode
+from metaq.testing.log import ADDRESS, BROKER_NAME, Letter, Log, decode
+from metaq.testing.session import Session
 
 logger = logging.getLogger(__name__)
 
 CLUSTER: Final = "DefaultCluster"
-_ADDRESS: Final = f"{HOST}:{PORT}"
 _PARTITIONS: Final = 4
 _MAX_RETRIES: Final = 16
 H = TypeVar("H", bound=tuple[Any, ...])
@@ -52,50 +51,9 @@ _numbers: Final = itertools.count(1)
 class _Held(NamedTuple):
     """A pull that waits for messages."""
 
-    session: "Session"
+    session: Session
     question: Question
     done: Done
-
-
-class Session:
-    """One client of the broker: a ``Transport``. What it is told, it is told by a thread of its own, as over a connection."""
-
-    def __init__(self, broker: "InMemoryBroker", asked: Asked) -> None:
-        self._broker = broker
-        self._asked = asked
-        self._deliveries: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.client_id = ""
-        self.closed = False
-        threading.Thread(target=self._deliver, name="metaq-testing", daemon=True).start()
-
-    def submit(self, address: str, question: Question, deadline: float, done: Done) -> None:
-        self._broker.take(self, question, done)
-
-    def tell(self, address: str, question: Question, deadline: float) -> None:
-        self.submit(address, question, deadline, lambda outcome: None)
-
-    def close(self) -> None:
-        self.closed = True
-        self._broker.leave(self)
-        self._deliveries.put(None)
-
-    def answer(self, done: Done, answer: Answer) -> None:
-        """Let the client have an answer."""
-        fields = dict(answer.fields or {})
-        response = RemotingCommand(answer.code, 0, RESPONSE_FLAG, fields, answer.body, answer.remark, "JAVA", VERSION, JSON)
-        self._deliveries.put(lambda: done(response))
-
-    def ask(self, code: Request, header: tuple[object, ...], body: bytes = b"") -> None:
-        """Ask the client; what it answers is dropped."""
-        request = RemotingCommand(code, 0, ONEWAY_FLAG, encode_header(header), body, None, "JAVA", VERSION, JSON)
-        self._deliveries.put(lambda: self._asked(_ADDRESS, request, lambda answer: None))
-
-    def _deliver(self) -> None:
-        while (deliver := self._deliveries.get()) is not None:
-            try:
-                deliver()
-            except Exception:
-                logger.exception("a client failed on an answer")
 
 
 class InMemoryBroker:
@@ -105,7 +63,8 @@ class InMemoryBroker:
         self.address = address
         """What to give to ``metaq.connect``."""
         self._partitions = partitions
-        self._guard = threading.RLock()  # guards what follows
+        self.renew()  # makes the guard of what follows
+        renewed_in_children(self)
         self._log = Log()
         self._halves = Halves(self._log)
         self._held: list[_Held] = []
@@ -138,6 +97,10 @@ class InMemoryBroker:
             Request.DELETE_TOPIC_IN_BROKER: self._delete_topic,
             Request.DELETE_TOPIC_IN_NAMESRV: lambda session, question: Answer(),
         }
+
+    def renew(self) -> None:
+        """Be a copy in a child of a fork, which clients are told (``Session``)."""
+        self._guard = threading.RLock()
 
     # -- for tests ----------------------------------------------------------------------------------------------------
 
@@ -310,8 +273,8 @@ class InMemoryBroker:
             header.sys_flag,
             header.born_timestamp,
             header.flag,
-            _ADDRESS,
-            _ADDRESS,
+            ADDRESS,
+            ADDRESS,
             self._log.now_ms(),
             header.properties,
         )
@@ -470,7 +433,7 @@ class InMemoryBroker:
         return Answer()
 
 
-_BROKER: Final = BrokerData(CLUSTER, BROKER_NAME, {0: _ADDRESS})
+_BROKER: Final = BrokerData(CLUSTER, BROKER_NAME, {0: ADDRESS})
 
 
 def _fields(kind: type[H], question: Question) -> H:

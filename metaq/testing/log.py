@@ -17,6 +17,7 @@ from metaq.protocol.record import FIXED_SIZE, HEADER, MAGIC
 BROKER_NAME: Final = "memory"
 HOST: Final = "127.0.0.1"
 PORT: Final = 1
+ADDRESS: Final = f"{HOST}:{PORT}"
 _HOST: Final = struct.pack(">4Bi", 127, 0, 0, 1, PORT)
 DELAYS_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """By delay level, from 1 on."""

@@ -1,0 +1,77 @@
+"""One client of the in-memory broker, as the broker sees it."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from metaq.client.transport import Answer, Asked, Done, Question
+from metaq.errors import ClientClosed
+from metaq.protocol.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Request
+from metaq.protocol.headers import encode_header
+from metaq.protocol.remoting import RemotingCommand
+from metaq.testing.log import ADDRESS
+
+logger = logging.getLogger(__name__)
+
+
+class Answers(Protocol):
+    """The broker."""
+
+    def take(self, session: "Session", question: Question, done: Done) -> None:
+        """Answer a request."""
+        ...
+
+    def leave(self, session: "Session") -> None:
+        """Forget a client."""
+        ...
+
+
+class Session:
+    """One client of the broker: a ``Transport``. What it is told, it is told by a thread of its own, as over a connection."""
+
+    def __init__(self, broker: Answers, asked: Asked) -> None:
+        self._broker = broker
+        self._asked = asked
+        self._deliveries: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.client_id = ""
+        self.closed = False
+        self._is_inherited = False
+        threading.Thread(target=self._deliver, name="metaq-testing", daemon=True).start()
+
+    def renew(self) -> None:
+        self._is_inherited = True
+
+    def submit(self, address: str, question: Question, deadline: float, done: Done) -> None:
+        if self._is_inherited:
+            raise ClientClosed("a broker of metaq.testing is in the memory of one process: a fork has only a copy of it")
+        self._broker.take(self, question, done)
+
+    def tell(self, address: str, question: Question, deadline: float) -> None:
+        self.submit(address, question, deadline, lambda outcome: None)
+
+    def close(self) -> None:
+        self.closed = True
+        if self._is_inherited:
+            return
+        self._broker.leave(self)
+        self._deliveries.put(None)
+
+    def answer(self, done: Done, answer: Answer) -> None:
+        """Let the client have an answer."""
+        fields = dict(answer.fields or {})
+        response = RemotingCommand(answer.code, 0, RESPONSE_FLAG, fields, answer.body, answer.remark, "JAVA", VERSION, JSON)
+        self._deliveries.put(lambda: done(response))
+
+    def ask(self, code: Request, header: tuple[object, ...], body: bytes = b"") -> None:
+        """Ask the client; what it answers is dropped."""
+        request = RemotingCommand(code, 0, ONEWAY_FLAG, encode_header(header), body, None, "JAVA", VERSION, JSON)
+        self._deliveries.put(lambda: self._asked(ADDRESS, request, lambda answer: None))
+
+    def _deliver(self) -> None:
+        while (deliver := self._deliveries.get()) is not None:
+            try:
+                deliver()
+            except Exception:
+                logger.exception("a client failed on an answer")
