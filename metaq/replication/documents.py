@@ -1,14 +1,17 @@
 """The tables that a slave copies beside the log: the files of the folder ``config``, as they are.
 
 What they say of the log (how far offsets, transactions and deliveries are covered) may be ahead of a slave's log by what is
-on its way; recovery knows that from power cuts.
+on its way, and more after a power cut. Such a one does not count (``metaq.store.snapshots``), so the newest that a slave's
+durable log covers stays as the backup.
 """
 
 from pathlib import Path
 from typing import Final
 
+from metaq.errors import CorruptRecord
 from metaq.store.disk import Disk, replace_file
-from metaq.store.documents import decode_document
+from metaq.store.documents import BACKUP, decode_document
+from metaq.store.snapshots import made_end
 
 DERIVED: Final = ("consumerOffset.json", "delayOffset.json", "halves.json", "transactions.json")
 """Snapshots of what the log tells: worth nothing beside another log than theirs."""
@@ -46,16 +49,29 @@ def check(folder: Path, documents: dict[str, str]) -> None:
             decode_document(documents[name].encode(), folder / name)
 
 
-def keep(folder: Path, disk: Disk, documents: dict[str, str]) -> None:
-    """Write what a master has sent, other names than it may send left out."""
+def keep(folder: Path, disk: Disk, documents: dict[str, str], durable_end: int) -> None:
+    """Write what a master has sent, other names than it may send left out; the own log is durable up to ``durable_end``."""
     disk.make_directories(folder)
     for name in NAMES:
         if name in documents:
+            if name in DERIVED:
+                _keep_covered(folder / name, disk, durable_end)
             replace_file(disk, folder / name, documents[name].encode())
+
+
+def _keep_covered(path: Path, disk: Disk, durable_end: int) -> None:
+    """Have the snapshot that is there as the backup, if the durable log covers it."""
+    try:
+        data = disk.read_file(path)
+        content = decode_document(data, path)
+    except (FileNotFoundError, CorruptRecord):
+        return
+    if made_end(content) <= durable_end:
+        replace_file(disk, path.with_name(path.name + BACKUP), data)
 
 
 def forget_derived(folder: Path, disk: Disk) -> None:
     """Remove what belongs to a log that is being replaced, backups too."""
     for path in [folder / name for name in DERIVED]:
-        for each in (path, path.with_name(path.name + ".bak")):
+        for each in (path, path.with_name(path.name + BACKUP)):
             disk.unlink(each)

@@ -330,7 +330,8 @@ class Follower:
             if not tables:
                 return
             try:
-                self._run(lambda: documents.keep(self._folder, self._store.disk, tables))
+                durable_end = self._store.durable_end
+                self._run(lambda: documents.keep(self._folder, self._store.disk, tables, durable_end))
             except StoreError as error:
                 logger.error("tables of the master not kept reason=%s", error)
                 self._close()  # a master sends all of them to a slave that comes anew

@@ -8,10 +8,13 @@ offset, -1 for one that was removed::
 
 ``config/consumerOffset.json`` holds the whole table, and the ordinal of the first such message that it does not cover::
 
-    {"crc32c":"…","next":204,"offsetTable":{"orders@billing":{"0":17,"3":5}}}
+    {"crc32c":"…","log":[1,0,0,81920],"next":204,"offsetTable":{"orders@billing":{"0":17,"3":5}}}
 
 A start takes the snapshot and applies the messages behind it. A snapshot is made only while no message is on its way into the
 log, so all before ``next`` are older than the snapshot, and all others newer.
+
+The log forgets the offsets of groups that rest, so a snapshot that is ahead of it (``metaq.store.snapshots``) is not ignored:
+it counts as far as the log is the same. Other messages took the places of those behind, and must not pass for consumed.
 """
 
 import logging
@@ -32,6 +35,8 @@ from metaq.server.turn import Turns
 from metaq.server.writing import Draft, note, stage
 from metaq.store.documents import read_document, write_document
 from metaq.store.files import Run, read_here
+from metaq.store.messagestore import MessageStore
+from metaq.store.snapshots import made_end, moment, ordinal_at, shared_end
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +74,9 @@ class OffsetLog:
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        covered, end = load_offsets(self._context)
+        is_ahead = load_offsets(self._context)
         self._take_back()
-        if covered > end:  # a power cut took messages that it covers: others will have their ordinals
+        if is_ahead:  # others will have the ordinals of the messages that it covers and the log lacks
             self._write(self._run)
 
     def _take_back(self) -> None:
@@ -134,31 +139,43 @@ class OffsetLog:
     def _write(self, run: Run) -> None:
         version, disk, queue = self._offsets.version, self._store.disk, self._store.queues.get(_KEY)
         rows = {_key(topic, group): _numbered(offsets) for group, topic, offsets in self._offsets}
-        content = {"next": 0 if queue is None else queue.next, "offsetTable": rows}
+        now = moment(self._context.epochs, self._store.log.end)
+        content = {**now, "next": 0 if queue is None else queue.next, "offsetTable": rows}
         run(lambda: disk.make_directories(self._path.parent))
         run(lambda: write_document(disk, self._path, content))
         self._saved_version = version
 
 
-def load_offsets(context: Context) -> tuple[int, int]:
-    """Apply the snapshot, then the messages behind it; returns its ``next``, and the ordinal that comes next."""
+def load_offsets(context: Context) -> bool:
+    """Apply the snapshot, then the messages behind it; returns whether it is ahead of the log."""
     store = context.store
     content, problems = read_document(store.disk, _path(context))
     for problem in problems:
         logger.error("snapshot of consumer offsets damaged, made good from the log problem=%s", problem)
-    covered = 0
-    if content is not None:
-        covered = content["next"]
-        context.offsets.replay(changes_of(content["offsetTable"]))
     queue = store.queues.get(_KEY)
     end = 0 if queue is None else queue.next
+    covered, is_ahead = 0, False
+    if content is not None:
+        covered, offsets = content["next"], changes_of(content["offsetTable"])
+        shared = shared_end(context.epochs, content)
+        is_ahead = covered > end or shared < made_end(content)
+        if shared < made_end(content):
+            covered = 0 if queue is None else min(covered, ordinal_at(queue, shared))
+            offsets = {place: _within(store, place, offset, shared) for place, offset in offsets.items()}
+        context.offsets.replay(offsets)
     if queue is not None and covered < end:
         first = max(covered, store.first(queue, read_here)[0])
         for stored in store.records(queue, first, READ_BYTES, read_here):
             if stored is not None:
                 record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
                 context.offsets.replay(changes_of(orjson.loads(record.body)))
-    return covered, end
+    return is_ahead
+
+
+def _within(store: MessageStore, place: Place, offset: int, log_end: int) -> int:
+    """An offset, or where its partition ended when the log ended there."""
+    queue = store.queues.get(TopicPartition(place.topic, place.partition))
+    return 0 if queue is None else min(offset, ordinal_at(queue, log_end))
 
 
 def _path(context: Context) -> Path:

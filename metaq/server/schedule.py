@@ -7,10 +7,10 @@ stored again under its real topic and partition.
 A delivered copy carries the property ``METAQ_SCHEDULED``, *level:ordinal* of its source, which no sender can set. So the log
 itself says what is delivered: when the broker starts, it looks for copies. ``config/delayOffset.json`` only shortens that::
 
-    {"offsetTable": {"3": 17}, "logOffset": 40960}
+    {"log": [1, 0, 0, 81920], "offsetTable": {"3": 17}, "logOffset": 40960}
 
 All messages of level 3 before ordinal 17 are delivered; the copies of those behind it lie at or behind log offset 40960. It is
-written when the log is durable up to where it was when this was true.
+written when the log is durable up to where it was when this was true, which ``log`` says (``metaq.store.snapshots``).
 
 A copy whose topic was deleted meanwhile is dropped, as the topic's messages were; so is one that cannot be stored.
 """
@@ -40,8 +40,9 @@ from metaq.server.turn import Turns
 from metaq.server.writing import Draft, note, stage
 from metaq.store.commitlog import Gap
 from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.documents import read_document, write_document
+from metaq.store.documents import write_document
 from metaq.store.files import Run, read_here, read_through
+from metaq.store.snapshots import moment, read_snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class Schedule:
     def __init__(self, context: Context, turns: Turns, holds: Holds, loop: Any, run: Run) -> None:
         """Find out what is delivered already; nothing is before ``start``."""
         self._store = context.store
+        self._epochs = context.epochs
         self._run = run
         self._path: Path = context.settings.data / FOLDER / POSITIONS
         numbers = range(1, LEVELS + 1)
@@ -137,14 +139,14 @@ class Schedule:
         if snapshot.positions == self._saved and not any(level.pending for level in self._levels.values()):
             return
         table = {str(number): position for number, position in snapshot.positions.items()}
-        content = {"offsetTable": table, "logOffset": snapshot.log_offset}
+        content = {**moment(self._epochs, snapshot.log_end), "offsetTable": table, "logOffset": snapshot.log_offset}
         run(lambda: self._store.disk.make_directories(self._path.parent))
         run(lambda: write_document(self._store.disk, self._path, content))
         self._saved = snapshot.positions
 
     def _recover(self) -> None:
         """Take the positions of the last snapshot, and go on behind the copies that the log holds."""
-        content, problems = read_document(self._store.disk, self._path)
+        content, problems = read_snapshot(self._store.disk, self._path, self._epochs)
         for problem in problems:
             logger.error("positions of delay levels damaged, found again in the log problem=%s", problem)
         log_offset = 0

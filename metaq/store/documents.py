@@ -4,6 +4,7 @@
 write keeps the version before it as ``NAME.bak``; a reader takes that one when the file is missing, torn or altered.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,14 +52,24 @@ def write_document(disk: Disk, path: Path, content: dict[str, Any]) -> None:
     replace_file(disk, path, encode_document(content))
 
 
-def read_document(disk: Disk, path: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """The newest intact version, ``None`` when there is none, and what was wrong with those passed over."""
+def _any(content: dict[str, Any]) -> bool:
+    """Every intact version counts."""
+    return True
+
+
+def read_document(
+    disk: Disk, path: Path, counts: Callable[[dict[str, Any]], bool] = _any
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """The newest intact version that counts, ``None`` when there is none, and what was wrong with those that are not intact."""
     problems: list[str] = []
     for candidate in (path, path.with_name(path.name + BACKUP)):
         try:
-            return decode_document(disk.read_file(candidate), candidate), problems
+            content = decode_document(disk.read_file(candidate), candidate)
         except FileNotFoundError:
             continue
         except CorruptRecord as error:
             problems.append(str(error))
+        else:
+            if counts(content):
+                return content, problems
     return None, problems

@@ -65,6 +65,11 @@ class Epochs:
         """The epoch in which a record was written."""
         return self.table[max(0, bisect_right(self.table, log_offset, key=lambda epoch: epoch.start) - 1)].number
 
+    def shared_end(self, epoch: Epoch, log_end: int) -> int:
+        """The log offset before which this log is one that ended at ``log_end`` in an epoch; at most ``log_end``."""
+        others = [each.start for each in self.table if each.number >= epoch.number and each != epoch]
+        return min(log_end, self._store.log.end, *others, log_end if epoch in self.table else epoch.start)
+
     def begin(self, number: int, replica: int) -> None:
         """Stage the begin of an epoch that is newer than all others; it holds when the append succeeds."""
         assert self.current.number < number <= LAST_EPOCH, (self.current, number)

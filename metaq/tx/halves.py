@@ -10,11 +10,11 @@ Such a copy has the property ``METAQ_HALF``, which says where the first one was:
 
 ``config/halves.json`` shortens the fold after a start::
 
-    {"ordinal": 17, "op": 12, "halves": [[3, 40960, 1700000000000, 2, 1700000012000]]}
+    {"log": [1, 0, 0, 81920], "ordinal": 17, "op": 12, "halves": [[3, 40960, 1700000000000, 2, 1700000012000]]}
 
 The records before these ordinals of the two topics are covered. Each half: its first ordinal, where it is in the log, when it
 was stored first, how often its producers were asked, and when they are asked next. The file is written when the log is durable
-up to where it was when this was true. Without it the fold begins at the oldest records.
+up to where it was when this was true: ``log`` (``metaq.store.snapshots``). Without it the fold begins at the oldest records.
 """
 
 import enum
@@ -30,9 +30,11 @@ from metaq.message import LogOffset, TopicPartition
 from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record, identity, store_ms
 from metaq.protocol.textmessage import Stored
-from metaq.store.documents import read_document, write_document
+from metaq.store.documents import write_document
+from metaq.store.epochs import Epochs
 from metaq.store.files import Read, Run, read_here, run_here
 from metaq.store.messagestore import MessageStore
+from metaq.store.snapshots import moment, read_snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -115,12 +117,14 @@ class _Snapshot(NamedTuple):
     halves: dict[int, Half]
     log_end: int
     version: int
+    log: dict[str, list[int]]
+    """The moment at which it was taken."""
 
     @property
     def content(self) -> dict[str, Any]:
         """What is written. Made beside the file: for 100,000 halves it takes some 30 ms."""
         rows = [[ordinal, *half] for ordinal, half in self.halves.items()]
-        return {"ordinal": self.seen.half, "op": self.seen.op, "halves": rows}
+        return {**self.log, "ordinal": self.seen.half, "op": self.seen.op, "halves": rows}
 
 
 class Halves:
@@ -129,6 +133,7 @@ class Halves:
     def __init__(self, store: MessageStore, folder: Path, check_after_ms: int) -> None:
         """Read the snapshot in ``folder``, and the log from there on."""
         self._store = store
+        self._epochs = Epochs(store)
         self._path = folder / SNAPSHOT
         self.check_after_ms = check_after_ms
         """Age at which producers are asked; a change is for messages that come after it."""
@@ -263,7 +268,8 @@ class Halves:
             self._write(self._snapshot(), run)
 
     def _snapshot(self) -> _Snapshot:
-        return _Snapshot(self._seen, self._halves.copy(), self._store.log.end, self._version)
+        end = self._store.log.end
+        return _Snapshot(self._seen, self._halves.copy(), end, self._version, moment(self._epochs, end))
 
     def _write(self, snapshot: _Snapshot, run: Run) -> None:
         if snapshot.version == self._saved_version:
@@ -274,7 +280,7 @@ class Halves:
 
     def _recover(self) -> None:
         store, log = self._store, self._store.log
-        content, problems = read_document(store.disk, self._path)
+        content, problems = read_snapshot(store.disk, self._path, self._epochs)
         for problem in problems:
             logger.error("table of half messages damaged, found again in the log problem=%s", problem)
         ends = self._readable()

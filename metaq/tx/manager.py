@@ -7,12 +7,12 @@ append is as durable as promised, or has failed. In between the branch is busy.
 ``config/transactions.json`` holds the undecided branches, each with the log offset of its mark and the bytes that it was
 promised, their topics, and the ordinal of the first mark whose outcome was open when the snapshot was taken::
 
-    {"crc32c":"…","next":204,"ids":1880000000000000000,"prepared":[["XID:1:0a:0b:app",8123904,1024]],
+    {"crc32c":"…","log":[1,0,0,81920],"next":204,"ids":1880000000000000000,"prepared":[["XID:1:0a:0b:app",8123904,1024]],
      "heuristic":[["XID:1:0a:0c:app","commit"]],"topics":{"XID:1:0a:0b:app":["orders"],"XID:1:0a:0c:app":["orders"]}}
 
 A start takes the snapshot and applies the marks from there on; again those that it covers already changes nothing. A snapshot
-is written when the log is durable up to where it was when the snapshot was taken. ``ids`` is further than any id that was
-given until the next snapshot, unless the clock goes back; marks say how far ids were too.
+is written when the log is durable up to where it was when the snapshot was taken: ``log``. ``ids`` is further than any id
+that was given until the next snapshot, unless the clock goes back; marks say how far ids were too.
 """
 
 import logging
@@ -25,9 +25,11 @@ from typing import Any, Final, NamedTuple
 
 from metaq.errors import BadRequest, CorruptRecord, MetaqError
 from metaq.message import TopicPartition
-from metaq.store.documents import read_document, write_document
+from metaq.store.documents import write_document
+from metaq.store.epochs import Epochs
 from metaq.store.files import Read, Run, read_here, run_here
 from metaq.store.messagestore import MessageStore
+from metaq.store.snapshots import moment, read_snapshot
 from metaq.store.together import Ready, put_together
 from metaq.tx.branches import Branches, Outcome, Room, Work, XaCode, XaError
 from metaq.tx.journal import MARKS, TOPIC, Held, Journal, Prepared, content_of
@@ -118,7 +120,7 @@ class Transactions:
     def __init__(self, store: MessageStore, room: Room, store_host: bytes, folder: Path) -> None:
         """Find out which branches are undecided. ``folder`` is where the snapshot is kept."""
         self.branches: Branches[Held] = Branches(room)
-        self._store = store
+        self._store, self._epochs = store, Epochs(store)
         self._journal = Journal(store, store_host)
         self._path = folder / SNAPSHOT
         self._version = self._saved_version = 0
@@ -137,7 +139,7 @@ class Transactions:
     # -- opening ------------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        content, problems = read_document(self._store.disk, self._path)
+        content, problems = read_snapshot(self._store.disk, self._path, self._epochs)
         for problem in problems:
             logger.error("snapshot of transactions damaged, made good from the log problem=%s", problem)
         content = content or {"next": 0, "ids": 0, "prepared": [], "heuristic": []}
@@ -462,15 +464,17 @@ class Transactions:
             self._write(self._taken(), run)
 
     def _taken(self) -> _Snapshot:
-        following, needed_from = min(self._open_steps.values(), default=(self._next_mark, self._store.log.end))
+        end = self._store.log.end
+        following, needed_from = min(self._open_steps.values(), default=(self._next_mark, end))
         content = {
+            **moment(self._epochs, end),
             "next": following,
             "ids": self._next_id + IDS_AHEAD,
             "prepared": [[key, _offset(value), _bytes(value)] for key, value in self.branches.places()],
             "heuristic": [[key, outcome.value] for key, outcome in self.branches.heuristics()],
             "topics": self._topics.all(),
         }
-        return _Snapshot(content, self._store.log.end, needed_from, self._version)
+        return _Snapshot(content, end, needed_from, self._version)
 
     def _write(self, snapshot: _Snapshot, run: Run) -> None:
         disk = self._store.disk

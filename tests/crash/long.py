@@ -50,6 +50,7 @@ RUNS: Final = [
     Run("syncs", 5_000),
     Run("halves", 20_000),
     Run("transactions", 200_000),
+    Run("ahead", 20_000),
     Run("kills", 2_000, spread=False),
     Run("garbage", 300_000, spread=False),
     Run("frames", 300_000, spread=False),

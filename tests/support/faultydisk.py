@@ -395,6 +395,8 @@ class FaultyDisk:
     def unlink(self, path: Path) -> None:
         if self.stops():
             raise Stopped
+        if str(path.parent) not in self._folders:
+            return
         folder, name = self._place(path)
         node = folder.entries.get(name)
         if node is not None:
