@@ -3,6 +3,8 @@
 import contextlib
 import json
 import re
+import socket
+import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -10,10 +12,14 @@ from typing import Final
 import pytest
 
 from metaq.protocol.codes import Request, Response
+from metaq.protocol.remoting import FrameReader, encode_request
 from metaq.protocol.signature import ACCESS_KEY, SIGNATURE, Credentials
 from metaq.protocol.text import write_line, write_put
-from tests.support.broker import BrokerProcess
+from metaq.replication.frames import Hello
+from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess
+from tests.support.ports import free_ports
 from tests.support.remoting import RemotingClient
+from tests.support.tls import issue
 from tests.support.users import ADMIN, GROUP, READER, TOPIC, WRITER, SigningClient, write_users
 
 EVERYBODY: Final = "nobody reader writer admin"
@@ -209,6 +215,37 @@ def test_many_sends_at_once_are_looked_at_one_by_one(broker: BrokerProcess) -> N
         codes = [client.response(opaque).code for opaque in opaques]
         assert codes == [Response.NO_PERMISSION, Response.SUCCESS] * 20
         assert _count(broker) == before + 20
+
+
+# -- in secret --------------------------------------------------------------------------------------------------------
+
+
+def test_every_port_speaks_tls_and_asks_who_is_there(tmp_path: Path) -> None:
+    """E-05: those of clients, the registry, metrics and replicas show the certificate, and refuse strangers."""
+    certificates = issue(tmp_path)
+    users = write_users(tmp_path / "users.yaml")
+    ports = free_ports(3)
+    flags = ["--users-file", str(users), *certificates.flags, "--remoting-listen", f"127.0.0.1:{ports[2]}"]
+    flags += ["--replication-listen", "127.0.0.1:0", "--cluster-user", ADMIN.name]
+    context = ssl.create_default_context(cafile=str(certificates.authority))
+    with BrokerProcess(tmp_path / "data", *flags) as broker:
+        http, *others = [int(address.rpartition(":")[2]) for address in (broker.http, broker.replication, broker.registry)]
+        found = {}
+        for port in (http, *others, broker.port, ports[0], ports[2]):
+            plain = socket.create_connection(("127.0.0.1", port), timeout=SOCKET_TIMEOUT_S)
+            with context.wrap_socket(plain, server_hostname="127.0.0.1") as secured:
+                if port == http:
+                    secured.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                elif port == others[0]:
+                    secured.sendall(Hello("DefaultCluster", "metaq", 0, 2, 1 << 25, 0, 0, [[0, 0, 0]], None, "h:1").encode())
+                else:
+                    secured.sendall(encode_request(Request.UPDATE_BROKER_CONFIG, 1, {}, b"brokerPermission=4"))
+                found[port] = secured.recv(1 << 16)
+    assert found[http].startswith(b"HTTP/1.1 401")
+    assert b"challenge" in found[others[0]]
+    for port in (others[1], broker.port, ports[0], ports[2]):
+        (answer,) = FrameReader().receive(found[port])
+        assert answer.code == Response.NO_PERMISSION and "anonymous" in str(answer.remark), port
 
 
 # -- the text protocol ------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def bodies(broker: BrokerProcess) -> list[bytes]:
 
 
 def test_status(cluster: Cluster, cli: Cli) -> None:
-    """SG-035, SG-010, SG-140: roles, epochs, how far each is, who is in sync; one that is gone does not hide the others."""
+    """SG-035: roles, epochs, how far each is, who is in sync; one that is gone does not hide the others."""
     master, slave = cluster.pair()
     put(master, b"one")
     end = wait_caught_up(master, slave)
@@ -105,7 +105,7 @@ def test_status_without_replicas(tmp_path: Path) -> None:
 
 
 def test_promote_and_demote(cluster: Cluster, cli: Cli) -> None:
-    """SG-083, MQ-069, P26: nothing changes without --yes; the old master comes back as a slave of the new one."""
+    """SG-083, MQ-069, MY-006, P26: nothing changes without --yes; the old master comes back as a slave of the new one."""
     master, slave = cluster.pair()
     put(master, b"one")
     wait_caught_up(master, slave)
@@ -267,3 +267,24 @@ def test_the_doctor_finds_two_masters(tmp_path: Path) -> None:
         wait_until(told, DEADLINE_S, "two masters are found")
     for data in tmp_path.glob("replica?"):
         shutil.rmtree(data)
+
+
+def test_how_far_a_slave_may_lag(cluster: Cluster) -> None:
+    """MQ-102: one that stands still is out of sync ``replica_lag_ms`` after it last held everything, though its link stays."""
+    cluster.flags = (*cluster.flags, "--replica-lag-ms", "700", "--min-in-sync", "1")
+    cluster.durability = "memory"
+    master, slave = cluster.pair()
+    slave.pause()
+    put(master, b"x")
+    seen: list[Any] = []
+
+    def left() -> bool:
+        status = master.status()
+        seen.extend(row for row in status["slaves"] if row["in_sync"] and row["lag_ms"])
+        return bool(status["in_sync"] == [1])
+
+    wait_until(left, DEADLINE_S, "the slave is out of sync")
+    assert "slave gone" not in master.stderr()  # as it would be after 10 s of silence
+    assert seen and max(row["lag_ms"] for row in seen) < 5000
+    slave.go_on()
+    master.wait_for(in_sync=[1, 2])

@@ -9,8 +9,10 @@ import orjson
 import pytest
 
 from metaq.client import TextClient
+from metaq.config import load
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import KvKey, KvPair, RegisterBroker, TopicOnly, encode_header
+from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.routes import (
     BrokerData,
     DataVersion,
@@ -19,12 +21,14 @@ from metaq.protocol.routes import (
     TopicRoute,
     TopicTable,
     decode_cluster_info,
+    decode_registration,
     decode_route,
     encode_registration,
 )
 from metaq.server.tables import DEFAULT_TOPIC
 from tests.support.admin import create_topic
 from tests.support.broker import BrokerFailed, BrokerProcess, RegistryProcess, wait_until
+from tests.support.fakeremoting import FakeRemoting, Reply
 from tests.support.remoting import ConnectionEnded, RemotingClient
 
 DEADLINE_S: Final = 60.0
@@ -375,3 +379,31 @@ def test_damage_on_one_connection_is_not_felt_on_another(tmp_path: Path) -> None
             bad.call(Request.GET_BROKER_CLUSTER_INFO)
         wait_until(lambda: set(addresses(registry.address)) == {"good"}, DEADLINE_S, "only the other broker is left")
         register(good, "good")
+
+
+# -- again and again --------------------------------------------------------------------------------------------------
+
+
+def test_all_topics_are_registered_again_and_again(tmp_path: Path) -> None:
+    """SG-052, SG-066, RD-014: every ``registration_interval_ms``, 30 s unless told otherwise, with names and every topic."""
+    assert load(None, {}, {}).registration_interval_ms == 30_000
+    seen: list[RemotingCommand] = []
+
+    def take(request: RemotingCommand) -> Reply:
+        seen.append(request)
+        return Reply(fields={}, body=b"{}")
+
+    with (
+        FakeRemoting(register_broker=take) as registry,
+        BrokerProcess(tmp_path / "data", "--registries", registry.address, *FAST) as broker,
+    ):
+        with TextClient(broker.host, broker.port) as text:
+            text.create("orders", 3)
+
+        def whole() -> int:
+            tables = [decode_registration(request.body, request.version, False).topics for request in list(seen)]
+            return sum({"orders", DEFAULT_TOPIC} <= set(topics) for topics in tables)
+
+        wait_until(lambda: whole() >= 3, DEADLINE_S, "nothing changes, and all topics are told again")
+    names = {(request.fields["brokerName"], request.fields["clusterName"]) for request in seen}
+    assert names == {("metaq", "DefaultCluster")}

@@ -10,6 +10,7 @@ import pytest
 from metaq.client import TextClient
 from metaq.client.textclient import parse_stats
 from metaq.errors import Refused
+from metaq.protocol import fastjson
 from metaq.protocol.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
 from metaq.protocol.remoting import RemotingCommand
 from metaq.server.handlers.masteronly import CODES
@@ -177,3 +178,35 @@ def test_a_master_does_not_wait_without_being_told_to(cluster: Cluster) -> None:
         assert [message.body for message in client.get("orders").messages] == [b"x"]
     slave.go_on()
     wait_caught_up(master, slave)
+
+
+def test_a_slave_has_the_groups_and_delay_positions_of_its_master(cluster: Cluster) -> None:
+    """SG-058: as the same files, a group's settings among them, and how far each delay level has been delivered."""
+    master, slave = cluster.pair()
+    with connect(master) as client:
+        group = {"groupName": "audit", "retryMaxTimes": 7, "consumeEnable": False}
+        ask(client, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, fastjson.encode(group))
+        create_topic(client, "orders")
+        send(client, "orders", b"later", pairs="DELAY\x011")
+
+    def table(replica: ReplicaProcess, name: str, member: str) -> object:
+        file = replica.data / "config" / name
+        return fastjson.decode(file.read_bytes()).get(member) if file.exists() else None
+
+    def delivered(replica: ReplicaProcess) -> object:
+        levels = table(replica, "delayOffset.json", "offsetTable")
+        return levels.get("1") if isinstance(levels, dict) else None
+
+    def settings(replica: ReplicaProcess) -> object:
+        groups = table(replica, "subscriptionGroup.json", "subscriptionGroupTable")
+        return groups.get("audit") if isinstance(groups, dict) else None
+
+    wait_until(lambda: pull(master, 0).code == Response.SUCCESS, DEADLINE_S, "the master has delivered it")
+    assert master.terminate() == 0  # which writes the positions down, as every 10 s
+    master.start()
+    assert delivered(master) == 1
+    wait_until(lambda: delivered(slave) == 1, DEADLINE_S, "the slave knows that")
+    wait_until(lambda: settings(slave) == settings(master) is not None, DEADLINE_S, "the slave has the group")
+    with connect(slave) as client:
+        found = ask_body(client, Request.GET_SUBSCRIPTIONGROUP_CONFIG, group="audit")
+        assert (found["retryMaxTimes"], found["consumeEnable"]) == (7, False)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from metaq.client import Admin, Client, ConsumeFrom, ReceivedMessage, connect
+from metaq.client import Admin, Client, ConsumeFrom, OutgoingMessage, ReceivedMessage, connect
+from metaq.client.identity import UniqueIds
 from metaq.errors import RouteNotFound, RouteProblem
 from metaq.testing import InMemoryBroker
 from tests.client.conftest import Connect
@@ -173,3 +174,13 @@ class TestGroups:
         (broker,) = admin.masters()
         assert "brokerVersionDesc" in admin.broker_info(broker.address)
         assert admin.broker_config(broker.address)["brokerName"] == broker.name
+
+
+def test_ids_are_given_once(new_client: Connect) -> None:
+    """SG-136: by no two clients, in one process or of one address, and by no broker twice; a batch has one for each message."""
+    sent = [new_client().producer().send("orders", b"x") for _ in range(3) for _ in range(10)]
+    sent += new_client().producer().send_batch("orders", [OutgoingMessage(b"x"), OutgoingMessage(b"y")])
+    assert len({result.id for result in sent}) == len({result.offset_id for result in sent}) == len(sent) == 32
+    makers = [UniqueIds("10.0.0.1") for _ in range(50)]
+    ids = [maker.next() for _ in range(200) for maker in makers]
+    assert len(set(ids)) == len(ids)

@@ -1,15 +1,17 @@
 """Clients of two brokers, one of which dies."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from metaq.client import Client, ConsumeFrom, connect, health
+from metaq.client import Client, ConsumeFrom, connect, core, health
 from metaq.errors import ClientError
 from metaq.message import MessageQueue
-from tests.client.test_consumers import Heard
+from tests.client.test_consumers import FIRST, Heard
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 
 DEADLINE_S = 120.0
@@ -55,7 +57,7 @@ def queues(*names: str) -> list[MessageQueue]:
 
 
 def test_members_share_the_partitions_of_both_brokers(pair: Pair, stack: ExitStack) -> None:
-    """SG-001, SG-008, MQ-001, MQ-007, MQ-018, SG-117, RD-104, SG-129: sends go to all, members share them."""
+    """MQ-001, MQ-007, MQ-018, SG-117, RD-104, SG-129: sends go to all, members share them."""
     producer = pair.client.producer()
     assert sorted({producer.send(TOPIC, b"x").queue for _ in range(8)}) == queues("a", "b")
     members = [pair.connect(stack).consumer(TOPIC, "billing") for _ in range(2)]
@@ -101,3 +103,94 @@ def test_sends_and_consumers_go_on_when_a_broker_dies(pair: Pair, stack: ExitSta
 
         wait_until(back, DEADLINE_S, "the broker takes messages again")
         wait_until(lambda: {message.id for message in heard.messages} >= set(sent), DEADLINE_S, "both are heard")
+
+
+def test_one_topic_on_two_brokers(pair: Pair, stack: ExitStack) -> None:
+    """SG-001: sent to both, given to each group by tag, found by key; what was committed does not come again."""
+    producer = pair.client.producer()
+    sent = [producer.send(TOPIC, b"%d" % number, tag="ab"[number % 2], keys="k") for number in range(40)]
+    ordered = [producer.send(TOPIC, b"o%d" % number, tag="a", ordering_key="k") for number in range(5)]
+    assert {result.queue.broker_name for result in sent} == {"a", "b"}
+    assert len({result.queue for result in ordered}) == 1
+    assert [result.queue_offset for result in ordered] == sorted(result.queue_offset for result in ordered)
+    ids = {result.id for result in (*sent, *ordered)}
+    heard = {"billing": Heard(), "audit": Heard(), "tagged": Heard()}
+    members = [pair.connect(stack).listen(TOPIC, "billing", heard["billing"], consume_from=FIRST) for _ in range(2)]
+    members.append(pair.connect(stack).listen(TOPIC, "audit", heard["audit"], consume_from=FIRST))
+    members.append(pair.connect(stack).listen(TOPIC, "tagged", heard["tagged"], tags="b", consume_from=FIRST))
+    for name, wanted in (("billing", ids), ("audit", ids), ("tagged", {result.id for result in sent[1::2]})):
+        wait_until(lambda: {message.id for message in heard[name].messages} >= wanted, DEADLINE_S, f"{name} has all")  # noqa: B023
+        assert {message.id for message in heard[name].messages} == wanted
+    bodies = [message.body for message in heard["audit"].messages if message.body.startswith(b"o")]
+    assert sorted(bodies) == [b"o%d" % number for number in range(5)]
+    for member in members:
+        member.close()
+    with pair.connect(stack).consumer(TOPIC, "audit", consume_from=FIRST) as consumer:
+        later = producer.send(TOPIC, b"later")
+        message = consumer.receive(timeout_s=DEADLINE_S)
+        assert message is not None and message.id == later.id
+    assert {found.body for found in pair.client.admin().query_by_key(TOPIC, "k", most=64)} >= {b"0", b"1"}
+
+
+class Sender:
+    """Sends from a thread until it is stopped, and remembers where each message went."""
+
+    def __init__(self, client: Client) -> None:
+        self._producer = client.producer()
+        self._names: list[str] = []
+        self._ended = threading.Event()
+        self._pool = ThreadPoolExecutor(1)
+        self._sending = self._pool.submit(self._send)
+
+    def _send(self) -> None:
+        while not self._ended.wait(0.005):
+            self._names.append(self._producer.send(TOPIC, b"x").queue.broker_name)
+
+    def wait_for(self, name: str) -> None:
+        """Until a message goes to a broker from now on."""
+        before = len(self._names)
+        came = lambda: self._sending.done() or name in self._names[before:]  # noqa: E731
+        wait_until(came, DEADLINE_S, f"a message goes to {name}")
+        assert not self._sending.done(), self._sending.exception()
+
+    def stop(self) -> None:
+        """Raises what a send has raised."""
+        self._ended.set()
+        self._sending.result(DEADLINE_S)
+        self._pool.shutdown()
+
+
+def test_a_cluster_changes_while_it_is_used(tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-008: brokers and a registry come and go, the topic grows onto a new broker, and no send fails."""
+    monkeypatch.setattr(core, "ROUTES_S", 0.3)
+    monkeypatch.setattr(health, "_FAILURE_ISOLATION_S", 0.5)
+    registries = [stack.enter_context(RegistryProcess(tmp_path / f"registry{number}")) for number in range(2)]
+    named = ";".join(registry.address for registry in registries)
+    brokers = {}
+
+    def start(name: str, number: int) -> None:
+        flags = ("--registries", named, "--broker-name", name, "--broker-number", str(number))
+        brokers[name] = stack.enter_context(BrokerProcess(tmp_path / name, *flags, "--registration-interval-ms", "200"))
+
+    start("a", 0)
+    client = stack.enter_context(connect(named))
+    admin = client.admin()
+    wait_until(lambda: len(admin.masters()) == 1, DEADLINE_S, "the first broker is registered")
+    admin.create_topic(TOPIC, 2)
+    sender = Sender(client)
+    stack.callback(sender.stop)
+    sender.wait_for("a")
+    start("b", 1)
+    wait_until(lambda: len(admin.masters()) == 2, DEADLINE_S, "the second one, too")
+    admin.create_topic(TOPIC, 2, broker_names=("b",))
+    sender.wait_for("b")
+    registries[0].kill()
+    assert brokers["a"].terminate() == 0
+    sender.wait_for("b")
+    with client.consumer(TOPIC, "billing") as consumer:
+        message = consumer.receive(timeout_s=DEADLINE_S)
+        assert message is not None and message.queue.broker_name == "b"
+    brokers["a"].restart()
+    sender.wait_for("a")
+    sender.wait_for("b")
+    sender.stop()

@@ -413,3 +413,24 @@ def test_the_time_that_a_message_waits_is_short(client: Client) -> None:
             client.producer().send("orders", str(number).encode())
             take(consumer, 1)
             assert time.monotonic() - began < 14.0
+
+
+def test_members_beyond_the_partitions_are_idle(new_client: Connect) -> None:
+    """MQ-024: with one member more than partitions one has none, until another leaves; one alone has all of them."""
+    sender = new_client()
+    send(sender, 4)
+    consumers = [new_client().consumer("orders", "billing", consume_from=FIRST) for _ in range(5)]
+
+    def sizes() -> list[int]:
+        owned = [[queue.partition for queue in consumer.assignment() if queue.topic == "orders"] for consumer in consumers]
+        whole = sorted(partition for own in owned for partition in own) == [0, 1, 2, 3]
+        return sorted(map(len, owned)) if whole else []
+
+    wait_until(lambda: sizes() == [0, 1, 1, 1, 1], DEADLINE_S, "four have one partition each, the fifth is idle")
+    busy = next(consumer for consumer in consumers if any(queue.topic == "orders" for queue in consumer.assignment()))
+    consumers.remove(busy)
+    busy.close()
+    wait_until(lambda: sizes() == [1, 1, 1, 1], DEADLINE_S, "the idle one takes over")
+    while len(consumers) > 1:
+        consumers.pop().close()
+    wait_until(lambda: sizes() == [4], DEADLINE_S, "one has all")

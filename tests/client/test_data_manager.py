@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from metaq.client import TextClient, datamanager, xa
 from metaq.client.textclient import Batch
 from metaq.errors import ClientError
 from metaq.tx.xid import Xid
+from tests.broker.test_text_transactions import is_gone
 from tests.client.test_xa_session import LONG_S, Resource, xa_error
-from tests.support.broker import BrokerProcess
+from tests.support.broker import BrokerProcess, wait_until
 from tests.support.fakebroker import FakeBroker
+from tests.support.talk import Talk
 
 TOPIC = "orders"
 PHASES = ("tpc_begin", "commit", "tpc_vote", "tpc_finish")
@@ -209,3 +212,20 @@ def test_a_rollback_without_answer(manager: transaction.TransactionManager, capl
         with pytest.raises(ClientError, match="is in no branch"):
             session.tpc_commit()
     assert "branch not rolled back" in caplog.text
+
+
+def test_joining_starts_a_branch_with_its_time(broker: BrokerProcess, manager: transaction.TransactionManager) -> None:
+    """MQ-077: the broker has the branch as soon as it is enlisted, and rolls it back when its time is over."""
+    with (
+        xa.connect(broker.address, qualifier="orders", branch_timeout_s=1, timeout_s=LONG_S) as session,
+        Talk(broker) as other,
+    ):
+        began = time.monotonic()
+        xid = datamanager.join(session, manager)
+        assert not is_gone(other, str(xid)) or time.monotonic() - began >= 1
+        wait_until(lambda: is_gone(other, str(xid)), LONG_S, "its time is over")
+        assert time.monotonic() - began >= 1
+        with pytest.raises(ClientError, match="NOTA"):
+            manager.commit()
+        manager.abort()
+    assert delivered(broker) == []

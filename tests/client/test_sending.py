@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from metaq.client import Client, SendStatus, connect, health
 from metaq.client.health import BrokerHealth
 from metaq.client.sending import Attempt, Outgoing, QueueChoice, Sending
 from metaq.errors import BrokerBusy, ConnectionFailed, Refused, RequestTimeout, RouteNotFound, RouteProblem, SendFailed
+from metaq.message import MessageQueue
 from metaq.protocol.codes import READ, Request, Response
 from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.routes import BrokerData, QueueData, TopicRoute, encode_route
@@ -184,6 +186,36 @@ def test_a_quick_answer_brings_a_broker_back() -> None:
     assert health.available_at("a") > 101.0
     health.took("a", 0.001, 101.0)
     assert health.is_available("a", 101.0)
+
+
+def test_sends_pass_over_a_slow_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RD-103, SG-117: what a send took decides where the next ones go, until the time of the slow broker is over."""
+    clock = [1000.0]
+    monkeypatch.setattr("metaq.client.sending.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    queues = [MessageQueue("orders", name, number) for name in ("a", "b") for number in range(2)]
+    routes: Any = SimpleNamespace(writable=lambda topic, deadline: queues, address=lambda name: f"{name}:1")
+    choice = QueueChoice(routes, BrokerHealth())
+    outgoing = Outgoing("orders", {}, b"", SEND, ("id",), None)
+
+    def chosen(count: int, slow: str = "") -> str:
+        """The brokers of so many sends; those of a slow one take 0.6 s."""
+        names = ""
+        for _ in range(count):
+            one = Sending(outgoing, choice, clock[0] + TIMEOUT_S)
+            attempt = one.attempt()
+            assert attempt is not None
+            clock[0] += 0.6 if attempt.queue.broker_name == slow else 0.001
+            fields = {"msgId": "AB" * 16, "queueId": "0", "queueOffset": "7"}
+            assert one.took(RemotingCommand(0, 1, 1, fields, b"", None, "JAVA", 0, 0)) is not None
+            names += attempt.queue.broker_name
+        return names
+
+    assert sorted(chosen(4)) == ["a", "a", "b", "b"]
+    assert chosen(4, slow="a").count("a") == 1
+    clock[0] += 29.0
+    assert chosen(8) == "b" * 8
+    clock[0] += 1.0
+    assert sorted(chosen(4)) == ["a", "a", "b", "b"]
 
 
 # -- routes -----------------------------------------------------------------------------------------------------------

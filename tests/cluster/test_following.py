@@ -1,24 +1,29 @@
 """A slave's follower and a master of the test's own, in one process: what the slave waits for, exactly."""
 
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 import gevent
+import pytest
 from gevent import socket
 from gevent.event import Event
 
 from metaq.message import Durability
-from metaq.replication.documents import NAMES
+from metaq.replication import feeder, follower
+from metaq.replication.documents import NAMES, Documents
 from metaq.replication.feeder import Identity
 from metaq.replication.follower import Follower
-from metaq.replication.frames import HELLO_HEAD, REPORT, Hello, encode_control, encode_data, hello_length
+from metaq.replication.frames import HELLO_HEAD, REPORT, FrameReader, Hello, encode_control, encode_data, hello_length
+from metaq.replication.insync import InSync
 from metaq.store.copying import piece
 from metaq.store.disk import RealDisk
 from metaq.store.documents import read_document, write_document
 from metaq.store.epochs import Epochs
-from metaq.store.files import read_here
+from metaq.store.files import read_here, run_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery import open_store
 from metaq.store.settings import StoreSettings
@@ -83,6 +88,12 @@ class Master:
         while REPORT.unpack(self._read(REPORT.size))[0] < self._sent:
             pass
 
+    def wait_for_end(self) -> float:
+        """When the slave hung up, by the monotonic clock."""
+        while self._connection.recv(1 << 16):
+            pass
+        return time.monotonic()
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -101,7 +112,7 @@ class Master:
 def following(folder: Path, master: Master, disk: Disk, took: Callable[[Collection[str]], None]) -> Iterator[MessageStore]:
     """A slave that has connected to the master; its store."""
     store, _ = open_store(folder, SETTINGS)
-    follower = Follower(
+    slave = Follower(
         *(store, Epochs(store), Identity("c", "b", 0, 2), "127.0.0.1:1"),
         find_master=lambda: master.address,
         folder=folder / "config",
@@ -110,13 +121,13 @@ def following(folder: Path, master: Master, disk: Disk, took: Callable[[Collecti
         published=lambda queues: None,
         replaced=lambda: None,
     )
-    follower.start()
+    slave.start()
     try:
         master.accept()
         yield store
     finally:
         disk.answers.set()
-        follower.stop()
+        slave.stop()
         master.close()
         store.close()
 
@@ -165,3 +176,56 @@ def test_tables_that_have_come_are_kept_when_it_stops(tmp_path: Path) -> None:
         master.wait_for_report()
     assert read_document(RealDisk(), tmp_path / "slave" / "config" / TABLE)[0] == {"number": 2}
     source.close()
+
+
+# -- the link ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_master_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-140: after 5 s in which nothing comes, and not while something does."""
+    assert follower.SILENCE_S == 5.0
+    monkeypatch.setattr(follower, "SILENCE_S", 1.0)
+    source, _ = open_store(tmp_path / "master", SETTINGS)
+    master = Master(source)
+    with gevent.Timeout(DEADLINE_S), following(tmp_path / "slave", master, Disk(), lambda names: None):
+        for _ in range(15):
+            gevent.sleep(0.1)
+            master.send_table(table(tmp_path, 1))
+        heard = time.monotonic()
+        assert master.wait_for_end() >= heard + 0.9
+    source.close()
+
+
+def test_a_silent_slave_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-140: a master says every 0.5 s how it stands, and waits 10 s for a report; with reports the link stays."""
+    assert (feeder.HEARTBEAT_S, feeder.SILENCE_S) == (0.5, 10.0)
+    monkeypatch.setattr(feeder, "SILENCE_S", 1.4)
+    store, _ = open_store(tmp_path / "master", SETTINGS)
+    in_sync = InSync(1, 1, 3.0, time.monotonic, lambda: store.log.end, lambda wanted: True, lambda: None)
+    state: Any = SimpleNamespace(readable_end=store.log.end)
+    feeding = feeder.Feeder(
+        *(store, Epochs(store), in_sync, Identity("c", "b", 0, 1), state, lambda: Documents(tmp_path, RealDisk()), run_here)
+    )
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        ours = socket.create_connection(listener.getsockname(), timeout=DEADLINE_S)
+        theirs, _ = listener.accept()
+    begin, end = store.log.begin, store.log.end
+    ours.sendall(Hello("c", "b", 0, 2, SETTINGS.segment_bytes, begin, end, [[0, 0, 0]], None, "127.0.0.1:1").encode())
+    reader, said = FrameReader(), 0
+    with gevent.Timeout(DEADLINE_S):
+        feeding.serve(theirs, "127.0.0.1:2")
+        while said < 5:  # the answer to the hello, and heartbeats every half second, each with its report
+            data = ours.recv(1 << 16)
+            assert data, "the link is ended although reports come"
+            said += len(reader.receive(data))
+            ours.sendall(REPORT.pack(end))
+        heard = time.monotonic()
+        while ours.recv(1 << 16):
+            said += 1
+        assert time.monotonic() >= heard + 1.3 and said >= 6
+    assert in_sync.standings() == [] or not in_sync.standings()[0].in_sync
+    feeding.stop()
+    ours.close()
+    store.close()

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
 
 from metaq.client import ConsumeFrom, connect
 from metaq.protocol import fastjson
 from metaq.protocol.codes import Request
+from metaq.server.sides import MasterSide
 from tests.cluster.traffic import TOPIC, try_put
 from tests.support.admin import ask
 from tests.support.admin import connect as connect_remoting
@@ -92,3 +96,14 @@ def given(replica: ReplicaProcess) -> int:
     with connect_remoting(replica) as client:
         table = fastjson.decode(ask(client, Request.GET_BROKER_RUNTIME_INFO).body)["table"]
     return int(table["msgGetTotalTodayNow"])
+
+
+@pytest.mark.parametrize(
+    ("standby", "in_sync", "goes_to"),
+    [(3, {2, 3, 4}, 3), (9, {5, 3, 4}, 3), (2, {4, 3}, 3), (4, {3}, 3), (3, set(), 0), (1, {2, 3}, 0), (0, {2, 3}, 0)],
+)
+def test_brokers_with_other_slaves_than_the_group_names(standby: int, in_sync: set[int], goes_to: int) -> None:
+    """MQ-080: a replica that is not there, or not in sync, is replaced by the one in sync with the least number."""
+    slaves = [SimpleNamespace(replica=number, in_sync=number in in_sync) for number in (5, 4, 3, 2)]
+    master: Any = SimpleNamespace(in_sync=SimpleNamespace(own=1, standings=lambda: slaves), _hot_bytes=1000)
+    assert MasterSide.reader_goes_to(master, standby, 0, behind_bytes=0) == goes_to

@@ -144,7 +144,7 @@ def test_a_machine_room_shares_its_own_queues(queues: list[MessageQueue], client
 @pytest.mark.parametrize("assign", [average, average_by_circle])
 @given(queues=queue_lists, clients=client_lists)
 def test_averages_are_balanced(assign: Assign, queues: list[MessageQueue], clients: list[str]) -> None:
-    """SG-129: nobody has two more than another."""
+    """SG-129, MY-010: nobody has two more than another."""
     sizes = [len(assign(client, queues, clients)) for client in clients]
     assert max(sizes) - min(sizes) <= 1
 

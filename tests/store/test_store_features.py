@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 
 from metaq.clock import ManualClock
+from metaq.config import load
 from metaq.errors import WrongBroker
 from metaq.message import Durability, TopicPartition
 from metaq.protocol.record import (
@@ -26,12 +27,14 @@ from metaq.protocol.record import (
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
 from metaq.store.consumequeue import FILLER_SIZE
 from metaq.store.disk import File, RealDisk, RealFile, Usage
-from metaq.store.files import read_cached, read_here
+from metaq.store.files import read_cached, read_here, run_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery import open_store
 from metaq.store.retention import RetentionRules
 from metaq.store.retiring import retire
 from metaq.store.settings import StoreSettings
+from tests.store.test_key_index import found as found_by_key
+from tests.store.test_key_index import put as put_keyed
 from tests.support.faultydisk import DATA, FaultyDisk
 
 SEGMENT: Final = 16 * 1024
@@ -210,6 +213,7 @@ def test_units_and_their_files(folder: Path, store: MessageStore) -> None:
             for offset, count in placed
             if count % 2 == odd
         ]
+    assert StoreSettings().queue_file_bytes == load(None, {}, {}).queue_file_bytes == 20 * 1024 * 1024
 
 
 def test_queue_files_before_the_log_are_deleted(folder: Path, store: MessageStore, clock: ManualClock) -> None:
@@ -450,3 +454,33 @@ def test_another_brokers_folder_is_refused(tmp_path: Path) -> None:
         open_store(tmp_path, StoreSettings(segment_bytes=1024**2, broker_name="a", broker_number=2))
     again, _ = open_store(tmp_path, StoreSettings(segment_bytes=1024**2, broker_name="a", broker_number=1))
     again.close()
+
+
+def test_all_parts_of_a_store(folder: Path, clock: ManualClock) -> None:
+    """SG-010: messages, queues and index of one log; a flush makes them readable, cleaning takes the old end of all three."""
+    settings = replace(SETTINGS, index_slots=7, index_entries=20)
+    store, _ = open_store(folder, settings, clock)
+    offsets = [put_keyed(store, "t", b"%04d" % number * 250, keys=f"key-{number}") for number in range(60)]
+    assert bodies(store, "t") == [] and found_by_key(store, "t", "key-0") == []
+    store.sync()
+    assert len(bodies(store, "t")) == 60
+    assert [found_by_key(store, "t", f"key-{number}") for number in range(60)] == [[offset] for offset in offsets]
+
+    def files() -> list[list[str]]:
+        folders = (folder / "commitlog", folder / "consumequeue" / "t" / "0", folder / "index")
+        return [sorted(path.name for path in each.iterdir()) for each in folders]
+
+    store.index_keys(run_here)
+    store.checkpoint()
+    store.checkpoint()
+    before = files()
+    clock.advance(10)
+    assert retire(store).delete
+    for old, left in zip(before, files(), strict=True):
+        assert left and left == old[-len(left) :] != old
+    first, _ = store.first(store.queue("t", 0), read_here)
+    assert bodies(store, "t") == [b"%04d" % number * 250 for number in range(first, 60)]
+    assert [found_by_key(store, "t", f"key-{number}") for number in range(60)] == [
+        [offset] if number >= first else [] for number, offset in enumerate(offsets)
+    ]
+    store.close()

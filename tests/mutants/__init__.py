@@ -1,0 +1,1 @@
+"""Lines that are broken on purpose, and the test that must notice each."""

@@ -1,0 +1,4 @@
+from tests.mutants.mutants import main
+
+if __name__ == "__main__":
+    main()
