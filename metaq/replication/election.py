@@ -37,7 +37,11 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 0.5
 """Pause between two looks, if nothing was heard meanwhile."""
 GRACE_S: Final = 2.0
-"""How long others may come, where a new group has its first master; and how long one that is preferred may take."""
+"""How long others may come, where a new group has its first master, or one that is preferred; the session of that one may have
+ended, and another one is made."""
+PREFERRED_S: Final = 30.0
+"""How long one that is preferred may take while ZooKeeper has its node. On a busy machine it takes seconds; who has not stood
+for election after this time never will, and without a master nobody is served."""
 
 Address = tuple[str, int]
 
@@ -380,9 +384,13 @@ class Election:
             return self._obstacle_to_the_first(log, alone_s)
         if self._replica not in state.in_sync:
             return f"it is not in sync, {sorted(state.in_sync)} are; if they are lost for good: metaq cluster promote"
-        if state.preferred not in {0, self._replica} and alone_s < GRACE_S:
+        if state.preferred not in {0, self._replica} and self._may_come(state.preferred, alone_s):
             return f"replica {state.preferred} goes first"
         return None
+
+    def _may_come(self, preferred: int, alone_s: float) -> bool:
+        """Whether one that is preferred is waited for."""
+        return alone_s < GRACE_S or (alone_s < PREFERRED_S and preferred in self._others())
 
     def _obstacle_to_the_first(self, log: Log, alone_s: float) -> str | None:
         if log.epoch != FIRST_EPOCH:

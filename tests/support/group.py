@@ -1,6 +1,7 @@
 """Three replicas that elect their master through a real ZooKeeper; where wanted, with a proxy in each way between them all."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
@@ -22,6 +23,7 @@ WHOLE_DEADLINE_S: Final = 60.0
 ANSWER_S: Final = 1.0
 """After which a replica is taken for stopped."""
 LOOK_S: Final = 0.02
+ELECTED: Final = re.compile(r" elected epoch=(\d+)\n")
 
 
 class Member(ReplicaProcess):
@@ -163,6 +165,11 @@ class Group(contextlib.ExitStack):
         wait_until(look, WHOLE_DEADLINE_S, "the group has a master", LOOK_S)
         assert found[0] is not None
         return found[0]
+
+    def elected(self, epoch: int) -> list[Member]:
+        """Who were elected after an epoch, in their order, as far as they have said so."""
+        said = {int(found[1]): member for member in self.members.values() for found in ELECTED.finditer(member.stderr())}
+        return [said[number] for number in sorted(said) if number > epoch]
 
     def whole(self) -> bool:
         """Whether all replicas are in sync, and know the same master."""
