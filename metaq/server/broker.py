@@ -400,8 +400,8 @@ class Broker:
         """Serve."""
         recovery = self.recovery
         logger.info(
-            "recovered unclean=%s walked_from=%d end=%d records=%d gaps=%d",
-            *(recovery.unclean, recovery.walked_from, recovery.end, recovery.records, len(recovery.gaps)),
+            "recovered ending=%s walked_from=%d end=%d records=%d gaps=%d",
+            *(recovery.ending, recovery.walked_from, recovery.end, recovery.records, len(recovery.gaps)),
         )
         self._front.start()
         self._duties.start()
