@@ -1,6 +1,7 @@
 """Faces of the blocking client's classes. Each holds the blocking object and does its calls on the client's threads."""
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +13,7 @@ from metaq.client.forks import renewed_in_children
 from metaq.client.message import ReceivedMessage
 from metaq.client.producer import DEFAULT_GROUP
 from metaq.client.pull import DEFAULT_GROUP as PULL_GROUP
+from metaq.client.pull import MOST_POLLED
 from metaq.client.transactions import HalfMessage, Outcome, TransactionResult
 
 P = ParamSpec("P")
@@ -51,6 +53,29 @@ class _Threads:
         self._executor.shutdown(wait=False)
 
 
+class _OneByOne:
+    """Where the calls of one blocking object are made that only one thread at a time may use.
+
+    None begins before the one before has ended, whether or not anybody still waits for that one.
+    """
+
+    def __init__(self, threads: _Threads) -> None:
+        self._threads = threads
+        self.turn = asyncio.Lock()
+        """Held while the object is used, also by what uses it on the event loop."""
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Make a call when its turn has come. One that is cancelled then goes on by itself."""
+        await self.turn.acquire()
+        try:
+            begun = self._threads.start(function)
+        except BaseException:
+            self.turn.release()
+            raise
+        begun.add_done_callback(lambda done: self.turn.release())
+        return await asyncio.shield(begun)
+
+
 class _Face(Protocol[S_co]):
     """An object here, and the blocking one behind it."""
 
@@ -67,6 +92,26 @@ def _threaded(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_F
     @functools.wraps(method)
     async def call(self: _Face[S], /, *arguments: P.args, **named: P.kwargs) -> T:
         return await self._threads.start(functools.partial(method, self._blocking, *arguments, **named))
+
+    return call
+
+
+class _LoneFace(Protocol[S_co]):
+    """The same, of an object that one thread at a time may use."""
+
+    @property
+    def _calls(self) -> _OneByOne: ...
+
+    @property
+    def _blocking(self) -> S_co: ...
+
+
+def _alone(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_LoneFace[S], P], Coroutine[Any, Any, T]]:
+    """A blocking method, to be awaited, that nothing else is done beside."""
+
+    @functools.wraps(method)
+    async def call(self: _LoneFace[S], /, *arguments: P.args, **named: P.kwargs) -> T:
+        return await self._calls.call(functools.partial(method, self._blocking, *arguments, **named))
 
     return call
 
@@ -164,15 +209,13 @@ class SimpleConsumer:
 
     def __init__(self, consumer: blocking.SimpleConsumer, threads: _Threads) -> None:
         self._blocking = consumer
-        self._threads = threads
-        self._changed = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        consumer.when_changed(lambda: _call_soon(loop, self._changed.set))
+        self._calls = _OneByOne(threads)
+        self._changed = _changes(consumer)
 
-    subscribe = _threaded(blocking.SimpleConsumer.subscribe)
-    commit = _threaded(blocking.SimpleConsumer.commit)
-    retry_later = _threaded(blocking.SimpleConsumer.retry_later)
-    close = _threaded(blocking.SimpleConsumer.close)
+    subscribe = _alone(blocking.SimpleConsumer.subscribe)
+    commit = _alone(blocking.SimpleConsumer.commit)
+    retry_later = _alone(blocking.SimpleConsumer.retry_later)
+    close = _alone(blocking.SimpleConsumer.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -192,7 +235,8 @@ class SimpleConsumer:
             async with asyncio.timeout(timeout_s):
                 while True:
                     self._changed.clear()
-                    message = self._blocking.receive(timeout_s=0.0)
+                    async with self._calls.turn:
+                        message = self._blocking.receive(timeout_s=0.0)
                     if message is not None or self._blocking.closed:
                         return message
                     await self._changed.wait()
@@ -224,23 +268,24 @@ class PullConsumer:
 
     def __init__(self, consumer: blocking.PullConsumer, threads: _Threads) -> None:
         self._blocking = consumer
-        self._threads = threads
-        self._polling: asyncio.Future[list[ReceivedMessage]] | None = None
+        self._calls = _OneByOne(threads)
+        self._changed = _changes(consumer)
 
-    partitions = _threaded(blocking.PullConsumer.partitions)
-    begin_offset = _threaded(blocking.PullConsumer.begin_offset)
-    end_offset = _threaded(blocking.PullConsumer.end_offset)
-    offset_at = _threaded(blocking.PullConsumer.offset_at)
-    committed = _threaded(blocking.PullConsumer.committed)
-    assign = _threaded(blocking.PullConsumer.assign)
-    assignment = _threaded(blocking.PullConsumer.assignment)
-    position = _threaded(blocking.PullConsumer.position)
-    seek = _threaded(blocking.PullConsumer.seek)
-    seek_to_begin = _threaded(blocking.PullConsumer.seek_to_begin)
-    seek_to_end = _threaded(blocking.PullConsumer.seek_to_end)
-    seek_to_time = _threaded(blocking.PullConsumer.seek_to_time)
-    commit = _threaded(blocking.PullConsumer.commit)
-    close = _threaded(blocking.PullConsumer.close)
+    partitions = _alone(blocking.PullConsumer.partitions)
+    begin_offset = _alone(blocking.PullConsumer.begin_offset)
+    end_offset = _alone(blocking.PullConsumer.end_offset)
+    offset_at = _alone(blocking.PullConsumer.offset_at)
+    committed = _alone(blocking.PullConsumer.committed)
+    assign = _alone(blocking.PullConsumer.assign)
+    assignment = _alone(blocking.PullConsumer.assignment)
+    position = _alone(blocking.PullConsumer.position)
+    seek = _alone(blocking.PullConsumer.seek)
+    seek_to_begin = _alone(blocking.PullConsumer.seek_to_begin)
+    seek_to_end = _alone(blocking.PullConsumer.seek_to_end)
+    seek_to_time = _alone(blocking.PullConsumer.seek_to_time)
+    commit = _alone(blocking.PullConsumer.commit)
+    close = _alone(blocking.PullConsumer.close)
+    _fetch = _alone(blocking.PullConsumer.fetch)
 
     async def __aenter__(self) -> Self:
         return self
@@ -250,14 +295,20 @@ class PullConsumer:
     ) -> None:
         await self.close()
 
-    async def poll(self, timeout_s: float = 0.0) -> list[ReceivedMessage]:
+    async def poll(self, timeout_s: float = 0.0, max_messages: int = MOST_POLLED) -> list[ReceivedMessage]:
         """Messages of one assigned queue, in order; none when none came in time."""
-        if self._polling is None:
-            self._polling = self._threads.start(functools.partial(self._blocking.poll, timeout_s))
-        # what a cancelled poll still brings is the result of the next one
-        messages = await asyncio.shield(self._polling)
-        self._polling = None
-        return messages
+        await self._fetch()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    self._changed.clear()
+                    async with self._calls.turn:
+                        messages = self._blocking.take(max_messages)
+                    if messages or self._blocking.closed:
+                        return messages
+                    await self._changed.wait()
+        except TimeoutError:
+            return []
 
 
 class Admin:
@@ -356,6 +407,13 @@ def _on_loop(function: Callable[P, Awaitable[T]]) -> Callable[P, T]:
     return wait
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(function)
+def _changes(consumer: blocking.SimpleConsumer | blocking.PullConsumer) -> asyncio.Event:
+    """Is set, on this loop, when a consumer may have something, and when it is closed."""
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            loop.call_soon_threadsafe(changed.set)
+
+    consumer.when_changed(tell)
+    return changed

@@ -1,10 +1,10 @@
 """Consuming chosen queues: the program decides what it reads, from where, and what it keeps of it."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from metaq.client.consumer import Inbox
 from metaq.client.core import Core
@@ -17,7 +17,7 @@ from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.subscription import EVERYTHING
 
 DEFAULT_GROUP = "metaq_pull"
-_MOST = 1000
+MOST_POLLED: Final = 1000
 
 
 class PullConsumer:
@@ -136,31 +136,50 @@ class PullConsumer:
         for queue in self.assignment():
             self.seek(queue, self.offset_at(queue, when))
 
-    def poll(self, timeout_s: float = 0.0, max_messages: int = _MOST) -> list[ReceivedMessage]:
+    def poll(self, timeout_s: float = 0.0, max_messages: int = MOST_POLLED) -> list[ReceivedMessage]:
         """Messages of one assigned queue, in order; none when none came in time."""
+        self.fetch()
+        deadline = time.monotonic() + timeout_s
+        while not (messages := self.take(max_messages)):
+            self._batch = self._inbox.get(max(0.0, deadline - time.monotonic()))
+            if self._batch is None:
+                break
+        return messages
+
+    def fetch(self) -> None:
+        """Have messages fetched, if there is room for them; ``poll`` does it by itself."""
         self._check_open()
         for fetcher in self._fetchers.values():
             fetcher.pull()
-        deadline = time.monotonic() + timeout_s
-        while True:
-            batch = self._batch or self._inbox.get(max(0.0, deadline - time.monotonic()))
-            if batch is None:
-                return []
+
+    def take(self, max_messages: int = MOST_POLLED) -> list[ReceivedMessage]:
+        """Messages that are here already, as ``poll`` returns them; does not wait, and asks for nothing."""
+        while (batch := self._batch or self._inbox.get(0.0)) is not None:
+            self._batch = batch
             fetcher, queue = batch.fetcher, batch.fetcher.queue
             if batch.generation != fetcher.generation:
                 self._leave_batch()
                 continue
             messages = batch.messages[self._at : self._at + max_messages]
-            self._at += len(messages)
-            if self._at < len(batch.messages):
-                self._batch = batch
-                self._positions[queue] = QueueOffset(messages[-1].queue_offset + 1)
+            after = self._at + len(messages)
+            if after < len(batch.messages):
+                position = QueueOffset(messages[-1].queue_offset + 1)
+                self._positions[queue], self._at = position, after
             else:
-                self._leave_batch()
                 self._positions[queue] = batch.next_offset
+                self._leave_batch()
                 fetcher.consumed(batch.generation, len(batch.messages), batch.size)
             if messages:
                 return messages
+        return []
+
+    def when_changed(self, callback: Callable[[], None]) -> None:
+        """Call back, from any thread, when ``take`` may have something, and when the consumer is closed."""
+        self._inbox.on_change = callback
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def _leave_batch(self) -> None:
         self._batch, self._at = None, 0

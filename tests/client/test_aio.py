@@ -1,7 +1,11 @@
 """The client for asyncio."""
 
 import asyncio
-from collections.abc import Coroutine
+import functools
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,6 +13,7 @@ import pytest
 import metaq.aio
 from metaq.client import ConsumeFrom, ReceivedMessage
 from metaq.errors import BadRequest
+from metaq.testing import InMemoryBroker
 
 DEADLINE_S = 60.0
 FIRST = ConsumeFrom.FIRST
@@ -95,7 +100,112 @@ def test_waiting_can_be_cancelled_without_loss(address: str) -> None:
                 message = await consumer.receive()
                 assert message is not None
                 assert message.body == b"second"
-                assert [message.body for message in await reader.poll()] == [b"second"]
+                assert [message.body for message in await reader.poll(timeout_s=DEADLINE_S)] == [b"second"]
+
+    run(work())
+
+
+class OneThread:
+    """Stands before a consumer and fails when two threads are in it at once."""
+
+    def __init__(self, inner: object) -> None:
+        self._inner = inner
+        self._inside = threading.Lock()
+
+    def watch(self, *names: str) -> None:
+        """These methods of the consumer are looked at from now on; each takes a little longer."""
+        for name in names:
+            setattr(self._inner, name, functools.partial(self._call, getattr(self._inner, name)))
+
+    def _call(self, method: Callable[..., object], *arguments: object, **named: object) -> object:
+        assert self._inside.acquire(blocking=False), "two threads use the consumer"
+        try:
+            time.sleep(0.001)
+            return method(*arguments, **named)
+        finally:
+            self._inside.release()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cancelling_loses_nothing_and_brings_nothing_stale(memory: InMemoryBroker, seed: int) -> None:
+    """P44: whatever is cancelled, the next message is the one at the position, and one thread at a time uses the consumer."""
+    rng = Random(seed)
+    count = 200
+
+    async def work() -> None:
+        async with metaq.aio.connect(memory.address) as client, client.pull_consumer("orders", "readers") as reader:
+            producer = client.producer()
+            for number in range(count // 2):
+                await producer.send("orders", b"%d" % number, ordering_key="one")
+            (queue,) = [queue for queue in await reader.partitions() if await reader.end_offset(queue)]
+            await reader.assign([queue])
+            OneThread(reader._blocking).watch("fetch", "take", "seek", "commit", "position", "assign")
+            expected = committed = 0
+            for number in range(count // 2, count):
+                await producer.send("orders", b"%d" % number, ordering_key="one")
+                what = rng.choice(["poll", "poll", "cancelled", "cancelled", "seek", "cancelled commit", "commit"])
+                if what == "seek":
+                    expected = rng.randrange(number)
+                    await reader.seek(queue, expected)
+                elif what.endswith("commit"):
+                    committing = asyncio.ensure_future(reader.commit())
+                    if what == "commit":
+                        await committing
+                    else:
+                        await cancel(committing, rng)
+                else:
+                    polling = asyncio.ensure_future(reader.poll(rng.choice([0.0, 0.05]), rng.choice([1, 3, 1000])))
+                    messages = await polling if what == "poll" else await cancel(polling, rng)
+                    assert [message.queue_offset for message in messages] == list(range(expected, expected + len(messages)))
+                    expected += len(messages)
+                assert await reader.position(queue) == expected
+                committed = await reader.committed(queue) or 0
+                assert committed <= number + 1
+            await reader.commit()
+            assert await reader.committed(queue) == expected
+
+    async def cancel(task: asyncio.Task[Any], rng: Random) -> list[ReceivedMessage]:
+        for _ in range(rng.randrange(4)):
+            await asyncio.sleep(0)
+        await asyncio.sleep(rng.choice([0, 0, 0.001, 0.003]))
+        task.cancel()
+        try:
+            found: list[ReceivedMessage] | None = await task
+        except asyncio.CancelledError:
+            return []
+        return found or []
+
+    run(work())
+
+
+def test_a_commit_that_is_cancelled_counts_nothing_that_came_after_it(memory: InMemoryBroker) -> None:
+    """P44: the next message waits until the commit has ended."""
+
+    async def work() -> None:
+        async with metaq.aio.connect(memory.address) as client:
+            for body in (b"first", b"second"):
+                await client.producer().send("orders", body, ordering_key="one")
+            async with await client.consumer("orders", "billing", consume_from=FIRST) as consumer:
+                first = await consumer.receive(timeout_s=DEADLINE_S)
+                assert first is not None
+                blocking, began, go_on = consumer._blocking, threading.Event(), threading.Event()
+                really = blocking.commit
+
+                def slow_commit(self: object) -> None:
+                    began.set()
+                    go_on.wait(DEADLINE_S)
+                    really()
+
+                committing = asyncio.ensure_future(consumer._calls.call(functools.partial(slow_commit, blocking)))
+                await asyncio.to_thread(began.wait, DEADLINE_S)
+                committing.cancel()
+                receiving = asyncio.ensure_future(consumer.receive(timeout_s=DEADLINE_S))
+                await asyncio.sleep(0.05)
+                assert not receiving.done()
+                go_on.set()
+                second = await receiving
+                assert second is not None
+                assert memory.committed("billing", "orders") == {first.partition: 1}
 
     run(work())
 
