@@ -30,6 +30,7 @@
     │   └── UnknownVersion       the folder was written by a version this one cannot read
     └── ClientError              the Python client library
         ├── ConnectionFailed     cannot connect, or the connection broke
+        │   ├── NotConnected     there was no connection to send anything on
         │   └── RegistryUnavailable  ZooKeeper cannot be asked now
         │       └── OutcomeUnknown   ... and whether a change was made there is not known
         ├── RequestTimeout       no answer within the deadline; the outcome is unknown
@@ -220,6 +221,10 @@ class ConnectionFailed(ClientError):
     retriable = True
 
 
+class NotConnected(ConnectionFailed):
+    """There was no connection to send anything on: the request has not left this process."""
+
+
 class RegistryUnavailable(ConnectionFailed):
     """ZooKeeper cannot be asked now."""
 
@@ -289,12 +294,13 @@ class SendFailed(ClientError):
 
     retriable = True
 
-    def __init__(self, topic: str, attempts: Sequence[tuple[str, ClientError]]) -> None:
-        tries = "; ".join(f"{broker}: {error}" for broker, error in attempts)
-        super().__init__(f"no broker took the message for topic {topic} in {len(attempts)} tries: {tries}")
+    def __init__(self, topic: str, attempts: Sequence[tuple[str, ClientError]], tries: int) -> None:
+        told = "; ".join(f"{broker}: {error}" for broker, error in attempts)
+        last = f", the last {len(attempts)}" if tries > len(attempts) else ""
+        super().__init__(f"no broker took the message for topic {topic} in {tries} tries{last}: {told}")
         self.topic = topic
         self.attempts = tuple(attempts)
-        """The broker's name and what happened, try by try."""
+        """The broker's name and what happened, of the last three tries."""
 
 
 class DataLost(ClientError):

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeVar, cast
 
-from metaq.errors import BadRequest, ConnectionFailed
+from metaq.errors import BadRequest, NotConnected
 from metaq.protocol.signature import Credentials
 
 Tls = bool | str | ssl.SSLContext
@@ -63,12 +63,12 @@ class Access:
         return self.user, self.password
 
     def connect(self, address: tuple[str, int], timeout_s: float) -> Stream:
-        """A connection, TLS agreed; ``ConnectionFailed`` when there is none within ``timeout_s``."""
+        """A connection, TLS agreed; ``NotConnected`` when there is none within ``timeout_s``."""
         name = f"{address[0]}:{address[1]}"
         try:
             connection = socket.create_connection(address, timeout_s)
         except OSError as error:
-            raise ConnectionFailed(f"cannot connect to {name}: {error}; does metaq listen there?") from error
+            raise NotConnected(f"cannot connect to {name}: {error}; does metaq listen there?") from error
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.tls is None:
             return connection
@@ -76,7 +76,7 @@ class Access:
             return _Secured.agree(connection, self.tls, address[0])
         except OSError as error:
             connection.close()
-            raise ConnectionFailed(f"no TLS with {name}: {error}; has the broker a tls_certificate for this name?") from error
+            raise NotConnected(f"no TLS with {name}: {error}; has the broker a tls_certificate for this name?") from error
 
 
 def _context(tls: Tls) -> ssl.SSLContext | None:

@@ -15,6 +15,7 @@ from metaq.client.forks import renewed_in_children
 from metaq.client.health import BrokerHealth
 from metaq.client.identity import UniqueIds, client_id, own_address
 from metaq.client.link import Links
+from metaq.client.presence import level_of
 from metaq.client.routing import Routes
 from metaq.client.scheduler import Scheduler, Task
 from metaq.client.transport import Answer, Asked, Greet, Outcome, Question, Transport, ask, call
@@ -104,7 +105,7 @@ class Core:
         renewed_in_children(self)
 
     def _links(self) -> Links:
-        links = Links(self._asked, self._greeting, self.access)
+        links = Links(self._asked, self._greeting, self.access, name_of=self._name_at)
         self._regular.append((EXPIRY_S, links.expire))
         return links
 
@@ -260,7 +261,7 @@ class Core:
         def done(address: str, outcome: Outcome) -> None:
             if isinstance(outcome, ClientError) or outcome.code != Response.SUCCESS:
                 reason = outcome if isinstance(outcome, ClientError) else outcome.remark
-                logger.warning("heartbeat failed address=%s reason=%s", address, reason)
+                logger.log(level_of(reason), "heartbeat failed address=%s reason=%s", address, reason)
             left.release()
 
         deadline = time.monotonic() + CONTROL_TIMEOUT_S
@@ -284,6 +285,9 @@ class Core:
 
     def _greeting(self, address: str) -> Question | None:
         return self._heartbeat() if address in self.routes.broker_addresses(masters_only=False) else None
+
+    def _name_at(self, address: str) -> str | None:
+        return self.routes.name_at(address)
 
     def _refresh_routes(self) -> None:
         if self.routes.refresh_all(CONTROL_TIMEOUT_S):

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from metaq.client.core import Core
 from metaq.client.message import ReceivedMessage
+from metaq.client.presence import level_of
 from metaq.client.records import decode_messages
 from metaq.client.routing import MASTER
 from metaq.client.transport import Outcome, Question, refusal
@@ -282,7 +283,7 @@ class Fetcher:
             self._failures += 1
             most = min(_MOST_PAUSE_S, _LEAST_PAUSE_S * 2.0**self._failures)
         if error is not None:
-            logger.warning("pull failed queue=%s failures=%s reason=%s", self.queue, self._failures, error)
+            logger.log(level_of(error), "pull failed queue=%s failures=%s reason=%s", self.queue, self._failures, error)
         self._source.core.scheduler.after(random.uniform(most / 2, most), self.pull)
 
 

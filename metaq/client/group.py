@@ -19,6 +19,7 @@ from metaq.client.forks import MADE_BEFORE, renewed_in_children
 from metaq.client.locks import RENEW_S, QueueLocks
 from metaq.client.message import RETRY_PREFIX
 from metaq.client.offsets import OFFSETS_FOLDER, BrokerOffsets, LocalOffsets, Offsets, QueueEnds
+from metaq.client.presence import level_of
 from metaq.client.transport import Answer, Question, successful
 from metaq.errors import BadRequest, ClientClosed, ClientError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue, QueueOffset
@@ -246,10 +247,10 @@ class GroupConsumer:
             logger.debug("no route group=%s reason=%s", self.group, error)
             return error.reason is RouteProblem.NO_PERMISSION
         except ClientError as error:
-            logger.warning("members not known group=%s topic=%s reason=%s", self.group, topic, error)
+            logger.log(level_of(error), "members not known group=%s topic=%s reason=%s", self.group, topic, error)
             return False
         if self._core.id not in members:
-            logger.warning("member not known to brokers yet group=%s topic=%s", self.group, topic)
+            logger.info("member not known to brokers yet group=%s topic=%s", self.group, topic)
             self._core.heartbeat()
             return False
         own = queues if self._model is Model.BROADCASTING else self._assign(self._core.id, queues, members)
@@ -286,7 +287,7 @@ class GroupConsumer:
             try:
                 fetcher = self._begin(queue)
             except ClientError as error:
-                logger.warning("queue not begun group=%s queue=%s reason=%s", self.group, queue, error)
+                logger.log(level_of(error), "queue not begun group=%s queue=%s reason=%s", self.group, queue, error)
                 permitted.discard(queue)
             finally:
                 with self._guard:
@@ -374,7 +375,7 @@ class GroupConsumer:
         try:
             self._offsets.save()
         except ClientError as error:
-            logger.warning("offsets not saved group=%s reason=%s", self.group, error)
+            logger.log(level_of(error), "offsets not saved group=%s reason=%s", self.group, error)
 
     def _reset(self, queue: MessageQueue, offset: QueueOffset) -> None:
         """Go on elsewhere in a queue, by command."""

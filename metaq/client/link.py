@@ -7,11 +7,13 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from metaq.client.access import OPEN, Access
+from metaq.client.presence import Presence, level_of
 from metaq.client.transport import Answer, Asked, Done, Greet, Question, unanswered
-from metaq.errors import BadRequest, ClientClosed, ClientError, ConnectionFailed, ProtocolError, RequestTimeout
+from metaq.errors import BadRequest, ClientClosed, ClientError, ConnectionFailed, NotConnected, ProtocolError, RequestTimeout
 from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request, encode_response
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ _STALL_S: Final = 10.0
 _EVER_S: Final = 365 * 86400.0
 """Both directions of a connection share the kernel's blocking mode, so the reader needs a time limit of its own, if any."""
 _INT31: Final = 0x7FFFFFFF
+_NOBODY: Final = Presence(lambda address: None)
+"""Of connections to who is not known as a broker."""
 
 
 class _Pending(NamedTuple):
@@ -38,11 +42,14 @@ class _Pending(NamedTuple):
 class Link:
     """One connection, with a thread that reads. A request that times out leaves it, and the others on it, alone."""
 
-    def __init__(self, address: str, timeout_s: float, asked: Asked, access: Access = OPEN) -> None:
-        """Connect; ``ConnectionFailed`` when that does not succeed within ``timeout_s``."""
+    def __init__(
+        self, address: str, timeout_s: float, asked: Asked, access: Access = OPEN, presence: Presence = _NOBODY
+    ) -> None:
+        """Connect; ``NotConnected`` when that does not succeed within ``timeout_s``."""
         self.address = address
         self._asked = asked
         self._access = access
+        self._presence = presence
         self._outgoing = access.connect(split_address(address), timeout_s)
         # A time limit belongs to the socket object, and each direction has another one.
         self._incoming = self._outgoing.dup()
@@ -52,6 +59,7 @@ class Link:
         self._opaques = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._lost = ""
+        self._closed = False
         threading.Thread(target=self._read, name=f"metaq-link-{address}", daemon=True).start()
 
     @property
@@ -86,6 +94,7 @@ class Link:
 
     def lose(self, reason: str) -> None:
         """Close it; all requests in flight, and later ones, fail with ``reason``."""
+        self._closed = True
         self._break(reason)
         self._fail_all()
 
@@ -115,7 +124,7 @@ class Link:
             raise RequestTimeout(f"{self.address} takes no bytes")
         try:
             if self._lost:
-                raise self._failure()
+                raise NotConnected(str(self._failure()))
             self._outgoing.sendall(frame)
         # Callbacks are not called here: they may take a lock that whoever sends has taken, as one of them did.
         except OSError as error:
@@ -138,13 +147,17 @@ class Link:
             reason = "the other side closed it"
         except (OSError, ProtocolError) as error:
             reason = str(error)
-        self.lose(reason)
+        self._break(reason)
+        if self._pending and not self._closed:
+            self._presence.lost(self.address, self._lost)
+        self._fail_all()
         self._incoming.close()
         with self._sending:
             self._outgoing.close()
 
     def _take(self, frame: RemotingCommand) -> None:
         if frame.is_response:
+            self._presence.heard(self.address)
             pending = self._pending.pop(frame.opaque, None)
             if pending is not None:
                 self._finish(pending.done, frame)
@@ -161,7 +174,8 @@ class Link:
         try:
             self._send(head + answer.body, time.monotonic() + _STALL_S)
         except ClientError as error:
-            logger.warning("answer to a broker was not sent address=%s code=%s reason=%s", self.address, request.code, error)
+            level = level_of(error)
+            logger.log(level, "answer to a broker was not sent address=%s code=%s reason=%s", self.address, request.code, error)
 
     def _finish(self, done: Done, outcome: RemotingCommand | ClientError) -> None:
         try:
@@ -174,9 +188,17 @@ class Links:
     """The connections of a client by address, opened when they are needed: a ``Transport`` over sockets."""
 
     def __init__(
-        self, asked: Asked, greet: Greet, access: Access = OPEN, *, connect_timeout_s: float = _CONNECT_TIMEOUT_S
+        self,
+        asked: Asked,
+        greet: Greet,
+        access: Access = OPEN,
+        *,
+        connect_timeout_s: float = _CONNECT_TIMEOUT_S,
+        name_of: Callable[[str], str | None] = lambda address: None,
     ) -> None:
+        """``name_of``: as for ``Presence``."""
         self._access = access
+        self._presence = Presence(name_of)
         self._asked = asked
         self._greet = greet
         self._connect_timeout_s = connect_timeout_s
@@ -187,6 +209,7 @@ class Links:
     def renew(self) -> None:
         for link in self._links.values():
             link.abandon()
+        self._presence.renew()
         self._guard = threading.Lock()  # guards what follows, and whether it is closed
         self._links = {}
         self._connecting: dict[str, threading.Lock] = {}
@@ -233,7 +256,11 @@ class Links:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise RequestTimeout(f"no connection to {address} in time")
-            link = Link(address, min(left, self._connect_timeout_s), self._asked, self._access)
+            try:
+                link = Link(address, min(left, self._connect_timeout_s), self._asked, self._access, self._presence)
+            except NotConnected as error:
+                self._presence.lost(address, str(error))
+                raise
             self._introduce(link)
             with self._guard:
                 if not self._closed:

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Final
 
 from metaq.client.core import CONTROL_TIMEOUT_S, Core
+from metaq.client.presence import level_of
 from metaq.client.transport import Question
 from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue
@@ -128,7 +129,7 @@ class QueueLocks:
             try:
                 answer = self._core.ask_broker(broker_name, self._question(code, those), asked + CONTROL_TIMEOUT_S)
             except ClientError as error:
-                logger.warning("locks not told group=%s broker=%s reason=%s", self._group, broker_name, error)
+                logger.log(level_of(error), "locks not told group=%s broker=%s reason=%s", self._group, broker_name, error)
                 yield asked, those, None
             else:
                 yield asked, those, answer

@@ -75,8 +75,8 @@ class GroupProducer:
 class Producer(GroupProducer):
     """Sends messages; made by ``Client.producer``. Threads may share it.
 
-    A send makes up to three tries within one time limit, each at another broker where there is one. After a time-out it makes
-    no further try: the message may be stored. So a message can be there twice; consumers tell by their own keys.
+    A send makes tries within one time limit, each at another broker where there is one; up to three that a broker may have got.
+    After a time-out it makes none: the message may be stored. So one can be there twice; consumers tell by their own keys.
     """
 
     def __init__(self, core: Core, replies: Replies, group: str = DEFAULT_GROUP) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, NoReturn
 
+from metaq.client.presence import level_of
 from metaq.client.transport import Question, Transport, call, successful
 from metaq.errors import ClientError, ProtocolError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue
@@ -115,7 +116,7 @@ class Routes:
             try:
                 route = self.refresh(topic, time.monotonic() + timeout_s)
             except RouteNotFound as error:
-                logger.warning("routes not refreshed reason=%s", error)
+                logger.log(level_of(error), "routes not refreshed reason=%s", error)
                 break  # what no registry answers for one topic, none answers for the next
             except (ClientError, ProtocolError) as error:
                 logger.warning("route not refreshed topic=%s reason=%s", topic, error)
@@ -236,6 +237,16 @@ class Routes:
             for number, address in broker.addresses.items()
             if number == MASTER or not masters_only
         }
+
+    @property
+    def met(self) -> bool:
+        """Whether a registry has ever named a broker: then one is worth waiting for."""
+        return bool(self._brokers)
+
+    def name_at(self, address: str) -> str | None:
+        """The name of the broker at an address; ``None`` when no route has named one there."""
+        with self._guard:
+            return next((broker.name for broker in self._brokers.values() if address in broker.addresses.values()), None)
 
     def provisional(self, topic: str) -> bool:
         """Whether the topic, whose queues were asked for, does not exist yet."""

@@ -14,7 +14,16 @@ from metaq.client.health import BrokerHealth
 from metaq.client.message import SendResult, SendStatus
 from metaq.client.routing import DEFAULT_QUEUES, DEFAULT_TOPIC, Routes
 from metaq.client.transport import Outcome, Question, Transport, call, refusal
-from metaq.errors import BrokerBusy, ClientError, ConnectionFailed, Refused, RouteNotFound, RouteProblem, SendFailed
+from metaq.errors import (
+    BrokerBusy,
+    ClientError,
+    ConnectionFailed,
+    NotConnected,
+    Refused,
+    RouteNotFound,
+    RouteProblem,
+    SendFailed,
+)
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.record import java_hash
@@ -23,6 +32,7 @@ from metaq.protocol.remoting import RemotingCommand
 logger = logging.getLogger(__name__)
 
 MAX_TRIES: Final = 3
+"""That a broker may have got, each of which may have stored the message. Of others there is no limit but the time."""
 _PAUSE_S: Final = 0.1
 """Before the second try at the same broker, and twice as long before each further one; half of it is chance."""
 _LONGEST_PAUSE_S: Final = 1.0
@@ -78,6 +88,11 @@ class Sending:
         self.pause_s = 0.0
         """How long to wait before the next attempt."""
         self._failed: list[tuple[str, ClientError]] = []
+        """The last tries, by broker."""
+        self._tries = 0
+        self._reached = 0
+        """How many of them a broker may have got."""
+        self._unreached: set[str] = set()
         self._waits = 0
         self._waited_for: ClientError | None = None
         self._attempt: Attempt | None = None
@@ -93,12 +108,16 @@ class Sending:
         last = self._attempt.queue.broker_name if self._attempt is not None else ""
         try:
             self._attempt = self._choice.choose(self._outgoing, last, self.deadline)
+        except ConnectionFailed as error:  # a route has just changed
+            self._wait(error)
+            return None
         except RouteNotFound as error:
-            if error.reason is RouteProblem.NO_LIVE_MASTER:
-                self._wait(error)
-                return None
-            self._check_time()  # which may have been too short even to ask for a route: that is not why it failed
-            raise
+            if error.reason is not RouteProblem.NO_LIVE_MASTER:
+                self._check_time()  # which may have been too short even to ask for a route: that is not why it failed
+                if error.reason is not RouteProblem.REGISTRY_UNREACHABLE or not self._choice.routes.met:
+                    raise
+            self._wait(error)
+            return None
         return self._attempt
 
     def _check_time(self) -> None:
@@ -106,7 +125,7 @@ class Sending:
             raise self._given_up()
 
     def _wait(self, error: ClientError) -> None:
-        """A broker has replicas, and none of them takes messages: one may become master soon."""
+        """Nobody can be reached who takes messages: a broker may be back, or one of its replicas master, soon."""
         self._waits += 1
         self._waited_for = error
         most = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** (self._waits - 1))
@@ -141,17 +160,24 @@ class Sending:
         """Make another attempt. ``may_change``: of a broker with replicas another one may take messages, now or soon."""
         assert self._attempt is not None
         self.pause_s = 0.0
+        is_last = self._attempt.is_alone or broker in self._unreached
+        self._tries += 1
+        self._failed = [*self._failed, (broker, error)][-MAX_TRIES:]
         if may_change and len(self._choice.routes.replicas(broker)) > 1:
             self._choice.routes.forget(self._outgoing.topic)
             if self._attempt.is_alone:
-                self._failed = [*self._failed, (broker, error)][-MAX_TRIES:]
                 self._wait(error)
                 return
-        self._failed.append((broker, error))
-        if len(self._failed) >= MAX_TRIES:
+        if isinstance(error, NotConnected):
+            self._unreached.add(broker)
+            if is_last:
+                self._wait(error)
+            return
+        self._reached += 1
+        if self._reached >= MAX_TRIES:
             raise self._given_up()
         if self._attempt.is_alone:
-            wait = error.retry_after_s if isinstance(error, BrokerBusy) else _PAUSE_S * 2 ** (len(self._failed) - 1)
+            wait = error.retry_after_s if isinstance(error, BrokerBusy) else _PAUSE_S * 2 ** (self._reached - 1)
             self.pause_s = min(wait * random.uniform(0.75, 1.25), max(0.0, self.deadline - time.monotonic()))
 
     def _given_up(self) -> ClientError:
@@ -162,7 +188,7 @@ class Sending:
         same = {error.code for _, error in self._failed if isinstance(error, Refused)}
         if len(same) == 1 and all(isinstance(error, Refused) for _, error in self._failed):
             return last  # every broker says the same
-        error = SendFailed(self._outgoing.topic, self._failed)
+        error = SendFailed(self._outgoing.topic, self._failed, self._tries)
         error.__cause__ = last
         return error
 

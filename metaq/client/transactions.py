@@ -30,6 +30,7 @@ from metaq.client.core import CONTROL_TIMEOUT_S, ROUTES_S, Core
 from metaq.client.forks import renewed_in_children
 from metaq.client.group import check_group
 from metaq.client.message import ReceivedMessage, SendResult, SendStatus, message_properties
+from metaq.client.presence import level_of
 from metaq.client.producer import GroupProducer, compose
 from metaq.client.records import decode_messages
 from metaq.client.sending import BORN, QueueChoice, deliver
@@ -278,7 +279,7 @@ class Checks:
             if self._core.routes.meet_brokers(time.monotonic() + CONTROL_TIMEOUT_S):
                 self._core.heartbeat()
         except (ClientError, ProtocolError) as error:
-            logger.warning("brokers cannot ask this client about transactions yet reason=%s", error)
+            logger.log(level_of(error), "brokers cannot ask this client about transactions yet reason=%s", error)
 
     def _asked(self, address: str, request: RemotingCommand) -> None:
         """Called on the thread that reads a connection."""

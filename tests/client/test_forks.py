@@ -112,70 +112,73 @@ def test_parent_and_children_send_at_the_same_time(process: BrokerProcess) -> No
     assert len(found) == len(ids) + 1
 
 
+EVERYTHING_HELD: Final = """
+client = metaq.connect(sys.argv[1], timeout_s=60)
+producer = client.producer()
+producer.send("orders", b"1")
+producer.send_async("orders", b"2").result(60)
+commits = lambda *given: metaq.Outcome.COMMIT
+transactions = client.transaction_producer("box", commits, check=commits)
+transactions.send("bookings", b"3")
+host, _, port = sys.argv[2].rpartition(":")
+text = metaq.TextClient(host, int(port), timeout_s=60)
+text.put("orders", b"4")
+session = client.xa_session("orders", qualifier="forks")
+iterated = client.consumer("orders", "billing", consume_from=metaq.ConsumeFrom.FIRST)
+assert iterated.receive(60) is not None
+listened = client.listen("orders", "shipping", lambda message: None)
+pulled = client.pull_consumer("orders")
+pulled.assign(pulled.partitions())
+
+kinds = (type(threading.Lock()), type(threading.RLock()))
+held = {}
+def hold():
+    for thing in gc.get_objects():
+        if type(thing).__module__.startswith("metaq."):
+            for name, value in getattr(thing, "__dict__", {}).items():
+                lock = getattr(value, "_lock", value)
+                if isinstance(lock, kinds) and lock.acquire(timeout=10):
+                    held[id(lock)] = (f"{type(thing).__name__}.{name}", lock)
+    holding.set()
+    let_go.wait()
+    for _, lock in held.values():
+        lock.release()
+holding, let_go = threading.Event(), threading.Event()
+holder = threading.Thread(target=hold)
+holder.start()
+holding.wait()
+
+def work(number):
+    producer.send("orders", b"5")
+    producer.send_async("orders", b"6").result(60)
+    transactions.send("bookings", b"7")
+    text.put("orders", b"8")
+    with session:
+        session.tpc_begin(session.xid(1, "child", "messages"))
+        session.send("orders", b"9")
+        session.tpc_commit()
+    for consumer in (iterated, listened, pulled):
+        consumer.close()
+    with client.consumer("orders", "packing", consume_from=metaq.ConsumeFrom.FIRST) as consumer:
+        assert consumer.receive(60) is not None
+        consumer.commit()
+    for one in (transactions, producer, text, client):
+        one.close()
+    return True
+
+assert results(children(1, work)) == [True]
+let_go.set()
+holder.join()
+producer.send("orders", b"10")
+client.close()
+print(json.dumps(sorted({name for name, _ in held.values()})))
+"""
+
+
 def test_whatever_lock_another_thread_held_hangs_no_child(process: BrokerProcess) -> None:
     """P45: every lock that the client's objects have is held while the fork happens."""
     names = run(
-        """
-        client = metaq.connect(sys.argv[1], timeout_s=60)
-        producer = client.producer()
-        producer.send("orders", b"1")
-        producer.send_async("orders", b"2").result(60)
-        commits = lambda *given: metaq.Outcome.COMMIT
-        transactions = client.transaction_producer("box", commits, check=commits)
-        transactions.send("bookings", b"3")
-        host, _, port = sys.argv[2].rpartition(":")
-        text = metaq.TextClient(host, int(port), timeout_s=60)
-        text.put("orders", b"4")
-        session = client.xa_session("orders", qualifier="forks")
-        iterated = client.consumer("orders", "billing", consume_from=metaq.ConsumeFrom.FIRST)
-        assert iterated.receive(60) is not None
-        listened = client.listen("orders", "shipping", lambda message: None)
-        pulled = client.pull_consumer("orders")
-        pulled.assign(pulled.partitions())
-
-        kinds = (type(threading.Lock()), type(threading.RLock()))
-        held = {}
-        def hold():
-            for thing in gc.get_objects():
-                if type(thing).__module__.startswith("metaq."):
-                    for name, value in getattr(thing, "__dict__", {}).items():
-                        lock = getattr(value, "_lock", value)
-                        if isinstance(lock, kinds) and lock.acquire(timeout=10):
-                            held[id(lock)] = (f"{type(thing).__name__}.{name}", lock)
-            holding.set()
-            let_go.wait()
-            for _, lock in held.values():
-                lock.release()
-        holding, let_go = threading.Event(), threading.Event()
-        holder = threading.Thread(target=hold)
-        holder.start()
-        holding.wait()
-
-        def work(number):
-            producer.send("orders", b"5")
-            producer.send_async("orders", b"6").result(60)
-            transactions.send("bookings", b"7")
-            text.put("orders", b"8")
-            with session:
-                session.tpc_begin(session.xid(1, "child", "messages"))
-                session.send("orders", b"9")
-                session.tpc_commit()
-            for consumer in (iterated, listened, pulled):
-                consumer.close()
-            with client.consumer("orders", "packing", consume_from=metaq.ConsumeFrom.FIRST) as consumer:
-                assert consumer.receive(60) is not None
-                consumer.commit()
-            for one in (transactions, producer, text, client):
-                one.close()
-            return True
-
-        assert results(children(1, work)) == [True]
-        let_go.set()
-        holder.join()
-        producer.send("orders", b"10")
-        client.close()
-        print(json.dumps(sorted({name for name, _ in held.values()})))
-        """,
+        EVERYTHING_HELD,
         process.registry,
         f"{process.host}:{process.port}",
     )

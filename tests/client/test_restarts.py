@@ -1,14 +1,18 @@
 """Clients outlive their broker; programs that gevent patched."""
 
+import logging
+import re
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
-from metaq.client import ConsumeFrom, connect
+from metaq.client import ConsumeFrom, Outcome, connect
 from metaq.errors import ClientError
 from tests.client.test_consumers import Heard
 from tests.support.broker import BrokerProcess, wait_until
@@ -49,6 +53,88 @@ def test_a_broker_is_killed_and_comes_back(process: BrokerProcess, ordered: bool
             stop.set()
             producing.join()
             wait_until(lambda: {message.id for message in heard.messages} >= set(sent), DEADLINE_S, "every message is heard")
+
+
+def test_a_restart_within_the_time_of_a_send_fails_no_send(process: BrokerProcess) -> None:
+    """SG-134: tries are spread over the time, whichever way a message is sent, also to a topic whose route is not known."""
+    with connect(process.registry, timeout_s=DEADLINE_S) as client:
+        producer = client.producer()
+        transactions = client.transaction_producer("desk", lambda *given: Outcome.COMMIT, check=lambda half: Outcome.COMMIT)
+        stop = threading.Event()
+
+        def one_by_one(sent: list[str]) -> None:
+            while not stop.is_set():
+                sent.append(producer.send("orders", b"x").id)
+
+        def keyed(sent: list[str]) -> None:
+            while not stop.is_set():
+                sent.append(producer.send("orders", b"x", ordering_key="k").id)
+
+        def beside(sent: list[str]) -> None:
+            while not stop.is_set():
+                sent += [future.result().id for future in [producer.send_async("orders", b"x") for _ in range(20)]]
+
+        def in_batches(sent: list[str]) -> None:
+            while not stop.is_set():
+                sent += [result.id for result in producer.send_batch("orders", [b"x", b"y"])]
+
+        def in_transactions(sent: list[str]) -> None:
+            while not stop.is_set():
+                sent.append(transactions.send("orders", b"x").sent.id)
+
+        ways = (one_by_one, keyed, beside, in_batches, in_transactions)
+        sent: list[list[str]] = [[] for _ in ways]
+        with ThreadPoolExecutor(len(ways) + 1) as threads:
+            sending = [threads.submit(way, ids) for way, ids in zip(ways, sent, strict=True)]
+            for ids in sent:
+                wait_for_more(ids)
+            process.kill()
+            new = threads.submit(producer.send, "invoices", b"x")
+            time.sleep(1.5)  # three times as long as three tries took before they were given up
+            process.restart(same_port=True)
+            for ids in sent:
+                wait_for_more(ids)
+            stop.set()
+            new.result()
+            for each in sending:
+                each.result()
+    assert all(len(set(ids)) == len(ids) for ids in sent)
+
+
+def test_consumers_say_once_that_a_broker_goes_and_once_that_it_is_back(
+    process: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P31, SG-092: however many partitions, consumers and kinds of requests meet it."""
+    topics = ["orders", "invoices"]
+    with connect(process.registry, timeout_s=DEADLINE_S) as client, ExitStack() as consumers:
+        for topic in topics:
+            client.admin().create_topic(topic, 8)
+        heards = [Heard() for _ in topics]
+        first = ConsumeFrom.FIRST
+        for topic, heard, ordered in zip(topics, heards, (False, True), strict=True):
+            consumers.enter_context(client.listen(topic, f"of-{topic}", heard, ordered=ordered, consume_from=first))
+        iterated = consumers.enter_context(client.consumer("orders", "iterated", consume_from=first, auto_commit=True))
+
+        def exchange(body: bytes) -> None:
+            for topic, heard in zip(topics, heards, strict=True):
+                producer.send(topic, body)
+                wait_until(lambda heard=heard: body in heard.bodies, DEADLINE_S, f"{topic} is heard")  # type: ignore[misc]
+            message = iterated.receive(DEADLINE_S)
+            assert message is not None
+            assert message.body == body
+
+        producer = client.producer()
+        exchange(b"before")
+        with caplog.at_level(logging.INFO, "metaq"):
+            process.kill()
+            time.sleep(3.0)  # pulls and members are asked for again several times by then
+            process.restart(same_port=True)
+            exchange(b"after")
+    loud = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(loud) == 2, loud
+    where = f"broker=metaq address={process.host}:{process.port}"
+    assert loud[0].startswith(f"broker lost {where} reason=")
+    assert re.fullmatch(rf"broker back {where} away_s=[\d.]+", loud[1])
 
 
 def test_a_program_that_gevent_patched(process: BrokerProcess) -> None:

@@ -1,7 +1,7 @@
 """Which broker a message goes to, and what is tried when that fails: against servers that fail on purpose."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,17 @@ import pytest
 from metaq.client import Client, SendStatus, connect, health
 from metaq.client.health import BrokerHealth
 from metaq.client.sending import Attempt, Outgoing, QueueChoice, Sending
-from metaq.errors import BrokerBusy, ConnectionFailed, Refused, RequestTimeout, RouteNotFound, RouteProblem, SendFailed
+from metaq.errors import (
+    BrokerBusy,
+    ClientError,
+    ConnectionFailed,
+    NotConnected,
+    Refused,
+    RequestTimeout,
+    RouteNotFound,
+    RouteProblem,
+    SendFailed,
+)
 from metaq.message import MessageQueue
 from metaq.protocol.codes import READ, Request, Response
 from metaq.protocol.remoting import RemotingCommand
@@ -108,6 +118,44 @@ def test_a_broken_connection_is_followed_by_another_try(cluster: Cluster) -> Non
     cluster.script(hang_up, "a")
     assert {cluster.producer.send("orders", b"x").queue.broker_name for _ in range(4)} == {"b"}
     assert cluster.sends()[0] <= 1
+
+
+def sending_to(*names: str, replies: Sequence[ClientError]) -> list[float]:
+    """The pauses between the tries of a send whose brokers fail so, one after the other."""
+    route = route_to(dict.fromkeys(names, "127.0.0.1:9"))
+    with FakeRemoting(get_routeinfo_by_topic=route) as registry, connect(registry.address, timeout_s=TIMEOUT_S) as client:
+        assert {queue.broker_name for queue in client.producer().queues("orders")} == set(names)
+        choice = QueueChoice(client._core.routes, BrokerHealth())
+        sending = Sending(Outgoing("orders", {}, b"", SEND, ("id",), None), choice, time.monotonic() + TIMEOUT_S)
+        pauses = []
+        for error in replies:
+            assert sending.attempt() is not None
+            assert sending.took(error) is None
+            pauses.append(sending.pause_s)
+    return pauses
+
+
+def test_who_cannot_be_reached_is_tried_over_the_whole_time() -> None:
+    """SG-134, P10: nothing was sent, so no try counts; the pauses grow to a second, and half of each is chance."""
+    pauses = sending_to("a", replies=[NotConnected("away")] * 12)
+    for number, pause in enumerate(pauses):
+        most = min(1.0, 0.1 * 2**number)
+        assert most / 2 <= pause <= most
+    assert len(set(pauses)) == len(pauses)
+
+
+def test_all_brokers_are_tried_before_the_first_pause() -> None:
+    """SG-134: each of them once; only then, and whenever one of them is met again, there is a pause."""
+    first, second, *later = sending_to("a", "b", replies=[NotConnected("away")] * 6)
+    assert (first, second) == (0.0, 0.0)
+    assert min(later) > 0.0
+
+
+def test_what_a_broker_may_have_got_is_sent_three_times_at_most() -> None:
+    """SG-134: whatever else happens between; each of these may have been stored."""
+    lost, away = ConnectionFailed("the connection is lost"), NotConnected("away")
+    with pytest.raises(SendFailed, match=r"in 7 tries, the last 3: a: away; a: away; a: the connection is lost"):
+        sending_to("a", replies=[lost, away, lost, away, away, away, lost])
 
 
 def test_what_every_broker_would_refuse_is_refused_at_once(cluster: Cluster) -> None:
