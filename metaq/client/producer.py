@@ -1,6 +1,5 @@
 """Sending messages."""
 
-import logging
 import re
 import threading
 import time
@@ -30,9 +29,7 @@ from metaq.errors import BadRequest, ClientError, MetaqError
 from metaq.message import MessageQueue
 from metaq.protocol.batch import BatchItem, encode_batch
 from metaq.protocol.codes import Request
-from metaq.protocol.properties import CLUSTER, REPLY_TO, UNIQUE_KEY
-
-logger = logging.getLogger(__name__)
+from metaq.protocol.properties import CLUSTER, KEYS, REPLY_TO, UNIQUE_KEY
 
 DEFAULT_GROUP: Final = "metaq_producer"
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
@@ -170,17 +167,21 @@ class Producer(GroupProducer):
         deadline = self._core.deadline(timeout_s)
         _check_topic(topic)
         ids: list[str] = []
+        all_keys: list[str] = []
         items: list[BatchItem] = []
         for message in messages:
             body, tag, keys, properties = message if isinstance(message, OutgoingMessage) else OutgoingMessage(message)
             ids.append(self._core.unique_ids.next())
-            items.append(BatchItem(0, body, properties_text(message_properties(ids[-1], tag, keys, properties))))
+            pairs = message_properties(ids[-1], tag, keys, properties)
+            items.append(BatchItem(0, body, properties_text(pairs)))
+            all_keys.append(pairs.get(KEYS, ""))
         if not items:
             return []
         packed = encode_batch(items)
         _check_size(packed, f"a batch of {len(items)} messages")
         fields = {**send_fields(self.group, topic, ""), "m": "true"}
-        return self._send(Outgoing(topic, fields, packed, Request.SEND_BATCH_MESSAGE, ids, None), deadline)
+        outgoing = Outgoing(topic, fields, packed, Request.SEND_BATCH_MESSAGE, ids, None, keys=" ".join(filter(None, all_keys)))
+        return self._send(outgoing, deadline)
 
     def send_packed(self, topic: str, packed: bytes, count: int, *, queue: MessageQueue | None = None) -> list[SendResult]:
         """As ``send_batch``, for who has its ``count`` messages in the form of ``metaq.protocol.batch``, with no ids of ours.
@@ -293,7 +294,6 @@ class _AsyncSend:
         if results is None:
             self._core.scheduler.after(self._sending.pause_s, self.step)
         else:
-            logger.debug("sent results=%s", results)
             self._future.set_result(results[0])
 
 
@@ -303,7 +303,8 @@ def compose(group: str, topic: str, body: bytes, properties: Mapping[str, str], 
     packed, packing = compressed(body)
     _check_size(packed, "a message")
     fields = send_fields(group, topic, properties_text(properties), sys_flag | packing)
-    return Outgoing(topic, fields, packed, Request.SEND_MESSAGE_V2, (properties[UNIQUE_KEY],), None)
+    ids, keys = (properties[UNIQUE_KEY],), properties.get(KEYS, "")
+    return Outgoing(topic, fields, packed, Request.SEND_MESSAGE_V2, ids, None, keys=keys)
 
 
 def _check_topic(topic: str) -> None:

@@ -20,8 +20,8 @@ TABLE: Final = Path(__file__).parents[2] / "benchmarks" / "results" / "crash-pro
 HEADER: Final = """# The crash proof
 
 `make test-long` wrote this table. A run that finds a violation writes no row and prints the command that replays it; each row
-found none. What each one does stands at the top of its module in `tests/crash`, `tests/xa`, `tests/cluster` or
-`tests/spark`.
+found none. What each one does stands at the top of its module in `tests/crash`, `tests/xa`, `tests/cluster`,
+`tests/spark` or `tests/mutants`.
 
 | run | cases | seeds | minutes | commit | details |
 |---|---:|---|---:|---|---|
@@ -64,6 +64,7 @@ RUNS: Final = [
     Run("zookeeper", 30, spread=False, package="tests.cluster"),
     Run("restarts", 100, package="tests.spark"),
     Run("expiries", 2_000, spread=False, package="tests.cluster"),
+    Run("mutants", 1_000, spread=False, package="tests.mutants"),  # or as many as there are
 ]
 
 

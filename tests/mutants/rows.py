@@ -3,20 +3,12 @@
 from typing import Final
 
 from tests.mutants.mutant import Mutant
+from tests.mutants.rows_clients import CLIENT, TOOLS
+from tests.mutants.rows_cluster import BROKER, REGISTRIES, REPLICAS, USERS
+from tests.mutants.rows_store import PROTOCOLS, STORE, TRANSACTIONS
 
-MUTANTS: Final = [
-    Mutant(
-        "RD-103",
-        "client/sending.py",
-        "self._choice.health.took(broker, now - self._began, now)",
-        "pass",
-        "client/test_sending.py::test_sends_pass_over_a_slow_broker",
-    ),
-    Mutant(
-        "RD-103",
-        "client/health.py",
-        "(0.55, 30.0)",
-        "(0.65, 30.0)",
-        "client/test_sending.py::test_a_slow_broker_is_passed_over_for_a_while",
-    ),
+MUTANTS: Final[list[Mutant]] = [
+    *(*STORE, *PROTOCOLS, *TRANSACTIONS),
+    *(*BROKER, *REPLICAS, *REGISTRIES, *USERS),
+    *(*CLIENT, *TOOLS),
 ]

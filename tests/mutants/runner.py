@@ -14,33 +14,51 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 from xml.etree import ElementTree as Xml
 
 from tests.mutants.mutant import ROOT, Mutant
 
-LIMIT_S: Final = 150
-"""Of one run. A test that waits for what the mutant never does fails by its own deadline, which is a minute."""
+LIMIT_S: Final = 150.0
+"""Of one test. One that waits for what the mutant never does fails by its own deadline, which is a minute mostly."""
 NOT_IMPORTED: Final = re.compile(r"\b(SyntaxError|IndentationError|ImportError|ModuleNotFoundError|NameError)\b")
+QUIET: Final = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short")
 
 
 class Outcome(enum.Enum):
-    """What became of the test of a row."""
+    """What became of a test; of several cases of one, the first of these that some case has."""
 
-    PASSED = "passed"
+    BROKEN = "broken"
     FAILED = "failed"
     TIMED_OUT = "timed out"
     SKIPPED = "skipped"
-    BROKEN = "broken"
+    PASSED = "passed"
 
 
-class Run(NamedTuple):
-    """One run of a test, and what pytest wrote."""
+class Case(NamedTuple):
+    """One case of a test, as pytest reports it."""
 
+    module: str
+    name: str
+    seconds: float
     outcome: Outcome
+
+
+class Report(NamedTuple):
+    """One run of pytest."""
+
+    cases: list[Case]
     output: str
+
+    def of(self, test: str) -> tuple[Outcome, float]:
+        """What became of the test of a row, and how long it took."""
+        file, _, name = test.partition("::")
+        module = f"tests.{file.removesuffix('.py').replace('/', '.')}"
+        cases = [case for case in self.cases if case.module == module and name in (case.name, case.name.partition("[")[0])]
+        outcomes = {case.outcome for case in cases} or {Outcome.BROKEN}
+        return next(outcome for outcome in Outcome if outcome in outcomes), sum(case.seconds for case in cases)
 
 
 class MutantSurvived(AssertionError):
@@ -73,7 +91,8 @@ class Copy:
         """The copy has the mutant until the end of the block."""
         file = self.root / "metaq" / mutant.file
         source, times = file.read_text("utf-8"), file.stat()
-        assert source.count(mutant.old) == 1, f"the old text does not occur once: {mutant}"
+        if source.count(mutant.old) != 1:
+            raise MutantSurvived(f"the old text occurs {source.count(mutant.old)} times: {mutant}")
         file.write_text(source.replace(mutant.old, mutant.new), "utf-8")
         # Python takes compiled code for current when it has the second and the size of its source
         self._changes += 1
@@ -84,80 +103,87 @@ class Copy:
             file.write_text(source, "utf-8")
             os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
-    def run(self, test: str, patience_s: float = 0.0) -> Run:
-        """Run one test; with a patience, one that takes longer has timed out."""
-        report = self.root / "report.xml"
+    def run(self, tests: Sequence[str], limit_s: float = LIMIT_S) -> Report:
+        """Run tests, each for so long at most."""
+        report, folder = self.root / "report.xml", self.root.parent / "basetemp"
         report.unlink(missing_ok=True)
-        limit_s = patience_s or LIMIT_S
-        quiet = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short"]
-        folder = self.root.parent / "basetemp"
-        command = [sys.executable, "-m", "pytest", *quiet, f"--basetemp={folder}", f"--timeout={limit_s}"]
-        with subprocess.Popen(
-            [*command, f"--junitxml={report}", f"tests/{test}"],
-            cwd=self.root,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        ) as process:
+        command = [sys.executable, "-m", "pytest", *QUIET, f"--basetemp={folder}", f"--timeout={limit_s}"]
+        command += [f"--junitxml={report}", *(f"tests/{test}" for test in dict.fromkeys(tests))]
+        output = self.root.parent / "output"
+        with (
+            output.open("wb") as file,
+            subprocess.Popen(
+                command, cwd=self.root, env=self._environment, stdout=file, stderr=file, start_new_session=True
+            ) as process,
+        ):
             try:
-                output, _ = process.communicate(timeout=limit_s + LIMIT_S)
+                process.wait(len(tests) * limit_s + LIMIT_S)
             except subprocess.TimeoutExpired:
-                return Run(Outcome.BROKEN, f"no end within {limit_s + LIMIT_S} s")
+                report.unlink(missing_ok=True)
             finally:
-                with contextlib.suppress(ProcessLookupError):  # what a failed test may have left running
+                with contextlib.suppress(ProcessLookupError):  # also what a failed test has left running
                     os.killpg(process.pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
-        return Run(outcome_of(report), output)
+        return Report(read_report(report), output.read_text("utf-8", errors="replace"))
 
 
-def outcome_of(report: Path) -> Outcome:
-    """What pytest's report of one test, or of its cases, says."""
-    if not report.exists():
+def read_report(file: Path) -> list[Case]:
+    """The cases in a report of pytest; none when it was not written, since pytest did not come to its end."""
+    if not file.exists():
+        return []
+    cases = Xml.parse(file).iter("testcase")
+    return [Case(case.get("classname", ""), case.get("name", ""), float(case.get("time", 0)), _outcome(case)) for case in cases]
+
+
+def _outcome(case: Xml.Element) -> Outcome:
+    failure = case.find("failure")
+    if failure is not None:
+        told = f"{failure.get('message')}\n{failure.text}"
+        if NOT_IMPORTED.search(told):
+            return Outcome.BROKEN
+        return Outcome.TIMED_OUT if told.startswith("Failed: Timeout") else Outcome.FAILED
+    if case.find("error") is not None:
         return Outcome.BROKEN
-    cases = list(Xml.parse(report).iter("testcase"))
-    failures = [f"{found.get('message')}\n{found.text}" for case in cases for found in case.findall("failure")]
-    if any(NOT_IMPORTED.search(failure) for failure in failures):
-        return Outcome.BROKEN
-    if any(not failure.startswith("Failed: Timeout") for failure in failures):
-        return Outcome.FAILED
-    if failures:
-        return Outcome.TIMED_OUT
-    if not cases or any(case.findall("error") for case in cases):
-        return Outcome.BROKEN
-    return Outcome.SKIPPED if any(case.findall("skipped") for case in cases) else Outcome.PASSED
+    return Outcome.PASSED if case.find("skipped") is None else Outcome.SKIPPED
+
+
+def check_plain(mutant: Mutant, plain: Report) -> Outcome:
+    """``PASSED``, or ``SKIPPED`` when the test cannot run on this machine; else ``MutantSurvived``."""
+    outcome, seconds = plain.of(mutant.test)
+    if outcome not in (Outcome.PASSED, Outcome.SKIPPED):
+        raise MutantSurvived(f"without the mutant the test is {outcome.value}: {mutant}\n{plain.output}")
+    if mutant.patience_s and seconds > mutant.patience_s:
+        raise MutantSurvived(f"without the mutant the test took {seconds:.1f} s, longer than the patience of {mutant}")
+    return outcome
 
 
 def judge(copy: Copy, mutant: Mutant) -> Outcome:
-    """How the test noticed the mutant; ``SKIPPED`` when it cannot run on this machine; else ``MutantSurvived``."""
-    plain = copy.run(mutant.test, mutant.patience_s)
-    if plain.outcome is Outcome.SKIPPED:
-        return plain.outcome
-    if plain.outcome is not Outcome.PASSED:
-        raise MutantSurvived(f"without the mutant the test {plain.outcome.value}: {mutant}\n{plain.output}")
+    """How a test that passes without the mutant noticed it; ``MutantSurvived``."""
     with copy.mutated(mutant):
-        broken = copy.run(mutant.test, mutant.patience_s)
-    if broken.outcome is Outcome.FAILED or (broken.outcome is Outcome.TIMED_OUT and mutant.patience_s):
-        return broken.outcome
-    raise MutantSurvived(f"with the mutant the test {broken.outcome.value}: {mutant}\n{broken.output}")
+        report = copy.run([mutant.test], mutant.patience_s or LIMIT_S)
+    outcome, _ = report.of(mutant.test)
+    if outcome is Outcome.FAILED or (outcome is Outcome.TIMED_OUT and mutant.patience_s):
+        return outcome
+    raise MutantSurvived(f"with the mutant the test is {outcome.value}: {mutant}\n{report.output}")
 
 
-def judge_all(mutants: Iterable[Mutant], folder: Path, *, tell: bool = False) -> Counter[str]:
+def judge_all(mutants: Sequence[Mutant], folder: Path, *, tell: bool = False) -> Counter[str]:
     """Judge each row in a copy in a folder, and count the outcomes; ``MutantSurvived`` names every row that does not hold."""
     copy = Copy(folder)
+    plain = copy.run([mutant.test for mutant in mutants])
     counts: Counter[str] = Counter()
     problems = []
     for mutant in mutants:
         began = time.monotonic()
         try:
-            outcome = judge(copy, mutant).value
+            outcome = check_plain(mutant, plain)
+            told = outcome.value if outcome is Outcome.SKIPPED else judge(copy, mutant).value
         except MutantSurvived as problem:
-            outcome = "NOT NOTICED"
+            told = "NOT NOTICED"
             problems.append(str(problem))
-        counts[outcome] += 1
+        counts[told] += 1
         if tell:
-            print(f"{outcome:11} {time.monotonic() - began:5.1f} s  {mutant}", flush=True)
+            print(f"{told:11} {time.monotonic() - began:5.1f} s  {mutant}", flush=True)
     if problems:
         raise MutantSurvived("\n\n".join(problems))
     return counts
