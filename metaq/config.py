@@ -22,7 +22,14 @@ ENVIRONMENT_OF_CLIENTS: Final = frozenset(("METAQ_BROKER", "METAQ_REGISTRY", "ME
 REGISTRY_SETTINGS: Final = (
     *("data", "registry_listen", "http_listen", "allow_public", "users_file", "failed_logins_per_minute"),
     *("tls_certificate", "tls_key", "log_format", "log_level"),
-    *("max_connections", "max_unsent_bytes", "idle_timeout_ms", "handshake_timeout_ms", "drain_timeout_ms"),
+    *(
+        "max_connections",
+        "max_connections_bytes",
+        "max_unsent_bytes",
+        "idle_timeout_ms",
+        "handshake_timeout_ms",
+        "drain_timeout_ms",
+    ),
     *("registry_expiry_ms", "registry_scan_ms", "order_message_enable"),
 )
 """What a registry of its own can be told."""
@@ -173,6 +180,9 @@ class Settings(BaseModel):
     )
     max_transfer_bytes: int = _live(MIB, ge=64, description="most bytes in the answer to a get; one message always fits")
     max_connections: int = _live(10_000, ge=1, description="open connections")
+    max_connections_bytes: int = _live(
+        512 * MIB, ge=MIB, description="what all connections hold: unfinished commands, puts in flight, answers not read yet"
+    )
     max_unsent_bytes: int = _live(
         8 * MIB, ge=KIB, description="answers a client has not read yet, after which its commands wait; also puts in flight"
     )

@@ -5,7 +5,7 @@ from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.textmessage import Stored
 from metaq.server.context import Context
 from metaq.server.look import Question
-from metaq.server.remoting import DONE, RemotingSession, failure
+from metaq.server.remoting import DONE, Kept, RemotingSession, failure
 from metaq.server.turn import Turns
 from metaq.server.writing import owe
 
@@ -13,7 +13,7 @@ from metaq.server.writing import owe
 class Change(Question):
     """One such request on its way; a subclass says what to read (``look``) and what then to do (``change``)."""
 
-    __slots__ = ("_context", "_owed", "_request", "_turns", "principal", "session")
+    __slots__ = ("_context", "_request", "_turns", "principal", "session")
 
     def __init__(self, context: Context, turns: Turns, session: RemotingSession, request: RemotingCommand) -> None:
         self._context = context
@@ -21,17 +21,14 @@ class Change(Question):
         self.session: RemotingSession = session
         self.principal = session.principal
         """Who asked; the session may be somebody else's when the message has been read."""
-        self._request = request
-        self._owed = False
+        self._request: RemotingCommand | Kept = request
 
     def change(self, stored: Stored | None) -> None:
         """Store what the request asks for and answer, or raise ``MetaqError``; ``stored`` is what was read."""
         raise NotImplementedError
 
     def owe(self) -> None:
-        if not self._owed:
-            self._owed = True
-            self.session.owe()
+        self._request = self.session.owe(self._request)
 
     def found(self, answer: Stored | None) -> None:
         try:
@@ -40,11 +37,7 @@ class Change(Question):
             self.fail(error)
 
     def fail(self, error: MetaqError) -> None:
-        answer = failure(error)
-        if self._owed:
-            self.session.pay(self._request, answer)
-        else:
-            self.session.respond(self._request, answer)
+        self.session.settle(self._request, failure(error))
 
     def check_load(self) -> None:
         """Raise why nothing can be stored now."""
@@ -53,5 +46,5 @@ class Change(Question):
 
     def answer_stored(self, size: int) -> None:
         """Answer when what was staged, ``size`` bytes of bodies, is durable."""
-        self.owe()
-        owe(self._turns, self.session, self._request, DONE, size)
+        self._request = kept = self.session.owe(self._request)
+        owe(self._turns, self.session, kept, DONE, size)

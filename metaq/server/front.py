@@ -22,6 +22,7 @@ from metaq.protocol.replies import write_result
 from metaq.protocol.text import CommandReader, PutHead, TextLimits
 from metaq.server.admission import Admission, admission
 from metaq.server.gate import Gate
+from metaq.server.memory import Memory
 from metaq.server.opening import Opening
 from metaq.server.pace import Pace
 from metaq.server.remoting import Answer, RemotingSession, failure
@@ -42,8 +43,6 @@ ACCEPTS_A_TURN: Final = 64
 LISTEN_BACKLOG: Final = 4096
 ACCEPT_PAUSE_S: Final = 0.2
 BUSY_RETRY_MS: Final = 1000
-MOST_UNFINISHED_BYTES: Final = 256 * 1024 * 1024
-"""Of all frames whose ends have not come: 64 of the largest messages. A connection that adds to it beyond that is closed."""
 IPV4_IN_IPV6: Final = "::ffff:"
 """How a listener of IPv6 writes the IPv4 addresses of its clients, which are shown and kept as such."""
 
@@ -108,13 +107,13 @@ class Front:
     ) -> None:
         """The handlers are filled in before ``start``. ``bound`` are listeners by setting that were bound before, and ``gate``
         knows the users already."""
+        self.sessions: set[Session] = set()
+        self.memory = Memory(self.sessions, self.now)
         self.configure(settings)
         self._loop = loop
         self.tls = tls
         self.gate = gate or Gate(settings.users_file, settings.failed_logins_per_minute, self.now)
         self.anonymous = self.gate.anonymous
-        self.unfinished_bytes = 0
-        self.most_unfinished_bytes = MOST_UNFINISHED_BYTES
         self._bound = dict(bound or {})
         self.listeners: dict[str, Listener] = {}
         self.puts: PutsHandler = _no_puts
@@ -122,7 +121,6 @@ class Front:
         self.sends: SendsHandler = _no_sends
         self.commands: Mapping[type, CommandHandler] = {}
         self._requests: dict[int, tuple[Admission, RequestHandler]] = {}
-        self.sessions: set[Session] = set()
         self.pace = Pace(loop)
         self.put_off = self.pace.put_off
         self._openings: set[Opening] = set()
@@ -132,6 +130,7 @@ class Front:
         """Take over the limits of connections; those of a line and a body are for connections that come from now on."""
         self._settings = settings
         self.max_unsent_bytes = settings.max_unsent_bytes
+        self.memory.most = settings.max_connections_bytes
         self.handshake_timeout_s = min(settings.handshake_timeout_ms, settings.idle_timeout_ms) / 1000
         self._limits = TextLimits(settings.max_line_bytes, settings.max_body_bytes)
         self._heads: dict[str, PutHead] = {}  # of lines that keep the limits

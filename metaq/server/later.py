@@ -9,7 +9,7 @@ import gevent
 from metaq.errors import MetaqError, Overloaded
 from metaq.protocol.remoting import RemotingCommand
 from metaq.server.look import Looks, Question
-from metaq.server.remoting import Answer, RemotingSession, failure
+from metaq.server.remoting import Answer, Kept, RemotingSession, failure
 from metaq.store.files import Read
 
 MOST_AT_WORK: Final = 256
@@ -38,10 +38,9 @@ class Later:
         if self._at_work >= MOST_AT_WORK:
             raise Overloaded(f"{MOST_AT_WORK} requests of administrators are worked on already", retry_after_ms=RETRY_MS)
         self._at_work += 1
-        session.owe()
-        gevent.spawn(self._run, session, request, work)
+        gevent.spawn(self._run, session, session.owe(request), work)
 
-    def _run(self, session: RemotingSession, request: RemotingCommand, work: Callable[[], Answer]) -> None:
+    def _run(self, session: RemotingSession, request: Kept, work: Callable[[], Answer]) -> None:
         try:
             try:
                 answer = work()
@@ -59,26 +58,21 @@ class Later:
 class _Reading(Question):
     """A request on its way to an answer from the store."""
 
-    __slots__ = ("_owed", "_request", "_work", "session")
+    __slots__ = ("_request", "_work", "session")
 
     def __init__(self, session: RemotingSession, request: RemotingCommand, work: Callable[[Read], Answer]) -> None:
         self.session: RemotingSession = session
-        self._request = request
+        self._request: RemotingCommand | Kept = request
         self._work = work
-        self._owed = False
 
     def look(self, read: Read) -> Answer:
         return self._work(read)
 
     def owe(self) -> None:
-        self._owed = True
-        self.session.owe()
+        self._request = self.session.owe(self._request)
 
     def found(self, answer: Answer) -> None:
-        if self._owed:
-            self.session.pay(self._request, answer)
-        else:
-            self.session.respond(self._request, answer)
+        self.session.settle(self._request, answer)
 
     def fail(self, error: MetaqError) -> None:
         self.found(failure(error))

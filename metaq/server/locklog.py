@@ -23,7 +23,7 @@ from metaq.protocol.record import decode_record
 from metaq.protocol.remoting import RemotingCommand
 from metaq.server.context import Context
 from metaq.server.locks import LOCK_S, QueueLocks
-from metaq.server.remoting import Answer, RemotingSession
+from metaq.server.remoting import Answer, Kept, RemotingSession
 from metaq.server.tables import LOCKS_TOPIC
 from metaq.server.turn import Short, Turns
 from metaq.server.writing import Draft, note, stage
@@ -92,8 +92,7 @@ class LockLog:
             if not self._store.settled:  # some of several messages
                 note(self._turns, _not_kept)
             return answer
-        session.owe()
-        self._turns.staged(_Locking(session, request, answer))
+        self._turns.staged(_Locking(session, session.owe(request), answer))
         return None
 
     def unlock(self, given: QueueSet) -> None:
@@ -121,7 +120,7 @@ class _Locking:
 
     __slots__ = ("_answer", "_request", "_session", "size")
 
-    def __init__(self, session: RemotingSession, request: RemotingCommand, answer: Answer) -> None:
+    def __init__(self, session: RemotingSession, request: Kept, answer: Answer) -> None:
         self._session = session
         self._request = request
         self._answer = answer

@@ -72,6 +72,10 @@ HELD: Final = _gauge("metaq_held_pulls", "pulls", "Gets and pulls that wait for 
 COLD: Final = _counter("metaq_cold_reads_total", "reads", "Reads of what was not in memory, which had to wait for the disk.")
 COLD_NOW: Final = _gauge("metaq_cold_reads_waiting", "reads", "Reads that wait for the disk now.")
 CONNECTIONS: Final = _gauge("metaq_connections", "connections", "Open connections by what they speak.", "protocol")
+CONNECTIONS_BYTES: Final = _gauge(
+    "metaq_connections_bytes", "bytes", "Bytes that connections hold: commands that have not ended, puts in flight, answers."
+)
+EVICTED: Final = _counter("metaq_connections_evicted_total", "connections", "Connections that were closed for room.")
 
 # -- store ------------------------------------------------------------------------------------------------------------
 

@@ -5,16 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from metaq.errors import MetaqError
-from metaq.protocol.codes import JSON, RESPONSE_FLAG, Request
-from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request, encode_response
+from metaq.protocol.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG, Request
+from metaq.protocol.remoting import Asked, FrameReader, RemotingCommand, encode_request, encode_response
 from metaq.server.session import Buffer, Host, Session, Stream
 
 logger = logging.getLogger(__name__)
 
 SEND_V2: Final = int(Request.SEND_MESSAGE_V2)
 
-SMALL_BYTES: Final = 64 * 1024
-"""Of a frame whose end has not come: where all of them are too much, the connections that have less are not closed."""
 ASK_TIMEOUT_S: Final = 10.0
 """How long a client may take to answer a request of the broker (specs: remoting protocol, section 3.5)."""
 
@@ -37,12 +35,19 @@ def failure(error: MetaqError) -> Answer:
     return Answer(error.code, remark=str(error))
 
 
+class Kept(NamedTuple):
+    """What is kept of a request whose answer is owed: neither its body nor its fields."""
+
+    opaque: int
+    flag: int
+    version: int
+    serialization: int
+    size: int
+    """Bytes that it still makes the broker hold: of what its handler knows of it."""
+
+
 class RemotingHandlers(Host, Protocol):
     """What a remoting session needs of the rest of the broker."""
-
-    unfinished_bytes: int
-    """Of frames whose end has not come, over all connections."""
-    most_unfinished_bytes: int
 
     def sends(self, session: "RemotingSession", requests: Sequence[RemotingCommand], at: int) -> int:
         """Stage the run of plain sends at ``at``, each of which is owed from then on; return where the run ends."""
@@ -88,17 +93,13 @@ class RemotingSession(Session):
     # -- requests of the client ---------------------------------------------------------------------------------------
 
     def _read(self, data: bytes) -> Sequence[RemotingCommand]:
-        reader, handlers = self._reader, self._handlers
-        before = reader.waiting
-        frames = reader.receive(data)
-        handlers.unfinished_bytes += reader.waiting - before
-        if reader.error is not None and not frames:
+        frames = self._reader.receive(data)
+        if self._reader.error is not None and not frames:
             self._lost()
-        elif reader.waiting > SMALL_BYTES and handlers.unfinished_bytes > handlers.most_unfinished_bytes:
-            reason = f"frames of {handlers.unfinished_bytes} bytes in all wait for their ends"
-            logger.warning("connection closed peer=%s reason=%s, %d of it here", self.address, reason, reader.waiting)
-            self.close()
         return frames
+
+    def _count_unfinished(self) -> int:
+        return self._reader.waiting
 
     def _handle(self, commands: Sequence[RemotingCommand]) -> None:
         limit, handlers = self._handlers.max_unsent_bytes, self._handlers
@@ -137,13 +138,25 @@ class RemotingSession(Session):
         if not request.is_oneway:
             self.reply(*_encoded(request, answer))
 
-    def owe(self) -> None:
-        """The request that is being handled is answered later, by ``pay``."""
+    def owe(self, request: RemotingCommand | Kept, more: int = 0) -> Kept:
+        """The request is answered later, by ``pay``, and let go of now; ``more`` are bytes of its body that are kept."""
+        if isinstance(request, Kept):
+            return request
+        size = sum(map(len, request.fields.values())) + more
         self.owed += 1
+        self.owed_bytes += size
+        return Kept(request.opaque, request.flag, request.version, request.serialization, size)
 
-    def pay(self, request: RemotingCommand, answer: Answer) -> None:
+    def pay(self, kept: Kept, answer: Answer) -> None:
         """Answer a request that was owed."""
-        self.answer(1, 0, *(() if request.is_oneway else _encoded(request, answer)))
+        self.answer(1, kept.size, *(() if kept.flag & ONEWAY_FLAG else _encoded(kept, answer)))
+
+    def settle(self, request: RemotingCommand | Kept, answer: Answer) -> None:
+        """Answer a request, whether it is owed or being handled."""
+        if isinstance(request, Kept):
+            self.pay(request, answer)
+        else:
+            self.respond(request, answer)
 
     # -- requests of the broker ---------------------------------------------------------------------------------------
 
@@ -189,7 +202,6 @@ class RemotingSession(Session):
         asked.answered(None)
 
     def _on_close(self) -> None:
-        self._handlers.unfinished_bytes -= self._reader.waiting
         asked, self._asked = self._asked, {}
         for one in asked.values():
             one.timer.close()
@@ -199,7 +211,7 @@ class RemotingSession(Session):
         self.closing = []
 
 
-def _encoded(request: RemotingCommand, answer: Answer) -> list[Buffer]:
+def _encoded(request: Asked, answer: Answer) -> list[Buffer]:
     code, fields, remark, body = answer
     head = encode_response(request, code, fields, remark, sum(map(len, body)))
     return [head, *body] if body else [head]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from metaq.protocol.record import host_bytes
+from metaq.server.memory import Memory
 from metaq.server.permissions import Principal
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Host(Protocol):
     """What every session needs of the rest of the broker."""
 
     max_unsent_bytes: int
+    memory: Memory
     anonymous: Principal
     """Who has not logged in."""
 
@@ -74,12 +76,16 @@ class Session:
 
     __slots__ = (
         "_backlog",
+        "_backlog_bytes",
         "_eof",
+        "_held",
         "_host",
         "_out",
         "_reading",
         "_receive",
+        "_since",
         "_socket",
+        "_unfinished",
         "_unsent",
         "_watcher",
         "_write_watcher",
@@ -103,6 +109,9 @@ class Session:
         self._out: list[Buffer] = []
         self._unsent = 0
         self._backlog: Sequence[Any] = ()
+        self._backlog_bytes = 0  # at most
+        self._unfinished = 0
+        self._held = 0  # of all that, and of what is owed, as the account knows it
         self._eof = False
         self._reading = True
         self._write_watcher: Any = None
@@ -115,7 +124,7 @@ class Session:
         self.principal = host.anonymous
         self.on_close: Callable[[], None] | None = None
         self.born_host = host_bytes(address[0], address[1])
-        self.last_io = host.now()
+        self._since = self.last_io = host.now()
         self._watcher = host.io(connection.fileno(), READABLE)
         self._watcher.start(self._on_readable)
 
@@ -131,10 +140,24 @@ class Session:
         """Nothing is owed, waiting or unsent."""
         return not (self.owed or self._backlog or self._unsent)
 
+    @property
+    def kept_waiting(self) -> tuple[int, float]:
+        """Bytes that only the client can release, and since when it has released none."""
+        return self._unfinished + self._backlog_bytes + self._unsent, self._since
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether nobody has logged in here."""
+        return not self.principal.named
+
     # -- what the protocols say ---------------------------------------------------------------------------------------
 
     def _handle(self, commands: Sequence[Any]) -> None:
         """Answer commands in order; those that have to wait become the backlog."""
+        raise NotImplementedError
+
+    def _count_unfinished(self) -> int:
+        """Bytes of a command whose end has not come."""
         raise NotImplementedError
 
     def _may_go_on(self) -> bool:
@@ -170,13 +193,22 @@ class Session:
     def receive(self, data: bytes) -> None:
         """Take what the client sent."""
         self.last_io = self._host.now()
+        before = self._unfinished
         commands = self._receive(data)
+        self._unfinished = self._count_unfinished()
         if commands:
+            self._since = self.last_io
             if self._host.spent:
                 self._backlog = commands
             else:
                 self._process(commands)
+            if self._backlog:
+                self._backlog_bytes = before + len(data) - self._unfinished
             self.flush()
+        elif self._socket is not None:
+            if not before:
+                self._since = self.last_io
+            self._weigh()
 
     def _process(self, commands: Sequence[Any]) -> None:
         """Handle commands in order, until one has to wait: for what is owed, or for a client that does not read."""
@@ -241,10 +273,21 @@ class Session:
             self._send()
         if self._socket is None:
             return
+        if not self._backlog:
+            self._backlog_bytes = 0
         if not self._reading or self._unsent or self._backlog or self.owed_bytes > limit:
             self._pace()
         if self._eof and self.idle:
             self.close()
+        else:
+            self._weigh()
+
+    def _weigh(self) -> None:
+        """Tell the account what is held here now; that may close this connection, or another one."""
+        held = self._unfinished + self._backlog_bytes + self._unsent + self.owed_bytes
+        if held != self._held:
+            more, self._held = held - self._held, held
+            self._host.memory.change(more)
 
     def _send(self) -> None:
         """Send what can be sent now and is not better sent later, and watch for the rest."""
@@ -280,7 +323,7 @@ class Session:
             out[0] = memoryview(out[0])[sent:]
 
     def _on_writable(self) -> None:
-        self.last_io = self._host.now()
+        self._since = self.last_io = self._host.now()
         if self._write_watcher is not None:
             self._write_watcher.close()
             self._write_watcher = None
@@ -307,8 +350,10 @@ class Session:
         self._socket.close()
         self._socket = None
         self._out = []
-        self._unsent = 0
         self._backlog = ()
+        self._unfinished = self._backlog_bytes = self._unsent = 0
+        freed, self._held = self._held, 0
+        self._host.memory.change(-freed)
         # what refers back to the session, so that what it keeps goes with its last user and not with the next collection
         on_close, self.on_close = self.on_close, None
         self._receive = _nothing

@@ -76,6 +76,11 @@ class Topic:
         return max(self.partitions, self.read_partitions)
 
 
+def reply_topic(cluster: str) -> str:
+    """Where replies to requests are sent and kept."""
+    return f"{cluster}_REPLY_TOPIC"
+
+
 def check_topic_name(name: str) -> None:
     """Names that both protocols can carry (RocketMQ's rule); ``BadRequest`` otherwise."""
     if len(name) > MAX_TOPIC_LENGTH:
@@ -212,7 +217,7 @@ class TopicTable:
             Topic("BenchmarkTest", 1024, 1024),
             Topic("OFFSET_MOVED_EVENT", 1, 1),
             Topic(SCHEDULE_TOPIC, LEVELS, LEVELS),
-            Topic(f"{cluster}_REPLY_TOPIC", 1, 1),
+            Topic(reply_topic(cluster), 1, 1),
         ]
         template = Topic(DEFAULT_TOPIC, 16, 16, everything)
         kept = {OFFSETS_TOPIC: 1, TRANSACTIONS_TOPIC: 2, EPOCHS_TOPIC: 1, LOCKS_TOPIC: 1, HISTORY_TOPIC: 1}

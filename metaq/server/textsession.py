@@ -35,11 +35,12 @@ class TextHandlers(Host, Protocol):
 class TextSession(Session):
     """One client that speaks the text protocol."""
 
-    __slots__ = ("_handlers", "_waiting", "roll_back")
+    __slots__ = ("_handlers", "_reader", "_waiting", "roll_back")
 
     def __init__(self, connection: Stream, address: Any, reader: CommandReader, handlers: TextHandlers) -> None:
         super().__init__(connection, address, handlers, reader.receive)
         self._handlers = handlers
+        self._reader = reader
         self._waiting = False
         self.roll_back: Callable[[], object] | None = None
         """Ends the transactions that belong to the connection, when it is lost; ``on_close`` is for what is held."""
@@ -49,6 +50,9 @@ class TextSession(Session):
         roll_back, self.roll_back = self.roll_back, None
         if roll_back is not None:
             roll_back()
+
+    def _count_unfinished(self) -> int:
+        return self._reader.buffered
 
     def _may_go_on(self) -> bool:
         return not self.owed and self._unsent <= self._handlers.max_unsent_bytes

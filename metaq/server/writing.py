@@ -10,10 +10,9 @@ from metaq.protocol import properties
 from metaq.protocol.codes import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_TYPE
 from metaq.protocol.keys import keys_of
 from metaq.protocol.record import TAGS, constant_middle, java_hash, record_tail
-from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
 from metaq.server.context import Context
-from metaq.server.remoting import Answer, RemotingSession
+from metaq.server.remoting import Answer, Kept, RemotingSession
 from metaq.server.tables import LEVELS, SCHEDULE_TOPIC
 from metaq.server.turn import Short, Turns
 from metaq.store.consumequeue import ConsumeQueue
@@ -109,7 +108,7 @@ class Owed:
 
     __slots__ = ("_answer", "_request", "_session", "size")
 
-    def __init__(self, session: RemotingSession, request: RemotingCommand, answer: Answer, size: int) -> None:
+    def __init__(self, session: RemotingSession, request: Kept, answer: Answer, size: int) -> None:
         """The session owes the answer already."""
         self._session = session
         self._request = request
@@ -126,7 +125,7 @@ class Owed:
         self._session.pay(self._request, self._answer._replace(code=self._answer.code or short.code))
 
 
-def owe(turns: Turns, session: RemotingSession, request: RemotingCommand, answer: Answer, size: int) -> None:
+def owe(turns: Turns, session: RemotingSession, request: Kept, answer: Answer, size: int) -> None:
     """Have a request answered, which the session owes, when what was just staged for it, ``size`` bytes, is durable."""
     turns.staged(Owed(session, request, answer, size))
     turns.waiting_bytes += size

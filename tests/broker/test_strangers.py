@@ -104,6 +104,24 @@ def test_replies_go_to_no_stranger(broker: BrokerProcess, admin: SigningClient) 
         assert reply_to(admin, reader) == "42"
 
 
+@pytest.mark.parametrize("code", [Request.SEND_REPLY_MESSAGE, Request.SEND_REPLY_MESSAGE_V2])
+def test_nobody_forges_replies_by_naming_another_topic(broker: BrokerProcess, admin: SigningClient, code: int) -> None:
+    """E-05, SG-004: who may publish somewhere has no say in what requesters are told; the reply topic takes no detour."""
+    with SigningClient(broker.host, broker.port, WRITER) as writer, contextlib.ExitStack() as stack:
+        requester = stack.enter_context(SigningClient(broker.host, broker.port, ADMIN))
+        assert requester.call(Request.HEART_BEAT, body=heartbeat("asks")).code == Response.SUCCESS
+        for who, topic, refused in (
+            (writer, TOPIC, "replies go to the topic DefaultCluster_REPLY_TOPIC"),
+            (writer, "DefaultCluster_REPLY_TOPIC", "writer may not publish to DefaultCluster_REPLY_TOPIC"),
+            (admin, TOPIC, "replies go to the topic DefaultCluster_REPLY_TOPIC"),
+        ):
+            header = send_header(topic, f"MSG_TYPE\x01reply\x02CORRELATION_ID\x01c\x02REPLY_TO_CLIENT\x01{CLIENT_ID}\x02")
+            fields = encode_header(header) if code == Request.SEND_REPLY_MESSAGE else with_letters(encode_header(header))
+            answer = who.call(code, fields, b"forged")
+            assert (answer.code, refused in (answer.remark or "")) == (Response.NO_PERMISSION, True)
+        assert reply_to(admin, requester) == "42"
+
+
 def test_who_is_refused_makes_no_group(broker: BrokerProcess, admin: SigningClient) -> None:
     """E-05, P21: by sending to its retry topic."""
     fields = with_letters(encode_header(send_header("%RETRY%made-up")))

@@ -101,7 +101,9 @@ class Bench:
             "observed": observed,
             "counters": Counters(),
         }
-        front = SimpleNamespace(sessions={object() for _ in range(GROUPS * PARTITIONS)}, connections=GROUPS * PARTITIONS)
+        memory = SimpleNamespace(held=0, evicted=0)
+        sessions = {object() for _ in range(GROUPS * PARTITIONS)}
+        front = SimpleNamespace(sessions=sessions, connections=len(sessions), memory=memory)
         context: Any = SimpleNamespace(**parts, groups=nobody, clients=nobody, replicas=NoReplicas(), front=front)
         unused: Any = SimpleNamespace(cold_reads=0, waiting=0)
         export = OffsetExport(cast(Context, context), None, run_here)

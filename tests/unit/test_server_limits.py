@@ -1,5 +1,6 @@
 """Parts of the broker that go on whatever one connection does, with connections that only pretend."""
 
+import random
 import time
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -9,13 +10,16 @@ import pytest
 from metaq.config import load
 from metaq.message import MessageQueue
 from metaq.protocol.codes import Request
-from metaq.protocol.remoting import FrameReader
+from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request
+from metaq.protocol.text import CommandReader, TextLimits
 from metaq.server import locks
 from metaq.server.front import Front
 from metaq.server.locks import LOCK_S, QueueLocks
 from metaq.server.look import Looks, Question
-from metaq.server.permissions import ANYBODY
-from metaq.server.remoting import SMALL_BYTES, RemotingSession
+from metaq.server.memory import Memory
+from metaq.server.permissions import ANONYMOUS, ANYBODY, Principal
+from metaq.server.remoting import Answer, Kept, RemotingSession
+from metaq.server.textsession import TextSession
 from metaq.store.files import Read
 
 LIMIT: Final = 4096
@@ -37,16 +41,22 @@ class Host:
     max_unsent_bytes = LIMIT
     spent = False
     anonymous = ANYBODY
-    unfinished_bytes = 0
-    most_unfinished_bytes = 3 * SMALL_BYTES
+
+    def __init__(self, most: int = 1 << 30) -> None:
+        self.now_s = 0.0
+        self.sessions: list[Any] = []
+        self.memory = Memory(self.sessions, self.now)
+        self.memory.most = most
 
     def io(self, fd: int, events: int) -> Watcher:
         return Watcher()
 
     def now(self) -> float:
-        return 0.0
+        return self.now_s
 
-    def closed(self, session: RemotingSession) -> None: ...
+    def closed(self, session: Any) -> None:
+        if session in self.sessions:
+            self.sessions.remove(session)
 
 
 class FullStream:
@@ -72,22 +82,100 @@ def test_a_client_that_does_not_read_is_not_told_for_ever() -> None:
     assert int(repr(session).rstrip(">").rpartition(" ")[2]) < 2 * LIMIT
 
 
-def test_frames_that_never_end() -> None:
-    """SG-054: together have a limit; who goes beyond it with much is closed, and gives its room back."""
-    host: Any = Host()
-    sessions = [RemotingSession(cast(Any, FullStream()), ("127.0.0.1", number), FrameReader(), host) for number in range(4)]
-    head = (1 << 24).to_bytes(4) + (20).to_bytes(4)
-    one, two, small, late = sessions
-    for session, size in ((one, SMALL_BYTES + 1), (two, SMALL_BYTES + 1), (small, SMALL_BYTES), (late, SMALL_BYTES + 1)):
-        session.receive(head + bytes(size - len(head)))
-    assert [session.closed for session in sessions] == [False, False, False, True]
-    assert host.unfinished_bytes == 3 * SMALL_BYTES + 2
-    one.close()
-    two.receive(bytes(SMALL_BYTES - 1))
-    assert (two.closed, host.unfinished_bytes) == (False, 3 * SMALL_BYTES)
-    for session in sessions:
+MIB: Final = 1 << 20
+FRAME: Final = (1 << 24).to_bytes(4) + (20).to_bytes(4)
+"""The head of one of 16 MiB."""
+PUT: Final = b"put t 0 1048576 0 1\r\n"
+
+
+def remoting(host: Host, *, named: bool = False) -> RemotingSession:
+    """A connection that has said nothing yet."""
+    session = RemotingSession(cast(Any, FullStream()), ("127.0.0.1", 1), FrameReader(), cast(Any, host))
+    session.principal = Principal("named" if named else ANONYMOUS, admin=True)
+    host.sessions.append(session)
+    return session
+
+
+def text(host: Host) -> TextSession:
+    session = TextSession(
+        cast(Any, FullStream()), ("127.0.0.1", 1), CommandReader(TextLimits(max_body_bytes=MIB)), cast(Any, host)
+    )
+    host.sessions.append(session)
+    return session
+
+
+def test_what_never_ends_makes_room() -> None:
+    """SG-054: beyond the limit those go that have kept most for longest, of both protocols, until an eighth is free."""
+    host = Host(most=8 * MIB)
+    old = [remoting(host) if number % 2 else text(host) for number in range(8)]
+    for session in old:
+        session.receive((FRAME if isinstance(session, RemotingSession) else PUT) + bytes(MIB - 100))
+    host.now_s = 10.0
+    assert host.memory.held == sum(session.kept_waiting[0] for session in old) <= host.memory.most
+    new = remoting(host)
+    new.receive(FRAME + bytes(2 * MIB))
+    assert not new.closed  # though it holds more than each of the others: it has just begun
+    assert host.memory.held <= 7 * MIB
+    assert [session.closed for session in old].count(True) == host.memory.evicted == 3
+    for session in host.sessions[:]:
         session.close()
-    assert host.unfinished_bytes == 0
+    assert host.memory.held == 0
+
+
+def test_strangers_make_room_first() -> None:
+    """E-05, SG-054: who has logged in goes on with what is large and old; a stranger's half line costs it no connection."""
+    host = Host(most=8 * MIB)
+    client, person = remoting(host, named=True), text(host)
+    client.receive(FRAME + bytes(4 * MIB))
+    person.receive(b"get t ")
+    host.now_s = 60.0
+    strangers = [remoting(host) for _ in range(5)]
+    for session in strangers:
+        session.receive(FRAME + bytes(MIB))
+        host.now_s += 0.01
+    assert (client.closed, person.closed) == (False, False)
+    assert 0 < [session.closed for session in strangers].count(True) < 3
+    greedy = remoting(host, named=True)
+    greedy.receive(FRAME + bytes(7 * MIB))
+    assert not person.closed
+    assert host.memory.held <= 7 * MIB
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_account_is_what_is_held(seed: int) -> None:
+    """SG-054, SG-089: whatever comes, is owed, is answered, is not read and is closed, in any order and any slices."""
+    chance, host = random.Random(seed), Host(most=MIB)
+    owed: list[tuple[RemotingSession, Kept]] = []
+
+    def request(session: RemotingSession, command: RemotingCommand) -> None:
+        if chance.random() < 0.5:
+            owed.append((session, session.owe(command, chance.choice((0, len(command.body))))))
+        else:
+            session.respond(command, Answer(body=(bytes(chance.randrange(20_000)),)))
+
+    cast(Any, host).request = request
+    for _ in range(300):
+        host.now_s += chance.random()
+        if len(host.sessions) < 6:
+            remoting(host, named=chance.random() < 0.5)
+        session: RemotingSession = chance.choice(host.sessions)
+        match chance.randrange(6):
+            case 0 | 1 | 2:
+                frames = b"".join(encode_request(1, number, {"a": "b" * number}, bytes(5000)) for number in range(4))
+                session.receive(frames[chance.randrange(2) * 8 : chance.randrange(9, len(frames))])
+            case 3 if owed:
+                session, kept = owed.pop(chance.randrange(len(owed)))
+                session.pay(kept, Answer(body=(bytes(chance.randrange(20_000)),)))
+            case 4:
+                session._drop_sent(0)
+                session._on_writable()
+            case _ if chance.random() < 0.1:
+                session.close()
+        held = sum(each.kept_waiting[0] + each.owed_bytes for each in host.sessions)
+        assert host.memory.held == held <= MIB + sum(each.owed_bytes for each in host.sessions)
+    for each in host.sessions[:]:
+        each.close()
+    assert host.memory.held == 0
 
 
 class Broken(Question):

@@ -7,6 +7,7 @@ import pytest
 
 from metaq.protocol.commands import Command, Stats
 from metaq.protocol.text import CommandReader, TextLimits
+from metaq.server.memory import Memory
 from metaq.server.permissions import ANYBODY
 from metaq.server.textsession import TextSession
 
@@ -28,6 +29,8 @@ class Handlers:
 
     def __init__(self, *, due: bool) -> None:
         self._due = due
+        self.memory = Memory((), self.now)
+        self.memory.most = 1 << 20
 
     def io(self, fd: int, events: int) -> Watcher:
         return Watcher()

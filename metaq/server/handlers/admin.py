@@ -185,6 +185,8 @@ class AdminHandler:
         yield f"version {metaq.__version__}"
         yield f"slave {str(not context.replicas.is_master).lower()}"
         yield f"curr_connections {context.front.connections}"
+        yield f"connections_bytes {context.front.memory.held}"
+        yield f"connections_evicted {context.front.memory.evicted}"
         yield "threads 1"
         yield f"cmd_put {counters.put.count}"
         yield f"cmd_get {counters.get.count}"

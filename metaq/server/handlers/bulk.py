@@ -15,7 +15,7 @@ from metaq.server.context import Context
 from metaq.server.front import RequestHandler
 from metaq.server.handlers.pull import check_readable
 from metaq.server.look import Looks, Question
-from metaq.server.remoting import Answer, RemotingSession, failure
+from metaq.server.remoting import Answer, Kept, RemotingSession, failure
 from metaq.server.session import Buffer
 from metaq.store.bulk import BulkReader, Piece
 from metaq.store.consumequeue import ConsumeQueue
@@ -63,14 +63,18 @@ class BulkHandler:
 class _Fetch(Question):
     """A fetch on its way to its answer."""
 
-    __slots__ = ("_handler", "_header", "_owed", "_request", "session")
+    __slots__ = ("_handler", "_header", "_request", "session")
 
     def __init__(self, handler: BulkHandler, session: RemotingSession, request: RemotingCommand, header: BulkFetch) -> None:
         self._handler = handler
         self.session: RemotingSession = session
-        self._request = request
+        self._request: RemotingCommand | Kept = request
         self._header = header
-        self._owed = False
+
+    @property
+    def _owed(self) -> bool:
+        """Whether it may wait for the disk."""
+        return isinstance(self._request, Kept)
 
     def look(self, read: Read) -> Answer:
         if not self._owed:
@@ -125,15 +129,11 @@ class _Fetch(Question):
         return pieces
 
     def owe(self) -> None:
-        self._owed = True
         self._handler.owing.add(self.session)
-        self.session.owe()
+        self._request = self.session.owe(self._request)
 
     def found(self, answer: Answer) -> None:
-        if self._owed:
-            self.session.pay(self._request, answer)
-        else:
-            self.session.respond(self._request, answer)
+        self.session.settle(self._request, answer)
 
     def fail(self, error: MetaqError) -> None:
         self.found(failure(error))

@@ -54,7 +54,8 @@ class ClientAdminHandler:
         header = decode_header(RunningInfo, request.fields)
         demand(session.principal, Action.INSPECT, header.consumer_group)
         member = self._member(header.consumer_group, header.client_id)
-        self._later.run(session, request, lambda: self._relay(member, request.code, encode_header(header), b""))
+        fields, code = encode_header(header), request.code
+        self._later.run(session, request, lambda: self._relay(member, code, fields, b""))
 
     def consume_directly(self, session: RemotingSession, request: RemotingCommand) -> None:
         """309: the client consumes one stored message, now, and says how that went."""
@@ -64,8 +65,8 @@ class ClientAdminHandler:
             raise BadRequest(f"the field {'clientId' if header.client_id is None else 'msgId'} is missing")
         member = self._member(header.consumer_group, header.client_id)
         log_offset = decode_offset_id(header.msg_id).log_offset
-        fields = encode_header(header._replace(broker_name=self._context.settings.broker_name))
-        self._later.run(session, request, lambda: self._relay(member, request.code, fields, self._message(log_offset)))
+        fields, code = encode_header(header._replace(broker_name=self._context.settings.broker_name)), request.code
+        self._later.run(session, request, lambda: self._relay(member, code, fields, self._message(log_offset)))
 
     def _message(self, log_offset: int) -> bytes:
         stored = self._context.store.record_at_offset(log_offset, self._read)

@@ -248,10 +248,7 @@ class _Resume(Change):
         self.answer_stored(len(record.body))
 
     def _finish(self) -> None:
-        if self._owed:
-            self.session.pay(self._request, DONE)
-        else:
-            self.session.respond(self._request, DONE)
+        self.session.settle(self._request, DONE)
 
 
 def _nothing(header: EndTransaction, reason: str) -> RequestFailed:

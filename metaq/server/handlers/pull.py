@@ -22,7 +22,7 @@ from metaq.server.handlers.heartbeat import NO_SQL_FILTER
 from metaq.server.hold import Holds
 from metaq.server.look import Looks, Question
 from metaq.server.permissions import Action, Principal, demand
-from metaq.server.remoting import Answer, RemotingSession
+from metaq.server.remoting import Answer, Kept, RemotingSession
 from metaq.server.session import Buffer
 from metaq.store.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
 from metaq.store.files import Read
@@ -170,7 +170,7 @@ def check_readable(context: Context, principal: Principal, name: str, partition:
 class _Pull(Question):
     """A pull on its way to its answer."""
 
-    __slots__ = ("_deadline", "_filter", "_handler", "_header", "_hold", "_offset", "_owed", "_request", "session")
+    __slots__ = ("_deadline", "_filter", "_handler", "_header", "_hold", "_offset", "_request", "session")
 
     def __init__(
         self,
@@ -182,14 +182,13 @@ class _Pull(Question):
     ) -> None:
         self._handler = handler
         self.session: RemotingSession = session
-        self._request = request
+        self._request: RemotingCommand | Kept = request
         self._header = header
         self._filter = wanted
         self._offset = header.queue_offset
         wait_ms = header.suspend_timeout_millis if header.sys_flag & PULL_SUSPENDS else 0
         wait_ms = min(wait_ms, handler.context.settings.max_hold_ms)
         self._deadline = handler.context.front.now() + wait_ms / 1000 if wait_ms > 0 else 0.0
-        self._owed = False
         self._hold: Any = None
 
     def look(self, read: Read) -> Found:
@@ -259,18 +258,15 @@ class _Pull(Question):
         self._handler.looks.look(self)
 
     def owe(self) -> None:
-        if not self._owed:
-            self._owed = True
-            self.session.owe()
+        if not isinstance(self._request, Kept):
+            self._request = self.session.owe(self._request)
+            self._header = self._header._replace(subscription=None)  # which may be long, and is in the filter
 
     def fail(self, error: MetaqError) -> None:
         self._answer(Answer(error.code, remark=str(error)))
 
     def _answer(self, answer: Answer) -> None:
-        if self._owed:
-            self.session.pay(self._request, answer)
-        else:
-            self.session.respond(self._request, answer)
+        self.session.settle(self._request, answer)
 
 
 # -- reading a partition ----------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ from metaq.registry.kvconfig import ORDER_TOPICS, KvConfig
 from metaq.registry.routes import BrokerKey, Registered, Removed, RouteTables
 from metaq.server.front import RequestHandler
 from metaq.server.permissions import Action, demand
-from metaq.server.remoting import DONE, Answer, RemotingSession, failure
+from metaq.server.remoting import DONE, Answer, Kept, RemotingSession, failure
 from metaq.store.files import Run
 
 logger = logging.getLogger(__name__)
@@ -262,10 +262,9 @@ class RegistryHandler:
         if self._changes >= MOST_CHANGES:
             raise Overloaded(f"{MOST_CHANGES} changes of keys wait for the disk already", retry_after_ms=RETRY_MS)
         self._changes += 1
-        session.owe()
-        gevent.spawn(self._change_one_at_a_time, session, request, change)
+        gevent.spawn(self._change_one_at_a_time, session, session.owe(request), change)
 
-    def _change_one_at_a_time(self, session: RemotingSession, request: RemotingCommand, change: Callable[[], None]) -> None:
+    def _change_one_at_a_time(self, session: RemotingSession, request: Kept, change: Callable[[], None]) -> None:
         answer = DONE
         try:
             with self._changing:

@@ -2,13 +2,16 @@
 
 A request is an ordinary message that names its sender. Whoever consumes it sends the reply to any broker that the sender is
 connected to, and that one pushes it over the sender's connection.
+
+Who may reply is who may publish to the reply topic of the cluster, which no reply may leave. Whom it reaches is what its sender
+says; that it belongs to a request the requester sees by the correlation id, which only those know who may read the request.
 """
 
 import logging
 from functools import partial
 from typing import Final, NamedTuple
 
-from metaq.errors import MetaqError, Overloaded
+from metaq.errors import AccessDenied, MetaqError, Overloaded
 from metaq.protocol import properties
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import PushReply, SendMessage, encode_header
@@ -17,7 +20,8 @@ from metaq.server.context import Context
 from metaq.server.front import RequestHandler
 from metaq.server.handlers.send import SendHandler, read_header
 from metaq.server.registration import written
-from metaq.server.remoting import Answer, RemotingSession
+from metaq.server.remoting import Answer, Kept, RemotingSession
+from metaq.server.tables import reply_topic
 from metaq.server.turn import Turns
 from metaq.server.writing import CLEARED, Draft, owe, stage
 from metaq.store.consumequeue import ConsumeQueue
@@ -33,8 +37,9 @@ class _Reply(NamedTuple):
 
     session: RemotingSession
     """Of the one who replied."""
-    request: RemotingCommand
+    request: Kept
     header: SendMessage
+    body: bytes
     queue: ConsumeQueue
     """Where it is kept."""
 
@@ -48,6 +53,7 @@ class ReplyHandler:
         self._sends = sends
         host = context.store_host
         self._store_host = f"{'.'.join(map(str, host[:4]))}:{int.from_bytes(host[4:])}"
+        self._topic = reply_topic(context.settings.cluster_name)
         self._pushed_bytes = 0
 
     def requests(self) -> dict[int, RequestHandler]:
@@ -56,11 +62,14 @@ class ReplyHandler:
     def reply(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Answered when the requester has taken the reply and it is stored, if replies are."""
         header = read_header(request)
-        reply = _Reply(session, request, header, self._sends.admit(session, header, request.body))
+        if header.topic != self._topic:  # who may publish anywhere else has no say here
+            raise AccessDenied(f"replies go to the topic {self._topic}, not to {header.topic:.255}")
+        queue = self._sends.admit(session, header, request.body)
         if self._pushed_bytes > self._context.settings.max_waiting_bytes:
             reason = f"{self._pushed_bytes} bytes of replies are on their way to requesters (max_waiting_bytes)"
             raise Overloaded(reason, retry_after_ms=RETRY_MS)
-        session.owe()
+        kept = session.owe(request, len(request.body))
+        reply = _Reply(session, kept, header, request.body, queue)
         requester = properties.parse(header.properties or "").get(properties.REPLY_TO, "")
         receiver = self._context.clients.sender(requester)
         if receiver is None:
@@ -81,7 +90,7 @@ class ReplyHandler:
         return encode_header(PushReply(*header[:8], *hosts, now_ms, own, header.reconsume_times, header.unit_mode))
 
     def _answered(self, reply: _Reply, requester: str, answer: RemotingCommand | None) -> None:
-        self._pushed_bytes -= len(reply.request.body)
+        self._pushed_bytes -= len(reply.body)
         failure = None
         if answer is None:
             failure = f"the requester {requester!r} did not take the reply"
@@ -100,17 +109,17 @@ class ReplyHandler:
             except MetaqError as error:  # whoever waits for it has it all the same
                 logger.warning("reply not stored topic=%s reason=%s", reply.header.topic, error)
             else:
-                owe(self._turns, session, request, answer, len(request.body))
+                owe(self._turns, session, request, answer, len(reply.body))
                 return
         session.pay(request, answer)
 
     def _store(self, reply: _Reply) -> dict[str, str]:
         """Stage the reply; return the fields that say where it is."""
-        session, request, header, queue = reply
+        session, _, header, body, queue = reply
         self._turns.check_load()
         self._context.store.check_writable()
         draft = Draft(
-            *(queue.topic, queue.partition, request.body, properties.parse(header.properties or ""), header.flag),
+            *(queue.topic, queue.partition, body, properties.parse(header.properties or ""), header.flag),
             *(header.sys_flag & CLEARED, header.born_timestamp, session.born_host, header.reconsume_times),
         )
         placed = stage(self._context, draft)
