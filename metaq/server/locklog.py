@@ -75,12 +75,14 @@ class LockLog:
     # -- what clients ask ---------------------------------------------------------------------------------------------
 
     def lock(self, session: RemotingSession, request: RemotingCommand, wanted: QueueSet) -> Answer | None:
-        """Take queues, or renew the locks; the answer comes when that is safe.
+        """Take queues that there are, or renew the locks; the answer comes when that is safe.
 
         A master that is replaced gives none. When the disk is full, locks are kept in memory only: consumers go on.
         """
         self._store.check_master()
-        taken = self._locks.lock(wanted.group, wanted.client_id, wanted.queues, self._store.clock.monotonic())
+        queues, now_s = [queue for queue in wanted.queues if self._is_here(queue)], self._store.clock.monotonic()
+        owner = f"{session.principal.name}@{session.address[0]}"
+        taken = self._locks.lock(wanted.group, wanted.client_id, queues, now_s, owner)
         answer = Answer(body=(encode_locked(taken),))
         if not taken:
             return answer
@@ -95,12 +97,17 @@ class LockLog:
         self._turns.staged(_Locking(session, session.owe(request), answer))
         return None
 
+    def _is_here(self, queue: MessageQueue) -> bool:
+        topic = self._context.topics.get(queue.topic)
+        ours = queue.broker_name == self._context.settings.broker_name
+        return ours and topic is not None and 0 <= queue.partition < topic.all_partitions
+
     def unlock(self, given: QueueSet) -> None:
         """Give back queues; not waited for."""
         self._store.check_master()
-        self._locks.unlock(given.group, given.client_id, given.queues)
-        if given.queues and self._store.writable:
-            self._stage(given, given.queues, held=False)
+        freed = self._locks.unlock(given.group, given.client_id, given.queues)
+        if freed and self._store.writable:
+            self._stage(given, freed, held=False)
             note(self._turns, _not_kept)
 
     def expire(self) -> None:

@@ -4,6 +4,7 @@ A lock lasts ``LOCK_S`` from when it was last taken; clients renew theirs every 
 call says what time it is, in monotonic seconds.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -12,6 +13,12 @@ from metaq.message import MessageQueue
 LOCK_S: Final = 60.0
 MOST_LOCKS: Final = 200_000
 """Of all groups together, some 60 MB; beyond it nobody gets another one."""
+MOST_OF_ONE: Final = MOST_LOCKS // 8
+"""Of whoever asks, whatever group and client it names: no other group is locked out by that."""
+EXPIRE_S: Final = 1.0
+"""Pause between two looks for locks that have run out, where there is no room: one takes 20 ms."""
+NOBODY: Final = ""
+"""Who asked for a lock that was found in the log."""
 
 
 class _Lock(NamedTuple):
@@ -19,6 +26,8 @@ class _Lock(NamedTuple):
 
     client_id: str
     until_s: float
+    owner: str
+    """Who asked for it, as far as nobody can choose that."""
 
 
 class QueueLocks:
@@ -26,31 +35,57 @@ class QueueLocks:
 
     def __init__(self) -> None:
         self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
+        self._owned: Counter[str] = Counter()
+        self._expired_s = 0.0
 
     def __len__(self) -> int:
         return len(self._locks)
 
-    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue], now_s: float) -> list[MessageQueue]:
-        """Take, or keep, those of ``queues`` that nobody else has, as far as there is room; return them."""
-        taken = [queue for queue in queues if self.holder(group, queue, now_s) in (None, client_id)]
-        if len(self._locks) + len(taken) > MOST_LOCKS:
+    def lock(
+        self, group: str, client_id: str, queues: Iterable[MessageQueue], now_s: float, owner: str = NOBODY
+    ) -> list[MessageQueue]:
+        """Take, or keep, those of ``queues`` that nobody else has, as far as there is room for ``owner``; return them."""
+        taken = [queue for queue in dict.fromkeys(queues) if self.holder(group, queue, now_s) in (None, client_id)]
+        new = sum((group, queue) not in self._locks for queue in taken)
+        if new > self._room(owner) and now_s >= self._expired_s + EXPIRE_S:
             self.expire(now_s)
-            room = MOST_LOCKS - len(self._locks)
-            kept = [queue for queue in taken if (group, queue) in self._locks]
-            taken = kept + [queue for queue in taken if (group, queue) not in self._locks][:room]
-        self.give(group, client_id, taken, now_s)
-        return taken
+        room, granted = self._room(owner), []
+        for queue in taken:
+            if (group, queue) not in self._locks:
+                room -= 1
+                if room < 0:
+                    continue
+            granted.append(queue)
+        self.give(group, client_id, granted, now_s, owner)
+        return granted
 
-    def give(self, group: str, client_id: str, queues: Iterable[MessageQueue], now_s: float) -> None:
+    def _room(self, owner: str) -> int:
+        return min(MOST_LOCKS - len(self._locks), MOST_OF_ONE - self._owned[owner])
+
+    def give(self, group: str, client_id: str, queues: Iterable[MessageQueue], now_s: float, owner: str = NOBODY) -> None:
         """Have a client hold queues, whoever held them before."""
-        self._locks.update(((group, queue), _Lock(client_id, now_s + LOCK_S)) for queue in queues)
-
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Give back those of ``queues`` that the client has."""
         for queue in queues:
-            held = self._locks.get((group, queue))
-            if held is not None and held.client_id == client_id:
-                del self._locks[group, queue]
+            self._drop((group, queue))
+            self._locks[group, queue] = _Lock(client_id, now_s + LOCK_S, owner)
+            self._owned[owner] += 1
+
+    def _drop(self, key: tuple[str, MessageQueue]) -> None:
+        held = self._locks.pop(key, None)
+        if held is not None:
+            self._owned[held.owner] -= 1
+            if not self._owned[held.owner]:
+                del self._owned[held.owner]
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Give back those of ``queues`` that the client has; return them."""
+        given = [
+            queue
+            for queue in dict.fromkeys(queues)
+            if (held := self._locks.get((group, queue))) is not None and held.client_id == client_id
+        ]
+        for queue in given:
+            self._drop((group, queue))
+        return given
 
     def holder(self, group: str, queue: MessageQueue, now_s: float) -> str | None:
         """The client that has a queue."""
@@ -59,5 +94,6 @@ class QueueLocks:
 
     def expire(self, now_s: float) -> None:
         """Forget the locks that have run out."""
+        self._expired_s = now_s
         for key in [key for key, held in self._locks.items() if held.until_s <= now_s]:
-            del self._locks[key]
+            self._drop(key)

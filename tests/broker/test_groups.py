@@ -348,6 +348,7 @@ def test_queues_are_locked_by_one_member(broker: BrokerProcess, name: str, join:
     """SG-123: the owner keeps them, others get the rest, and groups do not see each other's."""
     one = join(broker, name, "one@1", serialization=serialization)
     two, stranger = join(broker, name, "two@1"), join(broker, f"{name}-other")
+    create_topic(one.wire, "T", write=3, read=3)
     assert one.lock("T", 0, 1) == [0, 1]
     assert two.lock("T", 0, 1, 2) == [2]
     assert one.lock("T", 0, 2) == [0]

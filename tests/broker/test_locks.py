@@ -13,6 +13,7 @@ from metaq.client import TextClient
 from metaq.errors import Refused
 from metaq.protocol.codes import Request, Response
 from tests.broker import nospace
+from tests.support.admin import create_topic, send
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.cluster import Cluster, wait_caught_up
 from tests.support.consumer import Consumer
@@ -37,6 +38,15 @@ def fill(text: TextClient, size: int) -> None:
             text.put(TOPIC, bytes(size))
 
 
+def with_topic(broker: BrokerProcess) -> BrokerProcess:
+    """The broker, with partitions that can be locked."""
+    with RemotingClient(broker.host, broker.port) as client:
+        create_topic(client, TOPIC, write=4, read=4)
+        for partition in range(4):  # so that a slave has them in its log, whenever it gets the table
+            send(client, TOPIC, b"x", partition=partition)
+    return broker
+
+
 @contextmanager
 def members(broker: BrokerProcess) -> Iterator[tuple[Consumer, Consumer]]:
     """Two of one group."""
@@ -48,7 +58,7 @@ def members(broker: BrokerProcess) -> Iterator[tuple[Consumer, Consumer]]:
 def test_who_has_a_queue_has_it_after_a_restart(tmp_path: Path, durability: str) -> None:
     """SG-005, SG-123, F-KILL: the others do not get it, whoever asks first; what was given back is free."""
     with BrokerProcess(tmp_path / "data", durability=durability) as broker:
-        with members(broker) as (one, two):
+        with members(with_topic(broker)) as (one, two):
             assert one.lock(TOPIC, 0, 1, 2) == [0, 1, 2]
             one.unlock(TOPIC, 1)
             two.unlock(TOPIC, 0)
@@ -68,7 +78,7 @@ def test_who_has_a_queue_has_it_after_a_restart(tmp_path: Path, durability: str)
 
 def test_what_is_kept(tmp_path: Path) -> None:
     """SG-123: one message for each change and each renewal, none when nobody gets anything."""
-    with BrokerProcess(tmp_path / "data") as broker, members(broker) as (one, two):
+    with BrokerProcess(tmp_path / "data") as broker, members(with_topic(broker)) as (one, two):
         one.lock(TOPIC, 0, 1)
         two.lock(TOPIC, 0, 1)
         one.lock(TOPIC, 0)
@@ -84,7 +94,7 @@ def test_a_promoted_slave_knows_who_has_a_queue(tmp_path: Path) -> None:
     """SG-123, F-FAIL: as the old master knew it; a slave gives none."""
     with Cluster(tmp_path, "--min-in-sync", "1") as cluster:
         master, slave = cluster.pair()
-        with members(master) as (one, two):
+        with members(with_topic(master)) as (one, two):
             assert one.lock(TOPIC, 0, 1) == [0, 1]
             assert two.lock(TOPIC, 2) == [2]
         wait_caught_up(master, slave)
@@ -102,7 +112,7 @@ def test_a_lock_that_too_few_replicas_have_is_not_given(tmp_path: Path) -> None:
     """SG-123, F-PART: another one might be master soon, and would not know of it; it is given when it is safe."""
     with Cluster(tmp_path, "--replica-lag-ms", "1500", "--replica-timeout-ms", "300") as cluster:
         master, slave = cluster.pair()
-        with members(master) as (one, two):
+        with members(with_topic(master)) as (one, two):
             slave.pause()
             answer = one.call(Request.LOCK_BATCH_MQ, {}, one.queue_set(TOPIC, 0))
             assert answer.code in (Response.FLUSH_SLAVE_TIMEOUT, Response.SLAVE_NOT_AVAILABLE)
@@ -117,7 +127,7 @@ def test_a_lock_that_too_few_replicas_have_is_not_given(tmp_path: Path) -> None:
 def test_locks_are_given_while_the_disk_is_full(tmp_path: Path) -> None:
     """SG-123, P24: in memory only: what is there goes on being consumed in order."""
     small = ("--segment-bytes", "65536", "--max-body-bytes", "4096", "--max-branch-bytes", "16384")
-    with Cramped(tmp_path / "data", *small) as broker, members(broker) as (one, two):
+    with Cramped(tmp_path / "data", *small) as broker, members(with_topic(broker)) as (one, two):
         (tmp_path / "full").touch()
         with TextClient(broker.host, broker.port) as text:
             for size in (1000, 1):
@@ -125,3 +135,16 @@ def test_locks_are_given_while_the_disk_is_full(tmp_path: Path) -> None:
         assert one.lock(TOPIC, 0) == [0]
         assert two.lock(TOPIC, 0, 1) == [1]
         assert "locks are not kept" in broker.stderr()
+
+
+def test_only_what_there_is_can_be_locked(tmp_path: Path) -> None:
+    """SG-123, E-05: neither a partition that its topic does not have, nor another topic's or broker's; and nothing is kept."""
+    with BrokerProcess(tmp_path / "data") as broker, members(with_topic(broker)) as (one, two):
+        assert one.lock(TOPIC, -1, 4, 1 << 30) == []
+        assert one.lock("nowhere", 0) == []
+        foreign = one.queue_set(TOPIC, 0).replace(b'"metaq"', b'"other"')
+        assert b'"lockOKMQSet":[]' in one.call(Request.LOCK_BATCH_MQ, {}, foreign).body
+        assert two.lock(TOPIC, 3, 3, 4) == [3]
+        with RemotingClient(broker.host, broker.port) as client:
+            rows = [orjson.loads(record.body) for record in records(client, LOCKS)]
+        assert [row["queues"] for row in rows] == [[[TOPIC, "metaq", 3]]]

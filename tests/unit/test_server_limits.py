@@ -217,6 +217,21 @@ def test_there_is_room_for_so_many_locks(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(table) == 3
 
 
+def test_nobody_takes_the_locks_of_all_groups() -> None:
+    """SG-123, E-05: whatever groups and clients one names in its requests, there is room for the others."""
+    table = QueueLocks()
+    queues = [MessageQueue("T", "metaq", number) for number in range(16_000)]
+    for number in range(14):
+        table.lock(f"made-up-{number}", f"client-{number}", queues, 0.0, "eve@10.0.0.66")
+    assert len(table) == locks.MOST_OF_ONE
+    assert table.lock("billing", "one", queues[:9], 0.0, "billing@10.0.0.7") == queues[:9]
+    assert table.lock("billing", "one", queues[:9], 1.0, "billing@10.0.0.8") == queues[:9]
+    table.unlock("made-up-0", "client-0", queues)
+    assert table.lock("made-up-0", "client-0", [*queues[:9], *queues[:9]], 0.0, "eve@10.0.0.66") == queues[:9]
+    table.expire(1.0 + LOCK_S)
+    assert (len(table), len(table._owned)) == (0, 0)
+
+
 class Loop:
     """A loop whose clock is set an hour ahead."""
 
