@@ -138,9 +138,17 @@ class RouteTables:
         return Registered(first, replaced, self.master(key.name) if key.number != MASTER else None)
 
     def _merge(self, broker: str, topics: Iterable[TopicConfig]) -> None:
+        known: dict[tuple[int, int, int, int], QueueData] = {}  # most topics are alike, and there may be thousands
         for topic in topics:
-            queue = QueueData(broker, topic.read_queues, topic.write_queues, topic.permission, topic.sys_flag)
-            self._topics.setdefault(topic.name, {})[broker] = queue
+            numbers = topic.read_queues, topic.write_queues, topic.permission, topic.sys_flag
+            queue = known.get(numbers)
+            if queue is None:
+                queue = known[numbers] = QueueData(broker, *numbers)
+            queues = self._topics.get(topic.name)
+            if queues is None:
+                self._topics[topic.name] = {broker: queue}
+            else:
+                queues[broker] = queue
 
     def refresh(self, name: str, address: str, now_ms: int) -> bool:
         """Count a sign of life; whether the process is known."""
@@ -196,9 +204,12 @@ class RouteTables:
         return removed
 
     def _forget_topics(self, broker: str, why: str, now_ms: int) -> None:
-        lost = frozenset(topic for topic, queues in self._topics.items() if queues.pop(broker, None) is not None)
+        lost = frozenset(topic for topic, queues in self._topics.items() if broker in queues)
         for topic in lost:
-            if not self._topics[topic]:
+            queues = self._topics[topic]
+            if len(queues) > 1:
+                del queues[broker]
+            else:
                 del self._topics[topic]
         self._departed[broker] = _Departed(now_ms, why, lost)
         if len(self._departed) > MAX_DEPARTED:

@@ -58,6 +58,10 @@ UNCHANGEABLE: Final = frozenset(("configBlackList", "configStorePath", "kvConfig
 ORDER_MESSAGE_ENABLE: Final = "orderMessageEnable"
 MOST_CHANGES: Final = 256
 """Changes of keys that wait for the disk at once."""
+READ_AT_ONCE_BYTES: Final = 32 * 1024
+"""Of a registration: a longer one is read in a thread, which takes up to 0.1 s for 20,000 topics."""
+MOST_READING: Final = 16
+"""Registrations that are read so, or wait for it, with up to 4 MiB each."""
 RETRY_MS: Final = 100
 
 
@@ -72,6 +76,8 @@ class RegistryHandler:
         self._run = run
         self._changing = BoundedSemaphore(1)
         self._changes = 0  # that wait for the disk
+        self._reading_now = BoundedSemaphore(1)
+        self._reading = 0  # registrations
         self._watched: set[RemotingSession] = set()
         self._order_in_routes = settings.order_message_enable
         for problem in config.problems:
@@ -149,12 +155,33 @@ class RegistryHandler:
         """Topics whose order is configured: topic → ``broker-a:4;broker-b:4``."""
         return self._config.table(ORDER_TOPICS) or {}
 
-    def register_broker(self, session: RemotingSession, request: RemotingCommand) -> Answer:
+    def register_broker(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """103."""
         header = decode_header(RegisterBroker, request.fields)
         if header.body_crc32 and body_crc(request.body) != header.body_crc32:
             raise ChecksumMismatch(f"the body's checksum is {body_crc(request.body)}, not {header.body_crc32} as announced")
-        table = decode_registration(request.body, request.version, header.compressed)
+        if len(request.body) <= READ_AT_ONCE_BYTES and not self._reading:
+            return self._enter(session, header, _read_table(request, header))
+        if self._reading >= MOST_READING:
+            raise Overloaded(f"{MOST_READING} registrations are being read already", retry_after_ms=RETRY_MS)
+        self._reading += 1
+        session.owe()
+        gevent.spawn(self._read_in_turn, session, request, header)
+        return None
+
+    def _read_in_turn(self, session: RemotingSession, request: RemotingCommand, header: RegisterBroker) -> None:
+        """Read a long registration in a thread, and the next one after it: a short one may say something newer."""
+        try:
+            with self._reading_now:
+                table = self._run(partial(_read_table, request, header))
+                answer = DONE if session.closed else self._enter(session, header, table)
+        except MetaqError as error:
+            answer = failure(error)
+        finally:
+            self._reading -= 1
+        session.pay(request, answer)
+
+    def _enter(self, session: RemotingSession, header: RegisterBroker, table: TopicTable) -> Answer:
         key = BrokerKey(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
         done = self.register(key, header.ha_server_addr, table, session, header.heartbeat_timeout_millis)
         fields = {}
@@ -315,6 +342,10 @@ class RegistryHandler:
                 raise BadRequest(f"{name}={value[:40]}: only {ORDER_MESSAGE_ENABLE}=true or false can be changed while it runs")
         self._order_in_routes = wanted.get(ORDER_MESSAGE_ENABLE, str(self._order_in_routes).lower()) == "true"
         return DONE
+
+
+def _read_table(request: RemotingCommand, header: RegisterBroker) -> TopicTable:
+    return decode_registration(request.body, request.version, header.compressed)
 
 
 def _body(body: bytes) -> Answer:
