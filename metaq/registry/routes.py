@@ -31,6 +31,12 @@ UNIT_SUBSCRIBED: Final = 2
 MAX_DEPARTED: Final = 64
 """Brokers remembered after they went, so that a missing route can be explained."""
 MASTER: Final = 0
+TOPICS_BEFORE_REST: Final = 4096
+"""That are entered in a millisecond or two."""
+
+
+def nobody_waits() -> None:
+    """What there is to do for others while a short registration is entered."""
 
 
 class BrokerKey(NamedTuple):
@@ -116,8 +122,12 @@ class RouteTables:
         connection: Hashable | None,
         now_ms: int,
         timeout_ms: int | None = None,
+        rest: Callable[[], None] = nobody_waits,
     ) -> Registered:
-        """Enter or refresh a process. Topics are merged: those that ``table`` does not name stay as they are."""
+        """Enter or refresh a process. Topics are merged: those that ``table`` does not name stay as they are.
+
+        ``rest`` is called again and again while there are many; whatever happens to the tables meanwhile counts.
+        """
         self._departed.pop(key.name, None)
         group = self._groups.setdefault(key.name, _Group(key.cluster))
         group.cluster = key.cluster
@@ -134,12 +144,16 @@ class RouteTables:
         )
         # Without a master the replica with the smallest number speaks for the name: readers need the topics.
         if key.number == min(group.processes) and (known is None or not known.same(table.version)):
-            self._merge(key.name, table.topics.values())
+            self._merge(key.name, table.topics.values(), rest)
         return Registered(first, replaced, self.master(key.name) if key.number != MASTER else None)
 
-    def _merge(self, broker: str, topics: Iterable[TopicConfig]) -> None:
+    def _merge(self, broker: str, topics: Iterable[TopicConfig], rest: Callable[[], None]) -> None:
         known: dict[tuple[int, int, int, int], QueueData] = {}  # most topics are alike, and there may be thousands
-        for topic in topics:
+        for count, topic in enumerate(topics, 1):
+            if not count % TOPICS_BEFORE_REST:
+                rest()
+                if broker not in self._groups:  # it has left
+                    return
             numbers = topic.read_queues, topic.write_queues, topic.permission, topic.sys_flag
             queue = known.get(numbers)
             if queue is None:

@@ -46,7 +46,7 @@ from metaq.protocol.routes import (
     encode_topic_list,
 )
 from metaq.registry.kvconfig import ORDER_TOPICS, KvConfig
-from metaq.registry.routes import BrokerKey, Registered, Removed, RouteTables
+from metaq.registry.routes import BrokerKey, Registered, Removed, RouteTables, nobody_waits
 from metaq.server.front import RequestHandler
 from metaq.server.permissions import Action, demand
 from metaq.server.remoting import DONE, Answer, RemotingSession, failure
@@ -138,12 +138,13 @@ class RegistryHandler:
         table: TopicTable,
         session: RemotingSession | None = None,
         timeout_ms: int | None = None,
+        rest: Callable[[], None] = nobody_waits,
     ) -> Registered:
-        """Enter a broker; without a session it is the one of this process."""
+        """Enter a broker; without a session it is the one of this process. ``rest`` is called while it takes long."""
         if session is not None and session not in self._watched:
             self._watched.add(session)
             session.closing.append(partial(self._closed, session))
-        done = self.tables.register(key, ha_address, table, session, self.now_ms, timeout_ms)
+        done = self.tables.register(key, ha_address, table, session, self.now_ms, timeout_ms, rest)
         if done.first:
             logger.info("broker registered broker=%s topics=%d", key, len(table.topics))
         if done.replaced is not None:
@@ -174,16 +175,22 @@ class RegistryHandler:
         try:
             with self._reading_now:
                 table = self._run(partial(_read_table, request, header))
-                answer = DONE if session.closed else self._enter(session, header, table)
+                answer = DONE if session.closed else self._enter(session, header, table, partial(gevent.sleep, 0))
         except MetaqError as error:
             answer = failure(error)
         finally:
             self._reading -= 1
         session.pay(request, answer)
 
-    def _enter(self, session: RemotingSession, header: RegisterBroker, table: TopicTable) -> Answer:
+    def _enter(
+        self,
+        session: RemotingSession,
+        header: RegisterBroker,
+        table: TopicTable,
+        rest: Callable[[], None] = nobody_waits,
+    ) -> Answer:
         key = BrokerKey(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
-        done = self.register(key, header.ha_server_addr, table, session, header.heartbeat_timeout_millis)
+        done = self.register(key, header.ha_server_addr, table, session, header.heartbeat_timeout_millis, rest)
         fields = {}
         if done.master is not None:
             fields = {"haServerAddr": done.master.ha_address, "masterAddr": done.master.address}
