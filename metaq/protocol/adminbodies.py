@@ -237,9 +237,9 @@ def encode_offset_list(offsets: Offsets) -> bytes:
     return fastjson.encode({"offsetTable": rows})
 
 
-def decode_offsets(body: bytes) -> dict[MessageQueue, int]:
-    """The offsets in the body of 220 and of the answers to 221 and 222; ``BadRequest``."""
-    content = fastjson.decode(body)
+def decode_offsets(body: bytes, most_lenient: int = fastjson.MAX_LENIENT_BYTES) -> dict[MessageQueue, int]:
+    """The offsets in the body of 220 and of the answers to 221 and 222; ``BadRequest``, also as of ``fastjson.decode``."""
+    content = fastjson.decode(body, most_lenient)
     table = content.get("offsetTable", content.get("messageQueueTable")) if isinstance(content, dict) else None
     if not isinstance(table, dict) or not all(isinstance(key, MessageQueue) and type(table[key]) is int for key in table):
         raise BadRequest("the body has no table of offsets by message queue")

@@ -35,6 +35,10 @@ HEAD_SIZE: Final = 8
 LENGTH_SIZE: Final = 4
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
 """The largest frame that Java clients accept, and this broker too."""
+MAX_HEADER_BYTES: Final = 256 * 1024
+"""A header with the longest properties, each byte of them escaped, has less."""
+MOST_FIELDS: Final = 256
+"""In one header: ten times what any client sends."""
 
 _COMPACT_HEAD: Final = struct.Struct(">hbhiii")  # code, language, version, opaque, flag, length of the remark
 _NAME_LENGTH: Final = struct.Struct(">h")
@@ -106,7 +110,7 @@ class FrameReader:
         while end - at >= HEAD_SIZE:
             length, header = HEAD.unpack_from(data, at)
             size = header & _HEADER_LENGTH
-            if not 4 <= length <= limit or header >> 24 > COMPACT or size > length - 4:
+            if not 4 <= length <= limit or header >> 24 > COMPACT or size > min(length - 4, MAX_HEADER_BYTES):
                 self.error = self._wrong(length, header)
                 break
             start = at + HEAD_SIZE
@@ -130,7 +134,10 @@ class FrameReader:
             return StreamLost(f"a frame of {length} bytes; between 4 and {self._limit} are allowed")
         if header >> 24 > COMPACT:
             return StreamLost(f"unknown header serialization {header >> 24}; 0 (JSON) and 1 (compact) are known")
-        return StreamLost(f"a header of {header & _HEADER_LENGTH} bytes in a frame of {length}")
+        size = header & _HEADER_LENGTH
+        if size > MAX_HEADER_BYTES:
+            return StreamLost(f"a header of {size} bytes; at most {MAX_HEADER_BYTES} are allowed")
+        return StreamLost(f"a header of {size} bytes in a frame of {length}")
 
 
 def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
@@ -147,6 +154,8 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
         in_range = not ((code + _BIAS) | (opaque + _BIAS) | (flag + _BIAS) | (version + _BIAS)) >> 32
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise StreamLost(f"a JSON header that cannot be read: {error}") from error
+    if len(fields) > MOST_FIELDS:
+        raise _too_many_fields(len(fields))
     if not in_range:
         raise StreamLost(f"a JSON header with a number of more than 32 bits: {code}, {opaque}, {flag} or {version}")
     if type(language) is not str:
@@ -154,6 +163,10 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
     if remark is not None:
         remark = str(remark)
     return _new(RemotingCommand, (code, opaque, flag, fields, body, remark, language, version, JSON))
+
+
+def _too_many_fields(count: int) -> StreamLost:
+    return StreamLost(f"a header with {count} fields or more; at most {MOST_FIELDS} are allowed")
 
 
 def _as_text(value: Any) -> str:
@@ -177,12 +190,15 @@ def _decode_compact(header: bytes, body: bytes) -> RemotingCommand:
         end = at + size
         if size < 0 or end > len(header):
             raise StreamLost(f"a compact header with {size} bytes of fields in {len(header)}")
-        fields = {}
+        fields, count = {}, 0
         while at < end:
             name, at = _text(header, at + 2, _NAME_LENGTH.unpack_from(header, at)[0])
             value, at = _text(header, at + 4, _LENGTH.unpack_from(header, at)[0])
             if value:
                 fields[name] = value
+            count += 1
+            if count > MOST_FIELDS:
+                raise _too_many_fields(count)
     except (struct.error, UnicodeDecodeError) as error:
         raise StreamLost(f"a compact header that cannot be read: {error}") from error
     return RemotingCommand(code, opaque, flag, fields, body, remark or None, _language(language), version, COMPACT)

@@ -16,9 +16,12 @@ from metaq.errors import BadRequest
 from metaq.protocol import fastjson
 from metaq.protocol.codes import READ, VERSION_WITH_TOPIC_VERSION, WRITE
 from metaq.protocol.headers import parse_int
-from metaq.protocol.remoting import MAX_FRAME_BYTES
 
-MAX_INFLATED_BYTES: Final = MAX_FRAME_BYTES
+MAX_INFLATED_BYTES: Final = 4 << 20
+MOST_TOPICS: Final = 20_000
+"""In one registration: so many take a registry some 15 ms to enter."""
+MOST_LENIENT: Final = 1 << 18
+"""Bytes of a registration that is not plain JSON, as one with mappings of static topics may be."""
 """Of a compressed registration: what may be sent without compression may be sent with it."""
 DEFLATE_LEVEL: Final = 9
 NO_LIVE_BROKER: Final = "no live broker has it"
@@ -148,8 +151,14 @@ def _topic(name: str, row: Mapping[str, Any]) -> TopicConfig:
 
 
 def _table(value: Mapping[str, Any]) -> TopicTable:
+    _check_count(len(value["topicConfigTable"]))
     topics = {name: _topic(name, row) for name, row in value["topicConfigTable"].items()}
     return TopicTable(_version(value["dataVersion"]), topics)
+
+
+def _check_count(topics: int) -> None:
+    if topics > MOST_TOPICS:
+        raise BadRequest(f"a table of {topics} topics; at most {MOST_TOPICS} can be registered")
 
 
 def _queue(row: Mapping[str, Any]) -> QueueData:
@@ -181,7 +190,7 @@ def decode_registration(body: bytes, version: int, compressed: bool) -> TopicTab
         return TopicTable(DataVersion(0, 0), {})
     if compressed:
         return _deflated_table(body)
-    content = fastjson.decode(body)
+    content = fastjson.decode(body, MOST_LENIENT)
     return _table(content if version < VERSION_WITH_TOPIC_VERSION else content["topicConfigSerializeWrapper"])
 
 
@@ -208,7 +217,9 @@ def _deflated_table(body: bytes) -> TopicTable:
 
     version = _version(fastjson.decode_plain(part()))
     topics: dict[str, TopicConfig] = {}
-    for _ in range(number()):
+    count = number()
+    _check_count(count)
+    for _ in range(count):
         # five words; a 5.x broker adds the topic's attributes
         name, *words, filter_type, _ = part().decode().split(" ", 5)
         read, write, permission = (parse_int(f"of topic {name[:40]} in a registration", word, 32) for word in words)

@@ -31,6 +31,12 @@ UNIT_SUBSCRIBED: Final = 2
 MAX_DEPARTED: Final = 64
 """Brokers remembered after they went, so that a missing route can be explained."""
 MASTER: Final = 0
+TOPICS_BEFORE_REST: Final = 4096
+"""That are entered in a millisecond or two."""
+
+
+def nobody_waits() -> None:
+    """What there is to do for others while a short registration is entered."""
 
 
 class BrokerKey(NamedTuple):
@@ -116,8 +122,12 @@ class RouteTables:
         connection: Hashable | None,
         now_ms: int,
         timeout_ms: int | None = None,
+        rest: Callable[[], None] = nobody_waits,
     ) -> Registered:
-        """Enter or refresh a process. Topics are merged: those that ``table`` does not name stay as they are."""
+        """Enter or refresh a process. Topics are merged: those that ``table`` does not name stay as they are.
+
+        ``rest`` is called again and again while there are many; whatever happens to the tables meanwhile counts.
+        """
         self._departed.pop(key.name, None)
         group = self._groups.setdefault(key.name, _Group(key.cluster))
         group.cluster = key.cluster
@@ -134,13 +144,25 @@ class RouteTables:
         )
         # Without a master the replica with the smallest number speaks for the name: readers need the topics.
         if key.number == min(group.processes) and (known is None or not known.same(table.version)):
-            self._merge(key.name, table.topics.values())
+            self._merge(key.name, table.topics.values(), rest)
         return Registered(first, replaced, self.master(key.name) if key.number != MASTER else None)
 
-    def _merge(self, broker: str, topics: Iterable[TopicConfig]) -> None:
-        for topic in topics:
-            queue = QueueData(broker, topic.read_queues, topic.write_queues, topic.permission, topic.sys_flag)
-            self._topics.setdefault(topic.name, {})[broker] = queue
+    def _merge(self, broker: str, topics: Iterable[TopicConfig], rest: Callable[[], None]) -> None:
+        known: dict[tuple[int, int, int, int], QueueData] = {}  # most topics are alike, and there may be thousands
+        for count, topic in enumerate(topics, 1):
+            if not count % TOPICS_BEFORE_REST:
+                rest()
+                if broker not in self._groups:  # it has left
+                    return
+            numbers = topic.read_queues, topic.write_queues, topic.permission, topic.sys_flag
+            queue = known.get(numbers)
+            if queue is None:
+                queue = known[numbers] = QueueData(broker, *numbers)
+            queues = self._topics.get(topic.name)
+            if queues is None:
+                self._topics[topic.name] = {broker: queue}
+            else:
+                queues[broker] = queue
 
     def refresh(self, name: str, address: str, now_ms: int) -> bool:
         """Count a sign of life; whether the process is known."""
@@ -196,9 +218,12 @@ class RouteTables:
         return removed
 
     def _forget_topics(self, broker: str, why: str, now_ms: int) -> None:
-        lost = frozenset(topic for topic, queues in self._topics.items() if queues.pop(broker, None) is not None)
+        lost = frozenset(topic for topic, queues in self._topics.items() if broker in queues)
         for topic in lost:
-            if not self._topics[topic]:
+            queues = self._topics[topic]
+            if len(queues) > 1:
+                del queues[broker]
+            else:
                 del self._topics[topic]
         self._departed[broker] = _Departed(now_ms, why, lost)
         if len(self._departed) > MAX_DEPARTED:

@@ -167,6 +167,7 @@ class Front:
             opening.on_readable()
         for opening in list(self._openings):
             opening.close()
+        self._pause()
         return self.listeners
 
     def close_listeners(self) -> None:
@@ -274,6 +275,12 @@ class Front:
 
     def closed(self, session: Session) -> None:
         self.sessions.discard(session)
+        self._pause()
+
+    def _pause(self) -> None:
+        """Measure turns no more when no connection is left and none will come: another front may do it."""
+        if not (self._watchers or self.sessions):
+            self.pace.stop()
 
 
 def _no_puts(session: TextSession, commands: Sequence[Command], at: int) -> int:

@@ -136,6 +136,9 @@ class Measured:
         yield measures.LATE, [((lacks,), turns.late[code]) for code, lacks in LACKS.items()]
         yield measures.SEND, [((), turns.send_times)]
         yield measures.SYNC, [((), turns.sync_times)]
+        pace = self.context.front.pace
+        yield measures.TURN, [((), pace.times)]
+        yield _one(measures.LONGEST_TURN, pace.longest_s)
         yield _one(measures.WAITING_BYTES, turns.waiting_bytes)
         yield _one(measures.SENT_BACK, counters.sent_back.count)
         yield _one(measures.DEAD, counters.dead_letter.count)

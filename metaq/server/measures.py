@@ -46,6 +46,10 @@ SEND: Final = _histogram(
     "Seconds from the first put of a turn of the event loop to its answers, which are as safe as promised.",
 )
 SYNC: Final = _histogram("metaq_fsync_seconds", "Seconds that a sync of the log took.")
+TURN: Final = _histogram("metaq_turn_seconds", "Seconds of the processor that each turn of the event loop took.")
+LONGEST_TURN: Final = _gauge(
+    "metaq_longest_turn_seconds", "seconds", "The most seconds of the processor that one turn took, since the start."
+)
 WAITING_BYTES: Final = _gauge("metaq_waiting_bytes", "bytes", "Bytes of puts that wait for the disk or the replicas.")
 SENT_BACK: Final = _counter(
     "metaq_messages_sent_back_total", "messages", "Messages that consumers sent back to be tried again."

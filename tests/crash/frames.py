@@ -27,11 +27,13 @@ from typing import Final, NamedTuple
 
 from metaq.protocol.codes import COMPACT, JSON, Request
 from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request, encode_response
+from metaq.protocol.signature import Credentials
 from tests.crash.command import Result
 from tests.crash.garbage import LEECHES, NUMBERS, Chance, Control, Violation, converse, hang_up, resident_kb, send_some
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
 from tests.support.messages import records, send, send_header, sent
-from tests.support.remoting import RemotingClient
+from tests.support.metrics import Values
+from tests.support.users import SigningClient
 from tests.support.wire import random_slices
 from tests.wire.recordings import read_recordings
 
@@ -41,6 +43,8 @@ FLAGS: Final = (
     *("--max-topics", "300", "--max-groups", "100", "--index-slots", "10000", "--index-entries", "40000"),
 )
 MAX_GROWTH_KB: Final = 10 * 1024
+MOST_TURN_MS: Final = 100
+"""Of the processor for one turn of the loop: 10 for all requests together, 20 for one, and room for slow machines."""
 SETTLE_DEADLINE_S: Final = 60.0
 WARM_UP_SHARE: Final = 10
 """One in so many frames is sent before memory is measured for the first time."""
@@ -186,7 +190,8 @@ def noise(chance: Chance) -> list[bytes]:
     return [chance.choice((b"", b"\0", b"\0\0\0\1")) + chance.randbytes(chance.randrange(1, 200))]
 
 
-KINDS: Final[list[Callable[[Chance], list[bytes]]]] = [
+Kind = Callable[[Chance], list[bytes]]
+KINDS: Final[list[Kind]] = [
     *(recorded, commanded, flipped, flipped, changed, changed),
     *(lying, json_headers, noise),
 ]
@@ -208,9 +213,9 @@ class Stream(NamedTuple):
     """Whether it ends where a frame ends."""
 
 
-def draw_stream(chance: Chance) -> Stream:
+def draw_stream(chance: Chance, every_kind: list[Kind] = KINDS, usual: Kind = recorded) -> Stream:
     """Frames of one kind or of all, until there are enough or the broker no longer listens."""
-    kinds = KINDS if chance.random() < 0.3 else [chance.choice(KINDS), recorded]
+    kinds = every_kind if chance.random() < 0.3 else [chance.choice(every_kind), usual]
     reader = FrameReader()
     data, requests = b"", list[RemotingCommand]()
     frames = silent = 0
@@ -296,8 +301,8 @@ def check_responses(stream: Stream, responses: list[RemotingCommand]) -> None:
 class RemotingControl:
     """A well-behaved client that notices at once when it is not served as it should be."""
 
-    def __init__(self, broker: BrokerProcess) -> None:
-        self._client = RemotingClient(broker.host, broker.port, timeout_s=SOCKET_TIMEOUT_S)
+    def __init__(self, broker: BrokerProcess, who: Credentials | None = None) -> None:
+        self._client = SigningClient(broker.host, broker.port, who, timeout_s=SOCKET_TIMEOUT_S)
         self._bodies: list[bytes] = []
 
     def check(self, chance: Chance) -> None:
@@ -324,11 +329,20 @@ class RemotingControl:
 class Attack:
     """One broker under mutated frames."""
 
-    def __init__(self, broker: BrokerProcess, seed: int) -> None:
+    def __init__(
+        self,
+        broker: BrokerProcess,
+        seed: int,
+        draw: Callable[[Chance], Stream] = draw_stream,
+        control: Credentials | None = None,
+    ) -> None:
+        """``control`` is who the control connections are."""
         self._broker = broker
         self._seed = seed
+        self._draw = draw
         self._pid = broker.pid
-        self._controls = (Control(broker), RemotingControl(broker))
+        self._control = control
+        self._controls = (Control(broker, control), RemotingControl(broker, control))
         self._leeches: list[socket.socket] = []
         self.details: Counter[str] = Counter()
 
@@ -338,7 +352,7 @@ class Attack:
         while self.details["frames"] < end:
             number = self.details["connections"]
             chance = random.Random(f"{self._seed}/{number}")
-            stream = draw_stream(chance)
+            stream = self._draw(chance)
             try:
                 self._one(chance, stream)
                 if number % CONTROL_EVERY == 0:
@@ -394,6 +408,11 @@ class Attack:
         remoting.check_all()
         return resident_kb(self._pid)
 
+    def longest_turn_ms(self) -> int:
+        """Of the processor, since the start."""
+        secret = "" if self._control is None else self._control.secret
+        return round(1000 * Values(self._broker, secret).get("metaq_longest_turn_seconds"))
+
     def close(self) -> None:
         for leech in self._leeches:
             leech.close()
@@ -401,23 +420,35 @@ class Attack:
             control.close()
 
 
+def attack(running: Attack, count: int, most_growth_kb: int = MAX_GROWTH_KB) -> Counter[str]:
+    """Send ``count`` frames; what was counted, how memory grew, and the longest turn of the loop."""
+    running.run(count // WARM_UP_SHARE)
+    before = running.memory_kb()
+    running.run(count - count // WARM_UP_SHARE)
+    after = running.memory_kb()
+    running.check_process()
+    details = running.details
+    for name in before:
+        details[f"{name}_growth_kb"] = after[name] - before[name]
+    details["longest_turn_ms"] = running.longest_turn_ms()
+    if max(after[name] - before[name] for name in before) >= most_growth_kb:
+        raise Violation(f"memory grew from {before} to {after} kB, more than {most_growth_kb} kB")
+    if details["longest_turn_ms"] > MOST_TURN_MS:
+        raise Violation(
+            f"a turn of the loop took {details['longest_turn_ms']} ms of the processor, more than {MOST_TURN_MS} ms"
+        )
+    return details
+
+
 def run(seed: int, count: int) -> Result:
     """Send ``count`` frames; ``Violation`` when the broker breaks a promise."""
     with (
         tempfile.TemporaryDirectory() as folder,
         BrokerProcess(Path(folder) / "data", *FLAGS) as broker,
-        contextlib.closing(Attack(broker, seed)) as attack,
+        contextlib.closing(Attack(broker, seed)) as running,
     ):
-        attack.run(count // WARM_UP_SHARE)
-        before = attack.memory_kb()
-        attack.run(count - count // WARM_UP_SHARE)
-        after = attack.memory_kb()
-        attack.check_process()
-    for name in before:
-        attack.details[f"{name}_growth_kb"] = after[name] - before[name]
-    if max(after[name] - before[name] for name in before) >= MAX_GROWTH_KB:
-        raise Violation(f"seed {seed}: memory grew from {before} to {after} kB, more than {MAX_GROWTH_KB} kB")
-    return Result("frames", range(seed, seed + 1), attack.details["frames"], dict(attack.details))
+        details = attack(running, count)
+    return Result("frames", range(seed, seed + 1), details["frames"], dict(details))
 
 
 def main() -> None:

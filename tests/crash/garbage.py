@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 import metaq
 from metaq.protocol.commands import Command, Get, Invalid, Put, Quit, Stats, Transaction, Version
 from metaq.protocol.replies import MOVED, NOT_FOUND, OK, VALUE, Reply, ReplyReader
+from metaq.protocol.signature import Credentials
 from metaq.protocol.text import TRANSACTION_TYPES, CommandReader, TextLimits, write_get, write_line, write_offset, write_put
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT, decode_messages
 from tests.crash.command import Result
@@ -322,11 +323,13 @@ def resident_kb(pid: int) -> dict[str, int]:
 class Control:
     """A well-behaved client that notices at once when it is not served as it should be."""
 
-    def __init__(self, broker: BrokerProcess) -> None:
+    def __init__(self, broker: BrokerProcess, who: Credentials | None = None) -> None:
         self._connection = broker.connect()
         self._reader = ReplyReader()
         self._position = 0
         self._opaque = 0
+        if who is not None and self.ask(write_line("auth", who.name, who.secret, 0)).code != OK:
+            raise Violation(f"the control connection cannot log in as {who.name}")
 
     def ask(self, frame: bytes) -> Reply:
         self._connection.sendall(frame)

@@ -54,6 +54,7 @@ RUNS: Final = [
     Run("kills", 2_000, spread=False),
     Run("garbage", 300_000, spread=False),
     Run("frames", 300_000, spread=False),
+    Run("strangers", 1_000_000, spread=False),
     Run("handshakes", 100_000, spread=False),
     Run("turns", 100_000, spread=False),
     Run("atomic", 1_000, spread=False, package="tests.xa"),

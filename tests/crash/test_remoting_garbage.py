@@ -11,6 +11,7 @@ import pytest
 from metaq.protocol.codes import Request
 from metaq.protocol.headers import Int32, PullMessage, encode_header
 from metaq.protocol.remoting import encode_request
+from tests.crash import strangers
 from tests.crash.frames import RemotingControl, run
 from tests.crash.garbage import hang_up, resident_kb, send_some
 from tests.support.broker import BrokerProcess, wait_until
@@ -32,6 +33,13 @@ def test_mutated_frames_harm_nobody() -> None:
     result = run(seed=0, count=30_000)
     assert result.cases >= 30_000
     assert min(result.details[name] for name in ("responses", "lost", "reads", "hangs up", "stays", "other protocols")) > 20
+
+
+def test_strangers_and_users_harm_nobody() -> None:
+    """SG-096, E-05: the same of strangers, subscribers and publishers, with bodies of all shapes; no turn takes long."""
+    result = strangers.run(seed=0, count=3000)
+    assert result.cases >= 3000
+    assert min(result.details[name] for name in ("responses", "lost", "reads", "hangs up", "stays", "longest_turn_ms")) > 0
 
 
 def test_a_client_that_never_reads_its_pulls_harms_nobody(broker: BrokerProcess) -> None:

@@ -11,12 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess
 
 
-def fetch(broker: BrokerProcess, path: str, method: str = "GET") -> tuple[int, bytes]:
-    """Status and body of one answer."""
+def fetch(broker: BrokerProcess, path: str, method: str = "GET", secret: str = "") -> tuple[int, bytes]:
+    """Status and body of one answer to whoever has this secret."""
     host, _, port = broker.http.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=SOCKET_TIMEOUT_S)
     try:
-        connection.request(method, path)
+        connection.request(method, path, headers={"Authorization": f"Bearer {secret}"} if secret else {})
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:
@@ -32,9 +32,9 @@ def readiness(broker: BrokerProcess) -> dict[str, Any]:
     return found
 
 
-def families(broker: BrokerProcess) -> dict[str, Metric]:
+def families(broker: BrokerProcess, secret: str = "") -> dict[str, Metric]:
     """What /metrics has, by the name that samples begin with: a counter's with its ``_total``."""
-    status, body = fetch(broker, "/metrics")
+    status, body = fetch(broker, "/metrics", secret=secret)
     assert status == 200, body
     found = text_string_to_metric_families(body.decode())
     return {family.name + ("_total" if family.type == "counter" else ""): family for family in found}
@@ -43,10 +43,10 @@ def families(broker: BrokerProcess) -> dict[str, Metric]:
 class Values:
     """All samples of one scrape."""
 
-    def __init__(self, broker: BrokerProcess) -> None:
+    def __init__(self, broker: BrokerProcess, secret: str = "") -> None:
         self._found = {
             (sample.name, frozenset(sample.labels.items())): sample.value
-            for family in families(broker).values()
+            for family in families(broker, secret).values()
             for sample in family.samples
         }
 

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Final
 
 from metaq.protocol.codes import JSON
-from metaq.protocol.remoting import RemotingCommand
 from metaq.protocol.signature import Credentials
-from tests.support.remoting import RemotingClient
+from tests.support.remoting import TIMEOUT_S, RemotingClient
 
 ADMIN: Final = Credentials("admin", "admin-secret-1")
 READER: Final = Credentials("reader", "reader-secret-1")
@@ -34,13 +33,19 @@ def write_users(path: Path, text: str = USERS) -> Path:
 class SigningClient(RemotingClient):
     """Signs every request as ``who``; without one, signs nothing."""
 
-    def __init__(self, host: str, port: int, who: Credentials | None) -> None:
-        super().__init__(host, port)
+    def __init__(self, host: str, port: int, who: Credentials | None, *, timeout_s: float = TIMEOUT_S) -> None:
+        super().__init__(host, port, timeout_s=timeout_s)
         self.who = who
 
-    def call(
-        self, code: int, fields: Mapping[str, str] | None = None, body: bytes = b"", *, serialization: int = JSON
-    ) -> RemotingCommand:
+    def send(
+        self,
+        code: int,
+        fields: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        oneway: bool = False,
+        serialization: int = JSON,
+    ) -> int:
         if self.who is not None:
             fields = self.who.signed(fields, body)
-        return super().call(code, fields, body, serialization=serialization)
+        return super().send(code, fields, body, oneway=oneway, serialization=serialization)

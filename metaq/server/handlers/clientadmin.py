@@ -29,6 +29,8 @@ KNOWS_RUNNING_INFO: Final = 62
 """V3_1_8: older clients do not answer 307 and 309."""
 KNOWS_STATUS: Final = 28
 """V3_0_7: older clients do not answer 221."""
+MOST_OFFSETS_BYTES: Final = 256 * 1024
+"""Of what a client answers to 221, which is not plain JSON and so is read in a thread: some 4,000 queues."""
 
 
 class ClientAdminHandler:
@@ -37,7 +39,7 @@ class ClientAdminHandler:
     def __init__(self, context: Context, later: Later, run: Run) -> None:
         self._context = context
         self._later = later
-        self._read = read_through(run)
+        self._run, self._read = run, read_through(run)
 
     def requests(self) -> dict[int, RequestHandler]:
         """Code → method."""
@@ -113,7 +115,7 @@ class ClientAdminHandler:
         table: dict[str, dict[MessageQueue, int]] = {}
         for member, answer in zip(members, answers, strict=True):
             if answer is not None and answer.code == Response.SUCCESS:
-                table[member.client.client_id] = decode_offsets(answer.body)
+                table[member.client.client_id] = self._run(partial(decode_offsets, answer.body, MOST_OFFSETS_BYTES))
         return Answer(body=(encode_consumer_status(table),))
 
 

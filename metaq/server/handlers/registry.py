@@ -46,7 +46,7 @@ from metaq.protocol.routes import (
     encode_topic_list,
 )
 from metaq.registry.kvconfig import ORDER_TOPICS, KvConfig
-from metaq.registry.routes import BrokerKey, Registered, Removed, RouteTables
+from metaq.registry.routes import BrokerKey, Registered, Removed, RouteTables, nobody_waits
 from metaq.server.front import RequestHandler
 from metaq.server.permissions import Action, demand
 from metaq.server.remoting import DONE, Answer, Kept, RemotingSession, failure
@@ -58,6 +58,10 @@ UNCHANGEABLE: Final = frozenset(("configBlackList", "configStorePath", "kvConfig
 ORDER_MESSAGE_ENABLE: Final = "orderMessageEnable"
 MOST_CHANGES: Final = 256
 """Changes of keys that wait for the disk at once."""
+READ_AT_ONCE_BYTES: Final = 32 * 1024
+"""Of a registration: a longer one is read in a thread, which takes up to 0.1 s for 20,000 topics."""
+MOST_READING: Final = 16
+"""Registrations that are read so, or wait for it, with up to 4 MiB each."""
 RETRY_MS: Final = 100
 
 
@@ -72,6 +76,8 @@ class RegistryHandler:
         self._run = run
         self._changing = BoundedSemaphore(1)
         self._changes = 0  # that wait for the disk
+        self._reading_now = BoundedSemaphore(1)
+        self._reading = 0  # registrations
         self._watched: set[RemotingSession] = set()
         self._order_in_routes = settings.order_message_enable
         for problem in config.problems:
@@ -132,12 +138,13 @@ class RegistryHandler:
         table: TopicTable,
         session: RemotingSession | None = None,
         timeout_ms: int | None = None,
+        rest: Callable[[], None] = nobody_waits,
     ) -> Registered:
-        """Enter a broker; without a session it is the one of this process."""
+        """Enter a broker; without a session it is the one of this process. ``rest`` is called while it takes long."""
         if session is not None and session not in self._watched:
             self._watched.add(session)
             session.closing.append(partial(self._closed, session))
-        done = self.tables.register(key, ha_address, table, session, self.now_ms, timeout_ms)
+        done = self.tables.register(key, ha_address, table, session, self.now_ms, timeout_ms, rest)
         if done.first:
             logger.info("broker registered broker=%s topics=%d", key, len(table.topics))
         if done.replaced is not None:
@@ -149,14 +156,41 @@ class RegistryHandler:
         """Topics whose order is configured: topic → ``broker-a:4;broker-b:4``."""
         return self._config.table(ORDER_TOPICS) or {}
 
-    def register_broker(self, session: RemotingSession, request: RemotingCommand) -> Answer:
+    def register_broker(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """103."""
         header = decode_header(RegisterBroker, request.fields)
         if header.body_crc32 and body_crc(request.body) != header.body_crc32:
             raise ChecksumMismatch(f"the body's checksum is {body_crc(request.body)}, not {header.body_crc32} as announced")
-        table = decode_registration(request.body, request.version, header.compressed)
+        if len(request.body) <= READ_AT_ONCE_BYTES and not self._reading:
+            return self._enter(session, header, _read_table(request, header))
+        if self._reading >= MOST_READING:
+            raise Overloaded(f"{MOST_READING} registrations are being read already", retry_after_ms=RETRY_MS)
+        self._reading += 1
+        session.owe()
+        gevent.spawn(self._read_in_turn, session, request, header)
+        return None
+
+    def _read_in_turn(self, session: RemotingSession, request: RemotingCommand, header: RegisterBroker) -> None:
+        """Read a long registration in a thread, and the next one after it: a short one may say something newer."""
+        try:
+            with self._reading_now:
+                table = self._run(partial(_read_table, request, header))
+                answer = DONE if session.closed else self._enter(session, header, table, partial(gevent.sleep, 0))
+        except MetaqError as error:
+            answer = failure(error)
+        finally:
+            self._reading -= 1
+        session.pay(request, answer)
+
+    def _enter(
+        self,
+        session: RemotingSession,
+        header: RegisterBroker,
+        table: TopicTable,
+        rest: Callable[[], None] = nobody_waits,
+    ) -> Answer:
         key = BrokerKey(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
-        done = self.register(key, header.ha_server_addr, table, session, header.heartbeat_timeout_millis)
+        done = self.register(key, header.ha_server_addr, table, session, header.heartbeat_timeout_millis, rest)
         fields = {}
         if done.master is not None:
             fields = {"haServerAddr": done.master.ha_address, "masterAddr": done.master.address}
@@ -314,6 +348,10 @@ class RegistryHandler:
                 raise BadRequest(f"{name}={value[:40]}: only {ORDER_MESSAGE_ENABLE}=true or false can be changed while it runs")
         self._order_in_routes = wanted.get(ORDER_MESSAGE_ENABLE, str(self._order_in_routes).lower()) == "true"
         return DONE
+
+
+def _read_table(request: RemotingCommand, header: RegisterBroker) -> TopicTable:
+    return decode_registration(request.body, request.version, header.compressed)
 
 
 def _body(body: bytes) -> Answer:

@@ -45,6 +45,8 @@ BESIDE_BODY: Final = 33 * 1024
 """Of a record: at most 32 KiB of properties and less than 1 KiB of everything else."""
 BATCH_GROWTH: Final = 4
 """A batch takes at most this many times ``max_message_bytes`` in the log, where each of its messages is a whole record."""
+MOST_BATCH_PROPERTIES: Final = 1 << 20
+"""Characters of the properties of a batch, with those of all its messages for each of them: they are looked into one by one."""
 UNUSUAL: Final = ~(COMPRESSED | COMPRESSION_KIND)
 """Bits of a sender's sysFlag that take the long way."""
 SEND_V2: Final = int(Request.SEND_MESSAGE_V2)
@@ -302,7 +304,12 @@ class SendHandler:
         kept = properties.as_sent(shared)
         if kept is not None and not kept[0]:
             shared = ""  # said to the broker only
-        for flag, body, text in decode_batch(data):
+        items = decode_batch(data)
+        characters = sum(len(item.properties) for item in items) + len(items) * len(shared)
+        if characters > MOST_BATCH_PROPERTIES:
+            limit = f"over the limit of {MOST_BATCH_PROPERTIES}"
+            raise MessageIllegal(f"the properties of a batch have {characters} characters, {limit}: send several batches")
+        for flag, body, text in items:
             filled = self._fill(queue, f"{text}\x02{shared}" if shared else text, body)
             if filled is None:
                 raise MessageIllegal(NO_BATCH)
