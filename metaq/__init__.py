@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         HalfMessage,
         Model,
         Outcome,
+        OutcomeUnknown,
         OutgoingMessage,
         Producer,
         PullConsumer,
@@ -39,19 +40,30 @@ if TYPE_CHECKING:
         TextClient,
         TransactionProducer,
         TransactionResult,
+        XaFailed,
+        XaSession,
         connect,
     )
     from metaq.errors import (
+        BadRequest,
         BrokerBusy,
+        ChecksumMismatch,
         ClientClosed,
         ClientError,
+        ConfigError,
         ConnectionFailed,
+        DataLost,
         MetaqError,
+        NotConnected,
+        OffsetOutOfRange,
+        ProtocolError,
         Refused,
         RequestTimeout,
         RouteNotFound,
         RouteProblem,
         SendFailed,
+        StreamLost,
+        SubscriptionInvalid,
     )
     from metaq.message import Message, MessageQueue, PutResult
 
@@ -59,21 +71,29 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Admin",
+    "BadRequest",
     "Batch",
     "BrokerBusy",
+    "ChecksumMismatch",
     "Client",
     "ClientClosed",
     "ClientError",
+    "ConfigError",
     "ConnectionFailed",
     "ConsumeFrom",
+    "DataLost",
     "HalfMessage",
     "Message",
     "MessageQueue",
     "MetaqError",
     "Model",
+    "NotConnected",
+    "OffsetOutOfRange",
     "Outcome",
+    "OutcomeUnknown",
     "OutgoingMessage",
     "Producer",
+    "ProtocolError",
     "PullConsumer",
     "PushConsumer",
     "PutManyFailed",
@@ -87,9 +107,13 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "SimpleConsumer",
+    "StreamLost",
+    "SubscriptionInvalid",
     "TextClient",
     "TransactionProducer",
     "TransactionResult",
+    "XaFailed",
+    "XaSession",
     "connect",
 ]
 
@@ -97,7 +121,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import a public name when it is used: the broker and its parts, all inside this package, have no use for a client."""
     if name in __all__:
-        for module in ("metaq.errors", "metaq.message", "metaq.client"):
+        for module in ("metaq.client", "metaq.message", "metaq.errors"):  # in this order: of two OutcomeUnknown the client's
             if hasattr(found := importlib.import_module(module), name):
                 return getattr(found, name)
     raise AttributeError(f"module 'metaq' has no attribute {name!r}")

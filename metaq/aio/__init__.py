@@ -14,6 +14,18 @@ that is cancelled is not undone: a message may be sent, an offset committed. Wai
 the message comes to whoever asks next.
 """
 
-from metaq.aio.client import Admin, Client, Producer, PullConsumer, PushConsumer, SimpleConsumer, TransactionProducer, connect
+from metaq.aio.admin import Admin
+from metaq.aio.client import Client, Producer, PullConsumer, PushConsumer, SimpleConsumer, TransactionProducer, connect
+from metaq.aio.xa import XaSession
 
-__all__ = ["Admin", "Client", "Producer", "PullConsumer", "PushConsumer", "SimpleConsumer", "TransactionProducer", "connect"]
+__all__ = [
+    "Admin",
+    "Client",
+    "Producer",
+    "PullConsumer",
+    "PushConsumer",
+    "SimpleConsumer",
+    "TransactionProducer",
+    "XaSession",
+    "connect",
+]

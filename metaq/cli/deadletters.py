@@ -1,7 +1,6 @@
 """``metaq dlq``: messages that groups have failed to consume, looked at and sent again."""
 
 from collections.abc import Mapping
-from itertools import islice
 from typing import Any, Final
 
 import click
@@ -66,7 +65,7 @@ def list_groups(registry: str, as_json: bool) -> None:
 def show(group: str, count: int, registry: str, as_json: bool) -> int:
     """Show GROUP's dead letters, partition after partition, the oldest first."""
     with connect_registry(registry) as client:
-        found = list(islice(client.admin().dead_letters(group), count))
+        found = client.admin().dead_letters(group, most=count)
     if as_json:
         for one in found:
             print_json({**describe(one), "topic": one.topic, "group": group})

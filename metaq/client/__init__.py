@@ -10,6 +10,8 @@ from metaq.client.pull import PullConsumer
 from metaq.client.push import PushConsumer
 from metaq.client.textclient import Batch, PutManyFailed, TextClient, parse_stats
 from metaq.client.transactions import HalfMessage, Outcome, TransactionProducer, TransactionResult
+from metaq.client.xa import XaSession
+from metaq.client.xaerrors import OutcomeUnknown, XaFailed
 
 __all__ = [
     "Admin",
@@ -19,6 +21,7 @@ __all__ = [
     "HalfMessage",
     "Model",
     "Outcome",
+    "OutcomeUnknown",
     "OutgoingMessage",
     "Producer",
     "PullConsumer",
@@ -31,6 +34,8 @@ __all__ = [
     "TextClient",
     "TransactionProducer",
     "TransactionResult",
+    "XaFailed",
+    "XaSession",
     "connect",
     "parse_stats",
 ]

@@ -1,5 +1,6 @@
 """Administration: topics, groups, offsets, messages, brokers."""
 
+import itertools
 from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -107,7 +108,7 @@ class Admin:
         """A broker's settings."""
         return read_lines(self._ask(address, Request.GET_BROKER_CONFIG).body)
 
-    def update_broker_config(self, address: str, **values: str) -> None:
+    def update_broker_config(self, /, address: str, **values: str) -> None:
         """Change settings of a running broker; which ones it allows is up to it."""
         body = "".join(f"{name}={value}\n" for name, value in values.items())
         self._ask(address, Request.UPDATE_BROKER_CONFIG, None, body.encode())
@@ -350,9 +351,9 @@ class Admin:
         begin: datetime | None = None,
         end: datetime | None = None,
     ) -> list[ReceivedMessage]:
-        """Messages of a topic that have this key, the oldest first; brokers look at no more than 64 each."""
+        """The newest messages of a topic that have this key, the oldest of them first; brokers look at no more than 64 each."""
         found = self._query(topic, key, most, _ms(begin, 0), _ms(end, _EVER_MS), {})
-        return [message for message in found if key in message.keys][:most]
+        return [message for message in found if key in message.keys][-most:]
 
     def query_by_id(self, topic: str, message_id: str) -> list[ReceivedMessage]:
         """Messages with the id that their sender made: usually one, or several deliveries of one."""
@@ -378,18 +379,21 @@ class Admin:
             behind = self._ends.end(queue, deadline) if end is None else self._ends.at_time(queue, _ms(end, 0), deadline)
             yield from self.read(queue, first, behind)
 
-    def dead_letters(self, group: str) -> Iterator[ReceivedMessage]:
-        """What a group has failed to consume."""
+    def dead_letters(self, group: str, *, most: int | None = None) -> list[ReceivedMessage]:
+        """What a group has failed to consume, partition after partition, the oldest first; at most so many."""
         topic = f"{DEAD_LETTER_PREFIX}{group}"
         try:
             queues = self._core.routes.readable(topic, self._core.deadline())
         except RouteNotFound as error:
             if error.retriable:
                 raise
-            return  # the first dead letter creates the topic
+            return []  # the first dead letter creates the topic
+        found: list[ReceivedMessage] = []
         for queue in queues:
             deadline = self._core.deadline()
-            yield from self.read(queue, self._ends.begin(queue, deadline), self._ends.end(queue, deadline))
+            letters = self.read(queue, self._ends.begin(queue, deadline), self._ends.end(queue, deadline))
+            found += itertools.islice(letters, None if most is None else most - len(found))
+        return found
 
     def replay(self, group: str, dead_letter: ReceivedMessage) -> SendResult:
         """Have a dead letter delivered to its group once more, as for the first time. It stays among the dead letters, too."""

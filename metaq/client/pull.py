@@ -58,6 +58,7 @@ class PullConsumer:
         self._is_inherited = self._closed = True
         self._inbox = Inbox()
         self._fetchers = {}
+        self._leave_batch()
 
     def __enter__(self) -> Self:
         return self

@@ -114,9 +114,9 @@ class InMemoryBroker:
         with self._guard:
             return self._log.messages(topic)
 
-    def dead_letters(self, group: str) -> list[ReceivedMessage]:
-        """What a group has failed to consume."""
-        return self.messages(f"{DEAD_LETTER_PREFIX}{group}")
+    def dead_letters(self, group: str, *, most: int | None = None) -> list[ReceivedMessage]:
+        """What a group has failed to consume, the oldest first; at most so many. As ``Admin.dead_letters``."""
+        return self.messages(f"{DEAD_LETTER_PREFIX}{group}")[:most]
 
     @property
     def delayed(self) -> int:

@@ -5,6 +5,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ import metaq.aio
 from metaq.client import ConsumeFrom, ReceivedMessage
 from metaq.errors import BadRequest
 from metaq.testing import InMemoryBroker
+from tests.support.broker import BrokerProcess
 
 DEADLINE_S = 60.0
 FIRST = ConsumeFrom.FIRST
@@ -240,5 +242,31 @@ def test_errors_and_administration(address: str) -> None:
             await admin.create_topic("returns", 2)
             assert "returns" in await admin.topics()
             assert await admin.dead_letters("billing") == []
+
+    run(work())
+
+
+def test_iterators_and_branches(process: BrokerProcess) -> None:
+    """P44: iterators are left early, too; the steps of a branch wait for each other."""
+
+    async def work() -> None:
+        began = datetime.now(UTC) - timedelta(minutes=1)
+        async with metaq.aio.connect(process.registry) as client:
+            session = client.xa_session("orders", qualifier="aio")
+            async with session:
+                await session.tpc_begin(session.xid(1, "order", "messages"))
+                await asyncio.gather(*(session.send("orders", b"%d" % number) for number in range(200)))
+                await session.tpc_prepare()
+                assert await session.tpc_recover() == [session.branch]
+                await session.tpc_commit()
+            admin = client.admin()
+            assert len([message async for message in admin.query_by_time("orders", began)]) == 200
+            first = await anext(admin.query_by_time("orders", began))
+            (broker,) = await admin.brokers()
+            assert [page.next async for page in admin.offset_export().pages(broker.address)] == [None]
+            assert [branch async for branch in admin.transactions().branches(broker.address)] == []
+            async with client.pull_consumer("orders") as reader:
+                await reader.read_from(first.queue, first.queue_offset)
+                assert (await reader.poll(DEADLINE_S, 1))[0].id == first.id
 
     run(work())

@@ -1,0 +1,102 @@
+"""Administration for asyncio."""
+
+import metaq.client as blocking
+from metaq.aio.faces import Threads, iterated, makes, threaded
+from metaq.client.offsetexport import OffsetExport as BlockingOffsetExport
+from metaq.client.replicaadmin import ReplicaAdmin as BlockingReplicaAdmin
+from metaq.client.transactionadmin import TransactionAdmin as BlockingTransactionAdmin
+
+
+class TransactionAdmin:
+    """See ``metaq.client.transactionadmin``; made by ``Admin.transactions``."""
+
+    def __init__(self, admin: BlockingTransactionAdmin, threads: Threads) -> None:
+        self._blocking = admin
+        self._threads = threads
+
+    branches = iterated(BlockingTransactionAdmin.branches)
+    halves = iterated(BlockingTransactionAdmin.halves)
+    branch = threaded(BlockingTransactionAdmin.branch)
+    half = threaded(BlockingTransactionAdmin.half)
+    decide = threaded(BlockingTransactionAdmin.decide)
+    forget = threaded(BlockingTransactionAdmin.forget)
+    decide_half = threaded(BlockingTransactionAdmin.decide_half)
+
+
+class ReplicaAdmin:
+    """See ``metaq.client.replicaadmin``; made by ``Admin.replicas``."""
+
+    def __init__(self, admin: BlockingReplicaAdmin, threads: Threads) -> None:
+        self._blocking = admin
+        self._threads = threads
+
+    status = threaded(BlockingReplicaAdmin.status)
+    promote = threaded(BlockingReplicaAdmin.promote)
+    demote = threaded(BlockingReplicaAdmin.demote)
+    hand_over = threaded(BlockingReplicaAdmin.hand_over)
+
+
+class OffsetExport:
+    """See ``metaq.client.offsetexport``; made by ``Admin.offset_export``."""
+
+    def __init__(self, export: BlockingOffsetExport, threads: Threads) -> None:
+        self._blocking = export
+        self._threads = threads
+
+    pages = iterated(BlockingOffsetExport.pages)
+    history = iterated(BlockingOffsetExport.history)
+
+
+class Admin:
+    """See ``metaq.Admin``; made by ``Client.admin``."""
+
+    def __init__(self, admin: blocking.Admin, threads: Threads) -> None:
+        self._blocking = admin
+        self._threads = threads
+
+    brokers = threaded(blocking.Admin.brokers)
+    masters = threaded(blocking.Admin.masters)
+    identity = threaded(blocking.Admin.identity)
+    broker_info = threaded(blocking.Admin.broker_info)
+    broker_config = threaded(blocking.Admin.broker_config)
+    update_broker_config = threaded(blocking.Admin.update_broker_config)
+    set_broker_writable = threaded(blocking.Admin.set_broker_writable)
+    topics = threaded(blocking.Admin.topics)
+    route = threaded(blocking.Admin.route)
+    topic_config = threaded(blocking.Admin.topic_config)
+    all_topic_configs = threaded(blocking.Admin.all_topic_configs)
+    system_topics = threaded(blocking.Admin.system_topics)
+    create_topic = threaded(blocking.Admin.create_topic)
+    delete_topic = threaded(blocking.Admin.delete_topic)
+    readable = threaded(blocking.Admin.readable)
+    queues = threaded(blocking.Admin.queues)
+    groups = threaded(blocking.Admin.groups)
+    groups_at = threaded(blocking.Admin.groups_at)
+    groups_of_topic = threaded(blocking.Admin.groups_of_topic)
+    update_group = threaded(blocking.Admin.update_group)
+    delete_group = threaded(blocking.Admin.delete_group)
+    topics_of_group = threaded(blocking.Admin.topics_of_group)
+    members = threaded(blocking.Admin.members)
+    members_at = threaded(blocking.Admin.members_at)
+    producers = threaded(blocking.Admin.producers)
+    member_state = threaded(blocking.Admin.member_state)
+    member_work = threaded(blocking.Admin.member_work)
+    group_lag = threaded(blocking.Admin.group_lag)
+    lag_at = threaded(blocking.Admin.lag_at)
+    offsets = threaded(blocking.Admin.offsets)
+    reset_offset = threaded(blocking.Admin.reset_offset)
+    query_by_key = threaded(blocking.Admin.query_by_key)
+    query_by_id = threaded(blocking.Admin.query_by_id)
+    query_by_offset_id = threaded(blocking.Admin.query_by_offset_id)
+    query_by_time = iterated(blocking.Admin.query_by_time)
+    dead_letters = threaded(blocking.Admin.dead_letters)
+    replay = threaded(blocking.Admin.replay)
+    read = iterated(blocking.Admin.read)
+    transactions = makes(blocking.Admin.transactions, TransactionAdmin)
+    replicas = makes(blocking.Admin.replicas, ReplicaAdmin)
+    offset_export = makes(blocking.Admin.offset_export, OffsetExport)
+
+    @property
+    def registries(self) -> tuple[str, ...]:
+        """Where it asks."""
+        return self._blocking.registries
