@@ -130,8 +130,8 @@ class Link:
                 if reader.error is not None:
                     raise reader.error
             reason = "the other side closed it"
-        except (OSError, ProtocolError) as error:
-            reason = str(error)
+        except (OSError, ProtocolError, MemoryError) as error:
+            reason = str(error) or "memory is short"
         self.lose(reason)
         self._incoming.close()
         with self._sending:
