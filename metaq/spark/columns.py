@@ -219,7 +219,8 @@ def _batch(records: Records, topic: str, partition: int, ordinals: Numbers, shap
         bodies, errors = _inflated(bodies, compressed, records.fields["sys_flag"], shape.most)
     if errors and not shape.errors:
         told = "; ".join(f"offset {ordinals[row]}: {error}" for row, error in list(errors.items())[:_MOST_TOLD])
-        logger.warning("values are as they are stored partition=%s-%s rows=%s first=%s", topic, partition, len(errors), told)
+        where = f"{topic}-{partition}"
+        logger.warning("values are as they are stored partition=%s rows=%s first=%s", where, len(errors), told)
     count = len(bodies)
     properties = _properties(records)
     columns = [
