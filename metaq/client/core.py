@@ -22,6 +22,7 @@ from metaq.client.transport import Answer, Asked, Greet, Outcome, Question, Tran
 from metaq.errors import ClientClosed, ClientError, ConnectionFailed, MetaqError, ProtocolError, Refused
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import UnregisterClient
+from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.remoting import RemotingCommand
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Core:
         instance: str = "",
         make_transport: MakeTransport | None = None,
         access: Access = OPEN,
+        max_inflated_bytes: int = MAX_INFLATED_BYTES,
     ) -> None:
         self._address = own_address()
         self.id = client_id(self._address, instance)
@@ -83,6 +85,7 @@ class Core:
         self.timeout_s = timeout_s
         self.access = access
         self.unique_ids = UniqueIds(self._address)
+        self.max_inflated_bytes = max_inflated_bytes
         self.health = BrokerHealth()
         self.scheduler = Scheduler(f"metaq-{self.id}")
         self._regular: list[tuple[float, Task]] = []
