@@ -181,6 +181,7 @@ TOOLS: Final = [
         "if queue not in owners]",
         "if False]",
         "broker/test_cli_why.py::test_partitions_without_an_owner",
+        25,
     ),
     M(
         "E-31",
