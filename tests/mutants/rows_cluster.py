@@ -134,8 +134,8 @@ REPLICAS: Final = [
     M(
         "replication",
         "replication/insync.py",
-        "slave.complete = slave.complete or held_end >= self.held_end",
-        "slave.complete = True",
+        "heard_at, complete=complete)",
+        "heard_at, complete=True)",
         "unit/test_insync.py::test_who_has_lost_its_log_is_not_eligible",
     ),
     M(
@@ -157,7 +157,7 @@ REPLICAS: Final = [
         "replication/insync.py",
         "if len(self.eligible) >= self.minimum:",
         "if True:",
-        "unit/test_insync.py::test_who_is_gone_stays_eligible_while_nothing_is_acknowledged",
+        "unit/test_insync.py::test_a_master_alone_acknowledges_nothing",
     ),
     M(
         "MQ-102",
@@ -238,10 +238,11 @@ REPLICAS: Final = [
     ),
     M(
         "MY-006",
-        "server/sides.py",
-        "broker.add_family(MasterOnlyHandler())",
+        "server/handlers/replica.py",
+        'self._orders.demote(fields.get("master", ""))',
         "pass",
         "broker/test_cli_replicas.py::test_promote_and_demote",
+        30,
     ),
     M(
         "replication",
@@ -252,19 +253,11 @@ REPLICAS: Final = [
     ),
     M(
         "MQ-070",
-        "replication/election.py",
-        "leading._replace(preferred=replica)",
-        "leading",
+        "server/handlers/replica.py",
+        "self._orders.hand_over(replica)",
+        "pass",
         "cluster/test_handover.py::test_there_and_back",
         60,
-    ),
-    M(
-        "election fence",
-        "replication/election.py",
-        "if not self._is_own(leading):",
-        "if False:",
-        "registry/test_election.py::test_a_master_that_cannot_hand_over_hears_of_the_next_one",
-        30,
     ),
 ]
 
