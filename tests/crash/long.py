@@ -57,6 +57,7 @@ RUNS: Final = [
     Run("atomic", 1_000, spread=False, package="tests.xa"),
     Run("failovers", 600, spread=False, package="tests.cluster"),
     Run("partitions", 600, spread=False, package="tests.cluster"),
+    Run("powercuts", 2_000, spread=False, package="tests.cluster"),
     Run("replication_garbage", 100_000, spread=False, package="tests.cluster"),
     Run("fullcopy", 5_000, spread=False, package="tests.cluster"),
     Run("zookeeper", 30, spread=False, package="tests.cluster"),
