@@ -21,6 +21,7 @@ def store_settings(settings: Settings, role: Role = ALONE) -> StoreSettings:
         hot_bytes=settings.hot_bytes,
         open_files=settings.max_open_files,
         durability=durability,
+        replicated=settings.durability.on_replicas,
         broker_name=settings.broker_name,
         broker_number=settings.broker_number,
         retention=retention_rules(settings),

@@ -26,6 +26,7 @@ from metaq.protocol.record import (
     with_sys_flag,
 )
 from metaq.protocol.textmessage import Stored, plain_overhead
+from metaq.store import ending
 from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress, write_checkpoint, write_live
 from metaq.store.commitlog import CommitLog
 from metaq.store.consumequeue import WRITE_AT, ConsumeQueue, sync_together
@@ -42,7 +43,6 @@ from metaq.store.statistics import StoreStatistics
 LOG: Final = "commitlog"
 QUEUES: Final = "consumequeue"
 INDEX: Final = "index"
-ABORT: Final = "abort"
 FIRST_EPOCH: Final = 1
 """Not 0: the message at log offset 0 must not get the id 0, which tells Java clients that a put failed."""
 
@@ -107,6 +107,7 @@ class MessageStore:
         self._live = self.disk.open(directory / LIVE_NAME)
         self.reader = Reader(self.log, self.queues)
         self.lock: File | None = None
+        self.suspicion = ending.Suspicion(self.disk, directory)
 
     # -- partitions ---------------------------------------------------------------------------------------------------
 
@@ -221,8 +222,7 @@ class MessageStore:
 
     def copied(self, record: memoryview, log_offset: int) -> None:
         """Have the keys of a staged copy entered, if it has any."""
-        entry = entry_of(record, log_offset)
-        if entry is not None:
+        if (entry := entry_of(record, log_offset)) is not None:
             self._keyed.append(entry)
 
     def touch(self, queue: ConsumeQueue) -> None:
@@ -435,7 +435,7 @@ class MessageStore:
                 self.sync()
                 self.sweep()
                 self.checkpoint()
-                self.disk.unlink(self.directory / ABORT)
+                ending.end(self.disk, self.directory)
             elif self.failure is None:
                 self.sweep()
         finally:

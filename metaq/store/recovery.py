@@ -4,6 +4,7 @@
 2. Every intact record behind the mark is dispatched to its queue, those of a group (``together``) when all of them are there.
    A bad range with records behind it that are kept stays in the log, is listed in ``quarantine.json``, and its messages leave
    filler units in their queues.
+   The log of a replica ends there instead (``replicated``): what it lacks then is copied again.
 3. Behind the last record that is kept the log is cut: zeroed and synced before anything is appended.
 
 Nothing here refuses to start over a short, empty, torn or altered file; only an unknown format version does.
@@ -35,9 +36,10 @@ from metaq.store.consumequeue import FILLER_SIZE, UNIT, WRITE_AT, ConsumeQueue
 from metaq.store.disk import Disk, RealDisk
 from metaq.store.dispatch import enter
 from metaq.store.documents import read_document, write_document
+from metaq.store.ending import Ending, begin
 from metaq.store.files import read_here
 from metaq.store.keyindex import NO_INDEX, IndexMark
-from metaq.store.messagestore import ABORT, QUEUES, MessageStore
+from metaq.store.messagestore import QUEUES, MessageStore
 from metaq.store.progress import EVERY, Step, Tell, nobody, telling
 from metaq.store.reading import UNITS_AT_ONCE
 from metaq.store.replacing import replace
@@ -57,14 +59,16 @@ CHECKING: Final = "checking queues"
 class Recovery:
     """What opening a folder found and did."""
 
-    unclean: bool = False
-    """The last process did not stop in order."""
+    ending: Ending = Ending.ORDERLY
+    """Of the last process."""
     walked_from: int = 0
     end: int = 0
     records: int = 0
     gaps: list[Gap] = field(default_factory=list)
     dropped: int = 0
     """Intact records in the gaps."""
+    cut: Gap | None = None
+    """Behind which the log of a replica has more that it could not keep."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -87,7 +91,7 @@ def open_store(
     disk.make_directories(directory)
     lock = disk.lock(directory / LOCK)
     disk.sync_directory(directory)  # a document that is read now must not be an older one after the next power cut
-    recovery = Recovery(unclean=ABORT in disk.list_directory(directory))
+    recovery = Recovery()
     identity, problems = read_document(disk, directory / IDENTITY)
     recovery.problems += problems
     settings = settings or StoreSettings()
@@ -97,7 +101,7 @@ def open_store(
         except StoreError:
             lock.close()
             raise
-    disk.open(directory / ABORT).close()
+    recovery.ending = begin(disk, directory, synced=settings.durability.on_disk)
     replace(directory, settings, disk)
     store = MessageStore(directory, settings, clock, disk)
     store.lock = lock
@@ -148,6 +152,8 @@ def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bo
     failed = live is not None and live.mark == FAILED
     if failed:
         live = None
+        if not store.settings.durability.on_disk:
+            store.suspicion.rise("a write or a sync failed, and what it was for may be gone from the page cache, too")
     elif live is not None and live.units != _units_before(store, live.mark, tell):
         recovery.problems.append(f"the queue files do not hold the {live.units} units of {LIVE_NAME}: rebuilt from the log")
         live = None
@@ -166,6 +172,7 @@ def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bo
     recovery.walked_from = log.begin if rebuild else min([mark, *starts])
     listed = _listed(store)
     recovery.end = max(mark, _walk(store, recovery, mark, Ranges(listed), tell))
+    _suspect(store, recovery, listed)
     log.start_at(recovery.end)
     for key, progress in partitions.items():
         queue = store.queue(*key)
@@ -344,6 +351,9 @@ def _walk(store: MessageStore, recovery: Recovery, mark: int, quarantine: Ranges
     for number, found in enumerate(whole_groups(store.log.walk(end), mark, quarantine)):
         if number % EVERY == 0:
             tell(Step("reading the log", end - begin, most, "bytes"))
+        if isinstance(found, Gap) and store.settings.replicated and found.end > mark:
+            recovery.cut = found
+            break
         if isinstance(found, Gap):
             recovery.gaps.append(found)
         elif isinstance(found, Dropped):
@@ -371,6 +381,17 @@ def _listed(store: MessageStore) -> set[tuple[int, int]]:
     """The bad ranges that are known."""
     known, _ = read_document(store.disk, store.directory / QUARANTINE)
     return {(start, end) for start, end in (known or {"ranges": []})["ranges"]}
+
+
+def _suspect(store: MessageStore, recovery: Recovery, listed: set[tuple[int, int]]) -> None:
+    """Write down, before anything is cut, that the log lacks what stood there."""
+    if recovery.cut is not None:
+        lost = f"no record to keep in log offsets {recovery.cut.start} … {recovery.cut.end}, where the log is cut"
+        store.suspicion.rise(lost)
+        recovery.problems.append(lost)
+    new = [gap for gap in recovery.gaps if tuple(gap) not in listed]
+    if new:
+        store.suspicion.rise(f"no record to keep in log offsets {new[0].start} … {new[0].end}")
 
 
 def _quarantine(store: MessageStore, recovery: Recovery, listed: set[tuple[int, int]]) -> None:

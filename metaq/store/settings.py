@@ -21,6 +21,8 @@ class StoreSettings:
     slice_ms: int = 5
     """A sweep or a checkpoint of many queues lets others go on each time that it has worked so long."""
     durability: Durability = Durability.DISK
+    replicated: bool = False
+    """What is acknowledged is on other replicas, too: a log with a gap ends there, and what it lacks is copied again."""
     broker_name: str = "metaq"
     broker_number: int = 0
     retention: RetentionRules = field(default_factory=RetentionRules)

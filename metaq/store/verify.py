@@ -21,6 +21,7 @@ from metaq.store.commitlog import SMALLEST_RECORD, Gap, Segment, is_segment_name
 from metaq.store.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE
 from metaq.store.disk import Disk, File, RealDisk, replace_file
 from metaq.store.documents import BACKUP, decode_document, read_document
+from metaq.store.ending import ABORT
 from metaq.store.indexcheck import IndexCheck
 from metaq.store.keyindex import NO_INDEX
 from metaq.store.messagestore import INDEX, LOG, QUEUES
@@ -122,7 +123,7 @@ def _documents(directory: Path, disk: Disk) -> list[Path]:
     for folder in FOLDERS_OF_DOCUMENTS:
         for name in disk.list_directory(directory / folder):
             stem = name.removesuffix(BACKUP)
-            if stem == NAME or stem.endswith(".json"):
+            if stem in {NAME, ABORT} or stem.endswith(".json"):
                 found.append(directory / folder / name)
     return found
 

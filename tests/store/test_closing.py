@@ -6,6 +6,7 @@ import pytest
 
 from metaq.errors import Fenced
 from metaq.store.disk import RealDisk, RealFile
+from metaq.store.ending import Ending
 from metaq.store.recovery import open_store
 from tests.store.test_together import FIRST, SETTINGS, bodies, put, ready
 
@@ -23,14 +24,14 @@ def test_a_store_that_cannot_append_leaves_its_folder_free(tmp_path: Path) -> No
     with pytest.raises(Fenced):
         store.close()
     again, recovery = open_store(tmp_path, SETTINGS)
-    assert recovery.unclean
+    assert recovery.ending is Ending.KILLED
     assert bodies(again, FIRST) == [b"appended"]
     again.release()
     last, recovery = open_store(tmp_path, SETTINGS)
-    assert recovery.unclean
+    assert recovery.ending is Ending.KILLED
     last.close()
     last.release()
-    assert not open_store(tmp_path, SETTINGS)[1].unclean
+    assert open_store(tmp_path, SETTINGS)[1].ending is Ending.ORDERLY
 
 
 def test_a_store_can_be_left_without_waiting_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +49,6 @@ def test_a_store_can_be_left_without_waiting_for_the_disk(tmp_path: Path, monkey
         patch.setattr(RealDisk, "sync_directory", wait)
         store.close(durably=False)
     again, recovery = open_store(tmp_path, SETTINGS)
-    assert (recovery.unclean, recovery.records, recovery.problems) == (True, 0, [])
+    assert (recovery.ending, recovery.records, recovery.problems) == (Ending.KILLED, 0, [])
     assert bodies(again, FIRST) == [b"%d" % number for number in range(100)]
     again.close()

@@ -26,6 +26,7 @@ from metaq.protocol.record import (
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
 from metaq.store.consumequeue import FILLER_SIZE
 from metaq.store.disk import File, RealDisk, RealFile, Usage
+from metaq.store.ending import Ending
 from metaq.store.files import read_cached, read_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery import open_store
@@ -161,7 +162,7 @@ def test_segments_of_mixed_sizes(folder: Path) -> None:
             sent.append((put(store, "t", body), body))
         store.close()
     store, recovery = open_store(folder, SETTINGS)
-    assert (recovery.unclean, recovery.problems) == (False, [])
+    assert (recovery.ending, recovery.problems) == (Ending.ORDERLY, [])
     assert len({path.stat().st_size for path in segments(folder)}) == 3
     assert bodies(store, "t") == [body for _, body in sent]
     for offset, _ in sent:
