@@ -11,7 +11,7 @@ as master it would have them all cut off what it lacks. An operator decides (doc
 ``config/replica.json`` remembers what an operator has made of this replica, how far readers could see, and, of a master whose
 role is fixed, who is in sync, as ZooKeeper does where masters are elected::
 
-    {"crc32c":"…","role":"slave","master":"10.0.0.1:10912","readable_end":81233,"in_sync":[1,2]}
+    {"crc32c":"…","role":"slave","master":"10.0.0.1:10912","readable_end":81233,"in_sync":[1,2],"epoch":4}
 """
 
 import logging
@@ -55,8 +55,6 @@ MASTER: Final = "master"
 HAND_OVER_S: Final = 5.0
 HAND_OVER_LOOK_S: Final = 0.005
 ALONE_LOOK_S: Final = 0.5
-NEXT_EPOCH: Final = 1
-"""Of a master that nobody elects: the one after its log's newest."""
 
 
 class Kept(NamedTuple):
@@ -69,6 +67,8 @@ class Kept(NamedTuple):
     readable_end: int
     in_sync: tuple[int, ...] = ()
     """Of a master that nobody elects: the replicas that have everything that was acknowledged; none when that is not known."""
+    epoch: int = 0
+    """The last one that it began unelected. A power cut may take its record from the log, and its number is not given twice."""
 
 
 class Replica:
@@ -132,8 +132,9 @@ class Replica:
     def _start_broker(self) -> None:
         if self._held_back is not None:
             logger.error("not master reason=%s", self._held_back)
-        if self._election is None and self.broker.role.is_master and not self._kept.in_sync:
-            self._agree(frozenset((self.settings.replica_number,)))
+        if self._election is None and self.broker.role.is_master:
+            in_sync = self._kept.in_sync or (self.settings.replica_number,)
+            self._keep(in_sync=in_sync, epoch=self.broker.epochs.current.number)
         self.broker.every(KEEP_S, self._keep)
         self.side.start()
         self.broker.start()
@@ -195,7 +196,7 @@ class Replica:
             return Role(is_master=False, readable_end=kept.readable_end)
         alone = kept.in_sync == (self.settings.replica_number,)  # what it lacks nobody has
         yields = self.settings.durability.on_replicas and not alone
-        return Role(True, NEXT_EPOCH, kept.readable_end, frozenset(kept.in_sync), yields)
+        return Role(True, kept.epoch + 1, kept.readable_end, frozenset(kept.in_sync), yields)
 
     def _open(self, role: Role, bound: Any, gate: Gate | None, tell: Tell = nobody) -> Broker:
         settings = self._with_address(self.settings)
@@ -279,7 +280,7 @@ class Replica:
                 f"metaq cluster promote --accept-loss"
             )
         self._keep(role=MASTER, master="", in_sync=(self.settings.replica_number,))
-        self._change(Role(is_master=True, epoch=NEXT_EPOCH))
+        self._change(Role(is_master=True, epoch=self._kept.epoch + 1))
 
     def demote(self, master: str) -> None:
         """Become the slave of the master at an address, by an operator's order."""
@@ -356,7 +357,8 @@ class Replica:
             logger.error("what this replica was is not known, the settings say it problem=%s", problem)
         if content is None:
             return Kept("", "", 0)
-        return Kept(content["role"], content["master"], content["readable_end"], tuple(content.get("in_sync", ())))
+        in_sync = tuple(content.get("in_sync", ()))
+        return Kept(content["role"], content["master"], content["readable_end"], in_sync, content.get("epoch", 0))
 
     def _agree(self, in_sync: frozenset[int]) -> bool:
         """Remember of whom the next master may be made, where nobody elects it."""
