@@ -49,30 +49,28 @@ class PowerCuts(Life):
         return weights | ({self.all_lose_power: 4} if self.on_disk else {})
 
     def master_loses_power(self) -> float:
+        """A slave is elected, or it is back itself before its session is over."""
         master = self.group.wait_master()
-        return self._until_replaced([master], [master])
+        began = self.fault_begins()
+        self._cut([master])
+        self._back_at_once()
+        self.wait_new_master()
+        return began
 
     def two_lose_power(self) -> float:
         """The master and a slave, at once: the third has everything."""
         master = self.group.wait_master()
-        both = [master, self.slaves(master)[0]]
-        return self._until_replaced(both, both)
+        return self._until_back([master, self.slaves(master)[0]])
 
     def slave_loses_power_and_master_is_killed(self) -> float:
         """Who was killed has what is in its page cache."""
         master = self.group.wait_master()
         slave = self.slaves(master)[0]
-        return self._until_replaced([slave, master], [slave])
+        return self._until_back([slave], master)
 
     def all_lose_power(self) -> float:
         """Everything that was acknowledged is on their disks."""
-        members = list(self.group.members.values())
-        self.fault_begins()
-        self._cut(members)
-        self.group.heal()
-        healed = time.monotonic()
-        self.wait_new_master()
-        return healed
+        return self._until_back(list(self.group.members.values()))
 
     def slave_loses_power(self) -> float:
         """The others go on without it, or it is back before they notice."""
@@ -83,15 +81,16 @@ class PowerCuts(Life):
         self.wait_acknowledged(began + 0.1)
         return began
 
-    def _until_replaced(self, gone: Sequence[Member], without_power: Sequence[Member]) -> float:
-        """A new master acknowledges, once the session of the old one is over or it is back itself."""
-        began = self.fault_begins()
-        for member in gone:
+    def _until_back(self, members: Sequence[Member], *killed: Member) -> float:
+        """Those that are left may be too few: puts are acknowledged again when the others are back."""
+        self.fault_begins()
+        for member in killed:
             member.kill()
-        self._cut(without_power)
-        self._back_at_once()
+        self._cut(members)
+        self.group.heal()
+        healed = time.monotonic()
         self.wait_new_master()
-        return began
+        return healed
 
     def _cut(self, members: Sequence[Member]) -> None:
         """At one moment, as far as these can tell: all are dead before the first is back."""
@@ -104,6 +103,7 @@ class PowerCuts(Life):
         self.counts[UNIT] += 1
 
     def _back_at_once(self) -> None:
+        """With even chances; else at the end of the round."""
         if self.rng.random() < 0.5:
             self.group.heal()
             self.counts["back at once"] += 1
