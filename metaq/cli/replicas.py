@@ -35,6 +35,8 @@ If it still runs where only some clients reach it, there will be two masters: ma
 NOT_IN_SYNC: Final = """\
 It was not in sync when it last heard its master, or has not heard one since it was started: it may lack messages that were
 acknowledged, and those are lost when it becomes master."""
+SUSPECT: Final = """\
+It may lack messages that were acknowledged, and becomes master only with --accept-loss; those are lost then: """
 NO_OTHER: Final = "No other replica is seen to be master: until one is, nobody takes messages of this broker."
 CUT: Final = "What its log has and its new master's has not is cut from it."
 
@@ -57,6 +59,12 @@ class Place(NamedTuple):
     def is_in_sync(self) -> bool:
         """Whether it is, or was when it last heard its master."""
         return self.view is not None and self.view.replica in self.view.in_sync
+
+    @property
+    def rank(self) -> tuple[bool, bool, int, int]:
+        """Higher for one that is the better master."""
+        view = self.view
+        return (False, False, 0, 0) if view is None else (view.suspect is None, self.is_in_sync, view.epoch, view.end)
 
     def __str__(self) -> str:
         number = "" if self.view is None else f"replica {self.view.replica} of "
@@ -116,7 +124,11 @@ def status_row(place: Place, places: Iterable[Place]) -> Row:
         return _row(broker, broker.broker_id or None, role, broker.address, state)
     masters = [other for other in places if other.is_master and other.broker.name == broker.name]
     seen = [slave for other in masters if other.view for slave in other.view.slaves if slave.replica == view.replica]
-    state = view.problem or (f"follows {view.master}" if view.master else "follows nobody")
+    state = (
+        view.problem
+        or (view.suspect and f"suspect: {view.suspect}")
+        or (f"follows {view.master}" if view.master else "follows nobody")
+    )
     row = _row(broker, view.replica, view.role, broker.address, "answers" if place.is_master else state)
     row.update(epoch=view.epoch, end=view.end, durable_end=view.durable_end, readable_end=view.readable_end)
     row.update(in_sync=seen[0].in_sync if seen else place.is_in_sync)
@@ -180,7 +192,7 @@ def chosen(places: Iterable[Place], replica: int | None, what: str) -> Place:
     fits = [place for place in places if place.view is not None and replica in (None, place.view.replica)]
     if not fits:
         raise click.BadParameter(f"{what if replica is None else f'replica {replica} is none of them: {what}'}")
-    return max(fits, key=lambda place: (place.is_in_sync, place.view and (place.view.epoch, place.view.end)))
+    return max(fits, key=lambda place: place.rank)
 
 
 def show_change(place: Place, change: str, warnings: Iterable[str], *, yes: bool, as_json: bool) -> None:
@@ -220,10 +232,17 @@ def wait_role(replicas: ReplicaAdmin, place: Place, role: str) -> int:
 @click.argument("name", metavar="BROKER")
 @replica_option("--replica", "Its number.  [default: the slave that was in sync and has most]")
 @at_option
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Also one that may lack messages that were acknowledged: what it lacks is lost for good.",
+)
 @yes_option
 @registry_option
 @json_option
-def promote(name: str, replica: int | None, at: tuple[str, int] | None, yes: bool, registry: str, as_json: bool) -> int:
+def promote(
+    name: str, replica: int | None, at: tuple[str, int] | None, accept_loss: bool, yes: bool, registry: str, as_json: bool
+) -> int:
     """Make a slave of BROKER the master, after its master is lost.
 
     Nobody but you can know that the old master is gone for good, and not just out of reach: with two masters, what the old one
@@ -237,7 +256,7 @@ def promote(name: str, replica: int | None, at: tuple[str, int] | None, yes: boo
         show_change(place, "slave to master", promotion_warnings(place, places), yes=yes, as_json=as_json)
         if not yes:
             return 0
-        admin.replicas().promote(place.broker.address)
+        admin.replicas().promote(place.broker.address, accept_loss=accept_loss)
         return wait_role(admin.replicas(), place, "master")
 
 
@@ -253,6 +272,10 @@ def promotion_warnings(place: Place, places: Iterable[Place]) -> list[str]:
             warnings.append(f"{other} does not answer: {other.error}. {MAY_LIVE}")
         elif other.view is not None and (other.view.epoch, other.view.end) > (view.epoch, view.end):
             warnings.append(f"{other} has more: {other.view.end - view.end} bytes of epoch {other.view.epoch}.")
+        if other.view is not None and other is not place and other.rank[:2] > place.rank[:2]:
+            warnings.append(f"{other} is better: it was in sync, and is not suspect.")
+    if view.suspect is not None:
+        warnings.append(f"{SUSPECT}{view.suspect}")
     if not place.is_in_sync:
         warnings.append(NOT_IN_SYNC)
     if view.end < view.master_end:

@@ -113,7 +113,7 @@ class SimpleConsumer(GroupConsumer):
     def renew(self) -> None:
         super().renew()
         self._inbox = Inbox()  # which nothing will ever come into
-        self._batch, self._messages = None, _NO_MESSAGES
+        self._batch, self._messages = None, deque()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """As ``receive`` without a time limit, again and again, at a third of its cost."""

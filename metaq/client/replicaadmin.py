@@ -18,9 +18,12 @@ class ReplicaAdmin:
         response = call(self._core.transport, address, question, self._core.deadline())
         return None if response.code == Response.REQUEST_CODE_NOT_SUPPORTED else read_replica(successful(response).body)
 
-    def promote(self, address: str) -> None:
-        """Make a slave the master; its role changes after the answer. Nobody checks that the old master is gone."""
-        self._tell(address, Request.CHANGE_ROLE, role="master")
+    def promote(self, address: str, *, accept_loss: bool = False) -> None:
+        """Make a slave the master; its role changes after the answer. Nobody checks that the old master is gone.
+
+        ``Refused`` when the slave may lack messages that were acknowledged, unless the loss is accepted.
+        """
+        self._tell(address, Request.CHANGE_ROLE, role="master", **({"acceptLoss": "true"} if accept_loss else {}))
 
     def demote(self, address: str, master: str) -> None:
         """Make a replica the slave of the one whose ``replication`` is ``master``; its role changes after the answer."""

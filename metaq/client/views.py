@@ -180,6 +180,8 @@ class ReplicaView(NamedTuple):
     problem: str | None
     """Why a slave follows nobody."""
     slaves: tuple[SlaveView, ...]
+    suspect: str | None = None
+    """Why its log may lack messages that were acknowledged."""
 
 
 class OffsetChange(NamedTuple):
@@ -330,7 +332,7 @@ def read_half(content: Any) -> Half:
 def read_replica(content: Any) -> ReplicaView:
     """Body of 30020."""
     slaves = tuple(SlaveView(**{name: row[name] for name in SlaveView._fields}) for row in content["slaves"])
-    known = {name: content[name] for name in ReplicaView._fields}
+    known = {name: content[name] for name in ReplicaView._fields if name != "suspect" or name in content}
     return ReplicaView(**{**known, "in_sync": tuple(content["in_sync"]), "slaves": slaves})
 
 

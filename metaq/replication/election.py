@@ -4,11 +4,17 @@
 
     /metaq/groups/<cluster>/<broker name>/state           P  {"epoch":7,"master":2,"in_sync":[1,2,3],"preferred":0}
                                           master          E  {"replica":2,"epoch":7,"replication":"10.0.0.2:10912","run":"9f…"}
-                                          replicas/<n>    E  {"epoch":7,"end":81233}
+                                          replicas/<n>    E  {"epoch":7,"end":81233,"suspect":null,"version":12}
 
 - A replica becomes master by one transaction: it makes ``master`` and changes ``state`` from the version that it has read.
 - Only a replica of ``in_sync`` may: those hold everything that was acknowledged at REPLICA. It begins with the same ones, which
   its first acknowledgement waits for, unless it has others agreed on before (``metaq.replication.insync``).
+- One whose log is *suspect* may lack some of that (``metaq.store.ending``). It leaves the others of ``in_sync`` the place, also
+  when they are not there. When all of them are there and suspect, the one with the longest log of the newest epoch goes on.
+- Of those that are not suspect, too, the longest log goes first, but nobody waits longer than ``GRACE_S`` for it.
+- A node of ``replicas`` says how a log stands while there is no master, in which it does not grow: ``version`` is that of the
+  ``state`` with which its replica saw so. With the version of now it is of this vacancy. Else it may be of a process that was
+  killed since, or of a log that was another one: nothing is concluded from it.
 - The epoch rises with every master. One that reads a state of another master, or cannot change it, is master no more.
 - A master writes while its lease lasts, which ends before ZooKeeper removes ``master``: there are never two that write.
 
@@ -27,7 +33,7 @@ import orjson
 from gevent.event import Event
 
 from metaq.errors import BadRequest, Fenced, MetaqError, OutcomeUnknown, RegistryUnavailable
-from metaq.registry.session import Create, Delete, Set
+from metaq.registry.session import Check, Create, Delete, Set
 from metaq.registry.zookeeper import ZooKeeper
 from metaq.store.epochs import LAST_EPOCH
 from metaq.store.messagestore import FIRST_EPOCH
@@ -101,8 +107,32 @@ class Log(NamedTuple):
 
     epoch: int
     end: int
-    complete: bool
-    """It holds all that its readers have seen: a power cut may have taken some."""
+    suspect: str | None = None
+    """Why it may lack what was acknowledged; ``None``: it does not."""
+
+    def is_longer(self, other: "Log") -> bool:
+        """Whether its newest epoch is newer, or else it has more of that."""
+        return (self.epoch, self.end) > (other.epoch, other.end)
+
+
+class Candidate(NamedTuple):
+    """Another replica that is there."""
+
+    log: Log
+    version: int
+    """Of the state when it saw that there was no master; −1: it sees one."""
+
+    def encode(self) -> bytes:
+        return orjson.dumps({**self.log._asdict(), "version": self.version})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """``BadRequest`` for what is none."""
+        try:
+            row = orjson.loads(data)
+            return cls(Log(int(row["epoch"]), int(row["end"]), row["suspect"]), int(row["version"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadRequest(f"a replica in ZooKeeper cannot be read: {data[:80]!r}") from error
 
 
 class Election:
@@ -145,6 +175,9 @@ class Election:
         self._tried: tuple[Master, int | None] | None = None
         """As what it stood for election last, and in which session; it may have been elected without hearing of it."""
         self._alone_since: float | None = None
+        self._vacant = -1
+        """The version of the state while there is no master, as this replica says it."""
+        self._told: Candidate | None = None
         self._said = ""
         self.master: Master | None = None
         """As far as is known."""
@@ -168,8 +201,7 @@ class Election:
         self._zookeeper.stop()
 
     def _describe(self) -> bytes:
-        log = self._log()
-        return orjson.dumps({"epoch": log.epoch, "end": log.end})
+        return Candidate(self._log(), self._vacant).encode()
 
     @property
     def leading(self) -> bool:
@@ -236,15 +268,45 @@ class Election:
         leading, others = self._leading, self._others()
         if leading is None or len(others) < minimum:
             return None
-        return min(others.keys() & set(leading.in_sync), default=None)
+        return min((number for number in leading.in_sync if number in others and not others[number].log.suspect), default=None)
 
-    def take_over(self) -> None:
-        """Make a state with this replica alone in sync, by an operator's order, where ZooKeeper has none or an old one."""
+    def take_over(self, *, accept_loss: bool) -> None:
+        """Make a state with this replica alone in sync, by an operator's order, where ZooKeeper has none or an old one.
+        ``BadRequest`` when that may lose messages, unless the operator accepts it."""
         log, found = self._log(), self._zookeeper.get(self._state_path)
-        epoch = log.epoch if found is None else max(log.epoch, State.decode(found.data).epoch)
+        state = None if found is None or not found.data else State.decode(found.data)
+        loss = self._loss(log, state)
+        if loss is not None and not accept_loss:
+            raise BadRequest(
+                f"{loss}. To have it master all the same, and lose what it lacks: metaq cluster promote --accept-loss"
+            )
+        epoch = log.epoch if state is None else max(log.epoch, state.epoch)
         self._zookeeper.make(self._state_path)
         self._zookeeper.commit([Set(self._state_path, State(epoch, self._replica, (self._replica,)).encode())])
         self._wake.set()
+
+    def _loss(self, log: Log, state: State | None) -> str | None:
+        """Why messages that were acknowledged may be lost when this replica becomes master now, and who would be better."""
+        others = self._others()
+        in_sync = frozenset(others if state is None else state.in_sync) - {self._replica}
+        better = [number for number, other in others.items() if number in in_sync and other.log.suspect is None]
+        longest = max(others, key=lambda number: others[number].log[:2], default=None)
+        if state is None:
+            reason = None
+        elif self._replica not in state.in_sync:
+            reason = (
+                f"this replica was not in sync, {list(state.in_sync)} were: it may lack messages that were acknowledged since"
+            )
+        else:
+            reason = log.suspect and f"this replica may lack messages that were acknowledged: {log.suspect}"
+        if reason is not None and better:
+            return f"{reason}. Better: {better}, which have all of them"
+        if longest is not None and others[longest].log.is_longer(log):
+            reason = reason or "nobody knows who was in sync, and this replica has not the longest log"
+            return f"{reason}. Of those that are there replica {longest} has the longest log"
+        return (
+            reason and f"{reason}. None that is there is better; {sorted(in_sync - others.keys())} may be, which are not there"
+        )
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -275,6 +337,7 @@ class Election:
         master = self.master
         if master != before and self.master_address is not None:
             self._moved(self.master_address)
+        self._tell_of_log(vacant=self._leading is None and (master is None or master.replica == self._replica))
         if self._leading is not None:
             if master is None and self._state is None and not self._make_anew(self._leading):
                 return  # it waits, and writes nothing: its lease is of a session that is over
@@ -289,6 +352,15 @@ class Election:
             self._stand(master)
         else:
             self._alone_since = None
+
+    def _tell_of_log(self, *, vacant: bool) -> None:
+        """Have this replica's node say what others have to know while there is no master."""
+        self._vacant = self._version if vacant else -1
+        log = self._log()
+        now = Candidate(log if vacant else Log(0, 0, log.suspect), self._vacant)  # while there is a master it grows on and on
+        if now != self._told:
+            self._told = now
+            self._zookeeper.touch(f"{self._replicas_path}/{self._replica}")
 
     def _still_leads(self, leading: State) -> bool:
         master = self.master
@@ -320,25 +392,21 @@ class Election:
                     f"replica {number} could be elected later, and is not there; if it is lost for good: metaq cluster promote"
                 )
         for number, other in others.items():
-            if other.epoch > leading.epoch:
-                return f"replica {number} has a log of the epoch {other.epoch}"
+            if other.log.epoch > leading.epoch:
+                return f"replica {number} has a log of the epoch {other.log.epoch}"
         return None
 
-    def _others(self) -> dict[int, Log]:
-        """The other replicas that are there, by number."""
+    def _others(self) -> dict[int, Candidate]:
+        """The other replicas that are there, by number; what somebody else has put there is passed over."""
         found = {}
         for name in self._zookeeper.children(self._replicas_path):
             node = self._zookeeper.get(f"{self._replicas_path}/{name}")
-            if node is None:
+            if node is None or name == str(self._replica):
                 continue
             try:
-                number, row = int(name), orjson.loads(node.data)
-                log = Log(int(row["epoch"]), int(row["end"]), complete=True)
-            except (ValueError, TypeError, KeyError):
-                logger.debug("node is no replica, ignored name=%s path=%s", name, self._replicas_path)
-                continue
-            if number != self._replica:
-                found[number] = log
+                found[int(name)] = Candidate.decode(node.data)
+            except (ValueError, BadRequest) as error:
+                logger.debug("replica passed over name=%s reason=%s", name, error)
         return found
 
     def _say(self, what: str, reason: str) -> None:
@@ -352,9 +420,13 @@ class Election:
         now = self._monotonic()
         if self._alone_since is None:
             self._alone_since = now
-        reason = self._obstacle(now - self._alone_since)
+        alone_s = now - self._alone_since
+        reason = self._obstacle(alone_s)
         if reason is not None:
             self._say("not standing for election", reason)
+        if reason is not None or (alone_s < GRACE_S and self._waits_for_others()):
+            if former is not None:  # others do not see that there is no master
+                self._zookeeper.commit([Check(self._state_path, self._version), Delete(self._master_path)])
             return
         state, session = self._state, self._zookeeper.session
         epoch = max(self._log().epoch, state.epoch if state is not None else FIRST_EPOCH) + 1
@@ -378,19 +450,46 @@ class Election:
     def _obstacle(self, alone_s: float) -> str | None:
         """Why this replica must not stand for election now."""
         log, state = self._log(), self._state
-        if not log.complete:
-            return "its log ends before what its readers have seen: a power cut has taken some of it"
         if state is None:
             return self._obstacle_to_the_first(log, alone_s)
         if self._replica not in state.in_sync:
             return f"it is not in sync, {sorted(state.in_sync)} are; if they are lost for good: metaq cluster promote"
         if state.preferred not in {0, self._replica} and self._may_come(state.preferred, alone_s):
             return f"replica {state.preferred} goes first"
+        return None if log.suspect is None else self._obstacle_to_a_suspect(log, state)
+
+    def _obstacle_to_a_suspect(self, log: Log, state: State) -> str | None:
+        """Another one of those that were in sync may have what this log lacks, unless all are known to be no better."""
+        others, lacks = self._others(), f"it may lack messages that were acknowledged ({log.suspect})"
+        for number in state.in_sync:
+            if number == self._replica:
+                continue
+            other = others.get(number)
+            if other is None:
+                return (
+                    f"{lacks}, and replica {number} is not there; if that is lost for good: metaq cluster promote --accept-loss"
+                )
+            if other.version != self._version or other.log.suspect is None:
+                return f"{lacks}; replica {number} may have them"
+            if other.log.is_longer(log):
+                return f"{lacks}; so may replica {number}, but has the longer log"
+        logger.critical("suspect replica stands in_sync=%s end=%d reason=%s", list(state.in_sync), log.end, log.suspect)
         return None
 
     def _may_come(self, preferred: int, alone_s: float) -> bool:
         """Whether one that is preferred is waited for."""
-        return alone_s < GRACE_S or (alone_s < PREFERRED_S and preferred in self._others())
+        other = self._others().get(preferred)
+        return alone_s < GRACE_S or (alone_s < PREFERRED_S and other is not None and other.log.suspect is None)
+
+    def _waits_for_others(self) -> bool:
+        """Whether one that was in sync, too, is to go first, since its log is longer, or has not told yet how long that is."""
+        log, state = self._log(), self._state
+        if log.suspect is not None or state is None or state.preferred == self._replica:
+            return False
+        others = [other for number, other in self._others().items() if number in state.in_sync]
+        return any(
+            other.version != self._version or (other.log.suspect is None and other.log.is_longer(log)) for other in others
+        )
 
     def _obstacle_to_the_first(self, log: Log, alone_s: float) -> str | None:
         if log.epoch != FIRST_EPOCH:
@@ -398,6 +497,6 @@ class Election:
         if alone_s < GRACE_S:
             return "the group is new; others may still come"
         for number, other in self._others().items():
-            if (other.epoch, other.end, -number) > (log.epoch, log.end, -self._replica):
+            if (*other.log[:2], -number) > (*log[:2], -self._replica):
                 return f"replica {number} has the longer log"
         return None

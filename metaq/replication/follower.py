@@ -278,6 +278,10 @@ class Follower:
             raise ProtocolError("a control frame without what it has to say") from error
         if seen.epoch != self._epochs.current.number:
             self._epochs.refresh()
+        suspicion = self._store.suspicion
+        if suspicion.reason is not None and self._identity.replica in seen.in_sync:
+            logger.info("suspect no more reason=%s end=%d", suspicion.reason, self._store.log.end)
+            self._run(suspicion.clear)
         if "documents" in content:
             documents.check(self._folder, content["documents"])
             self._tables |= content["documents"]

@@ -8,8 +8,8 @@ REPLICA is on each of them, and stays so whichever is the next master:
 - while fewer than the minimum keep up, nothing is acknowledged, so that those who are gone lack nothing: they stay eligible,
   and can go on without this master. Only who has lost some of its log since is left out.
 
-Those in sync are the eligible ones that keep up. Who agrees is a parameter: ZooKeeper where masters are elected, nobody where
-an operator promotes.
+Those in sync are the eligible ones that keep up. Who agrees is a parameter: ZooKeeper where masters are elected, a file of this
+replica where an operator promotes.
 """
 
 import logging
@@ -142,7 +142,8 @@ class InSync:
         heard_at = self._began if before is None else before.heard_at
         if before is not None and replica in self._required and complete:
             self._slaves[replica] = _Slave(address, text, before.caught_up_at, heard_at, min(held_end, before.held_end))
-        else:  # it is new, or has lost something
+        else:  # it is new, or has lost something: it may not hear that it is in sync before it has caught up
+            self.members -= {replica}
             self._slaves[replica] = _Slave(address, text, -math.inf, heard_at, complete=complete)
 
     def reported(self, replica: int, held_end: int) -> None:
@@ -222,8 +223,3 @@ class InSync:
 
 def _milliseconds(seconds: float) -> int:
     return -1 if math.isinf(seconds) else round(1000 * seconds)
-
-
-def of_nobody(members: frozenset[int]) -> bool:
-    """The ``Agree`` of a master that nobody elects."""
-    return True

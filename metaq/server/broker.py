@@ -145,7 +145,7 @@ class Broker:
         ``start``. ``bound`` and ``gate`` are those of the broker before, in another role. ``owner`` has the settings in force
         for longer than one role, and takes those that administrators change."""
         self.settings, self._owner = settings, owner or self
-        self.role, self.run, self._hub = role, run_in_pool, get_hub()
+        self.run, self._hub = run_in_pool, get_hub()
         self._front = front = self._open_front(bound, gate)
         self.peers = front.gate.peers(settings)
         try:
@@ -155,6 +155,7 @@ class Broker:
         except BaseException:
             front.close_listeners()
             raise
+        self.role = role = role.judged(self.store.suspicion.reason)
         self.epochs = self._begin_epoch()
         store_host = host_bytes(*self.addresses.advertised)
         self.context = self._load_tables(store_host, goes_on=bound is not None)

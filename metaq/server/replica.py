@@ -5,9 +5,13 @@ where the last master was, and a slave whose log was cut has forgotten what was 
 clients connect again. The store is closed and opened in a thread: ZooKeeper must go on hearing of who was elected, however long
 the disk takes, or another one is elected before this one serves, again and again.
 
-``config/replica.json`` remembers what an operator has made of this replica, and how far readers could see::
+A master whose role is fixed, and whose log may lack what others in sync with it have, begins as a slave that follows nobody:
+as master it would have them all cut off what it lacks. An operator decides (docs/replication.md, suspect replicas).
 
-    {"crc32c":"…","role":"slave","master":"10.0.0.1:10912","readable_end":81233}
+``config/replica.json`` remembers what an operator has made of this replica, how far readers could see, and, of a master whose
+role is fixed, who is in sync, as ZooKeeper does where masters are elected::
+
+    {"crc32c":"…","role":"slave","master":"10.0.0.1:10912","readable_end":81233,"in_sync":[1,2],"epoch":4}
 """
 
 import logging
@@ -26,7 +30,6 @@ from metaq.errors import BadRequest, ConfigError, MetaqError, NotMaster, Request
 from metaq.replication.election import Election, Log
 from metaq.replication.follower import Address
 from metaq.replication.frames import encode_control
-from metaq.replication.insync import of_nobody
 from metaq.server.broker import Broker
 from metaq.server.daemon import STARTED_NOT
 from metaq.server.front import Listener, resolve
@@ -48,11 +51,10 @@ logger = logging.getLogger(__name__)
 KEPT: Final = "replica.json"
 KEEP_S: Final = 1.0
 ELECTED: Final = "elected"
+MASTER: Final = "master"
 HAND_OVER_S: Final = 5.0
 HAND_OVER_LOOK_S: Final = 0.005
 ALONE_LOOK_S: Final = 0.5
-NEXT_EPOCH: Final = 1
-"""Of a master that nobody elects: the one after its log's newest."""
 
 
 class Kept(NamedTuple):
@@ -63,6 +65,10 @@ class Kept(NamedTuple):
     master: str
     """Of a slave that an operator has made one: its master's ``replication_listen``; empty: as the settings say."""
     readable_end: int
+    in_sync: tuple[int, ...] = ()
+    """Of a master that nobody elects: the replicas that have everything that was acknowledged; none when that is not known."""
+    epoch: int = 0
+    """The last one that it began unelected. A power cut may take its record from the log, and its number is not given twice."""
 
 
 class Replica:
@@ -124,6 +130,11 @@ class Replica:
                 self._greenlets.append(gevent.spawn(self._step_down_when_alone, self._election))
 
     def _start_broker(self) -> None:
+        if self._held_back is not None:
+            logger.error("not master reason=%s", self._held_back)
+        if self._election is None and self.broker.role.is_master:
+            in_sync = self._kept.in_sync or (self.settings.replica_number,)
+            self._keep(in_sync=in_sync, epoch=self.broker.epochs.current.number)
         self.broker.every(KEEP_S, self._keep)
         self.side.start()
         self.broker.start()
@@ -155,18 +166,44 @@ class Replica:
         )
 
     def _log(self) -> Log:
-        store = self.broker.store
-        return Log(self.broker.epochs.current.number, store.log.end, complete=store.log.end >= self._kept.readable_end)
+        return Log(self.broker.epochs.current.number, self.broker.store.log.end, self.suspicion)
+
+    @property
+    def suspicion(self) -> str | None:
+        """Why this replica may lack what was acknowledged; at the other levels that does not rest on replicas."""
+        return self.broker.store.suspicion.reason if self.settings.durability.on_replicas else None
+
+    @property
+    def _is_to_be_master(self) -> bool:
+        """Whether an operator wants so, or the settings."""
+        return self.settings.role != ELECTED and (self._kept.role or self.settings.role) == MASTER
+
+    @property
+    def _held_back(self) -> str | None:
+        """Why it is not, although it is to be."""
+        if not self._is_to_be_master or self.broker.role.is_master:
+            return None
+        in_sync = [number for number in self._kept.in_sync if number != self.settings.replica_number]
+        others = f"replicas {in_sync}, which were in sync, have" if in_sync else "a replica that was in sync has"
+        return (
+            f"it may lack messages that were acknowledged ({self.suspicion}), and {others} them: make one of those the master, "
+            f"or this one all the same (metaq cluster promote, --accept-loss)"
+        )
 
     def _first_role(self) -> Role:
-        role = "slave" if self.settings.role == ELECTED else self._kept.role or self.settings.role
-        return Role(role == "master", NEXT_EPOCH if role == "master" else 0, self._kept.readable_end)
+        kept = self._kept
+        if not self._is_to_be_master:
+            return Role(is_master=False, readable_end=kept.readable_end)
+        alone = kept.in_sync == (self.settings.replica_number,)  # what it lacks nobody has
+        yields = self.settings.durability.on_replicas and not alone
+        return Role(True, kept.epoch + 1, kept.readable_end, frozenset(kept.in_sync), yields)
 
     def _open(self, role: Role, bound: Any, gate: Gate | None, tell: Tell = nobody) -> Broker:
         settings = self._with_address(self.settings)
         broker = Broker(settings, disk=self._disk, role=role, bound=bound, tell=tell, gate=gate, owner=self)
-        if role.is_master:
-            self.side = MasterSide(broker, self.settings, of_nobody if self._election is None else self._election.agree)
+        if broker.role.is_master:
+            broker.run(broker.store.suspicion.clear)  # what it lacks is lost: from now on its log is the one to be copied
+            self.side = MasterSide(broker, self.settings, self._agree if self._election is None else self._election.agree)
             if self._election is not None:
                 broker.store.log.fence = self._election.check
         else:
@@ -177,6 +214,8 @@ class Replica:
     def _find_master(self) -> Address | None:
         if self._election is not None:
             return self._election.master_address
+        if self._held_back is not None:
+            raise NotMaster(self._held_back)
         where = self._kept.master or self.settings.master
         return parse_address("master", where) if where else self.broker.registration.find_master()
 
@@ -226,15 +265,22 @@ class Replica:
         self.broker.configure(self._with_address(self.settings))  # they may have changed while it opened
         self._start_broker()
 
-    def promote(self) -> None:
-        """Become master, by an operator's order; of a group that elects, as soon as its master is gone."""
+    def promote(self, *, accept_loss: bool) -> None:
+        """Become master, by an operator's order; of a group that elects, as soon as its master is gone. ``BadRequest`` when
+        messages that were acknowledged may be lost by that, unless the operator accepts it."""
         if self.broker.role.is_master:
             raise BadRequest("this replica is the master already")
         if self._election is not None:
-            self._election.take_over()
+            self._election.take_over(accept_loss=accept_loss)
             return
-        self._keep(role="master", master="")
-        self._change(Role(is_master=True, epoch=NEXT_EPOCH))
+        if self.suspicion is not None and not accept_loss:
+            raise BadRequest(
+                f"this replica may lack messages that were acknowledged: {self.suspicion}. Better: a replica that was in sync "
+                f"and is not suspect (metaq cluster status). To have this one master all the same, and lose what it lacks: "
+                f"metaq cluster promote --accept-loss"
+            )
+        self._keep(role=MASTER, master="", in_sync=(self.settings.replica_number,))
+        self._change(Role(is_master=True, epoch=self._kept.epoch + 1))
 
     def demote(self, master: str) -> None:
         """Become the slave of the master at an address, by an operator's order."""
@@ -244,7 +290,7 @@ class Replica:
             parse_address("master", master)
         except ConfigError as error:
             raise BadRequest(str(error)) from error
-        self._keep(role="slave", master=master)
+        self._keep(role="slave", master=master, in_sync=())
         self._change(Role(is_master=False))
 
     def hand_over(self, replica: int) -> None:
@@ -311,15 +357,21 @@ class Replica:
             logger.error("what this replica was is not known, the settings say it problem=%s", problem)
         if content is None:
             return Kept("", "", 0)
-        return Kept(content["role"], content["master"], content["readable_end"])
+        in_sync = tuple(content.get("in_sync", ()))
+        return Kept(content["role"], content["master"], content["readable_end"], in_sync, content.get("epoch", 0))
+
+    def _agree(self, in_sync: frozenset[int]) -> bool:
+        """Remember of whom the next master may be made, where nobody elects it."""
+        self._keep(in_sync=tuple(sorted(in_sync)))
+        return True
 
     def _keep(self, **changes: Any) -> None:
         with self._keeping:  # an order may come while the duty waits for the disk
             kept = self._kept._replace(readable_end=self.side.readable_end, **changes)
             if kept != self._kept:
-                self._kept = kept
                 self.broker.run(lambda: self._disk.make_directories(self._path.parent))
                 self.broker.run(lambda: write_document(self._disk, self._path, kept._asdict()))
+                self._kept = kept
 
     # -- slaves that connect ------------------------------------------------------------------------------------------
 

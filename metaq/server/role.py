@@ -16,7 +16,13 @@ class Role(NamedTuple):
     readable_end: int = 0
     """Where readers wait for the replicas: the log offset before which they may see everything from the start."""
     eligible: frozenset[int] = frozenset()
-    """Of an elected master: the replicas of which the next one may be elected, until it has others agreed on."""
+    """Of a master: the replicas of which the next one may be made, until it has others agreed on."""
+    yields: bool = False
+    """Of a master: while its log may lack what others of these have, it is a slave instead."""
+
+    def judged(self, suspicion: str | None) -> "Role":
+        """What it is with the log that was found, which may lack something."""
+        return self._replace(is_master=False, epoch=0) if self.yields and suspicion is not None else self
 
 
 ALONE: Final = Role()

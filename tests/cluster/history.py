@@ -115,6 +115,13 @@ class History:
         with self._lock:
             self.counts["in doubt" if answered else "unanswered"] += 1
 
+    def may_be_lost(self) -> None:
+        """All that held what was stored until now have lost it, or not; what is left of it is where it was."""
+        with self._lock:
+            for sent in self._sent:
+                sent.stored = False
+            self._places.clear()
+
     @property
     def outcomes_unknown(self) -> int:
         """Puts whose clients do not know whether they are stored."""

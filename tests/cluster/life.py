@@ -37,7 +37,6 @@ CLIENTS: Final = (Putter, Putter, Sender, Reader, Consumer, Brancher, HalfSender
 WITH_TRANSACTIONS: Final = 1 / 3
 """Of all rounds."""
 LOOK_S: Final = 0.02
-DURABILITIES: Final = ("replica", "replica", "disk+replica")
 
 Fault = Callable[[], float]
 """Makes a fault, and ends when puts are acknowledged again; returns since when they should have been."""
@@ -78,17 +77,24 @@ class Life:
     """One group from its start to its end. A subclass says what goes wrong."""
 
     proxied: ClassVar[bool] = False
+    kind: ClassVar[type[Member]] = Member
+    flags: ClassVar[tuple[str, ...]] = ()
+    """Of all replicas."""
+    durabilities: ClassVar[tuple[str, ...]] = ("replica", "replica", "disk+replica")
+    """Of which one is drawn."""
 
     def __init__(self, seed: int, folder: Path, zookeeper: str, campaign: Campaign | None = None) -> None:
         self.rng = random.Random(seed)
         self.canary = Canary(folder)
         self.history, self.progress = History(seed), Progress(self.canary.late_s)
         self.campaign = campaign
-        self.least, durability = self.rng.choice((1, 2, 2)), self.rng.choice(DURABILITIES)
-        flags = (*CHECKS, "--min-in-sync", str(self.least))
-        self.group = Group(folder, zookeeper, *flags, proxied=self.proxied, seed=seed, durability=durability)
+        self.least, self.durability = self.rng.choice((1, 2, 2)), self.rng.choice(self.durabilities)
+        flags = (*CHECKS, "--min-in-sync", str(self.least), *self.flags)
+        self.group = Group(
+            folder, zookeeper, *flags, proxied=self.proxied, seed=seed, durability=self.durability, kind=self.kind
+        )
         self.load = Load(self.group.ports(), self.history, self.progress, seed)
-        self.counts: Counter[str] = Counter({f"groups with min_in_sync {self.least}": 1, f"groups at {durability}": 1})
+        self.counts: Counter[str] = Counter({f"groups with min_in_sync {self.least}": 1, f"groups at {self.durability}": 1})
         self.pauses: list[tuple[float, str]] = []
         """For how long nothing was acknowledged, of each fault that a new master ends, in seconds."""
         self.doing = "start"
@@ -206,12 +212,13 @@ class Life:
         self.wait(self.load.settled, "all transactions are decided")
         self.load.stop()
         self.load.check()
+        with Talk(self.group.wait_master()) as talk:
+            expect(talk.recover() == [], "no branch is prepared any more", talk.recover())
+        self.last_fault()
         self.wait(self._equal, "all replicas have the same end")
         members = list(self.group.members.values())
         for member in members:
             self.history.check(member.host, member.port)
-        with Talk(self.group.wait_master()) as talk:
-            expect(talk.recover() == [], "no branch is prepared any more", talk.recover())
         begin, end = self._same
         for member in members[1:]:
             compare_logs(members[0].data, member.data, begin, end)
@@ -221,6 +228,9 @@ class Life:
             report = verify(member.data)
             expect(not report.damages and not report.quarantined_bytes, "nothing is damaged", member.number, report)
         self.counts.update(self.history.counts)
+
+    def last_fault(self) -> None:
+        """Something after which no client goes on."""
 
     def _equal(self) -> bool:
         """Whether all replicas say the same, which is noted then: more may come at any time."""

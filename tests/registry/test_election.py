@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Final
 
 import gevent
-import orjson
 import pytest
 
 from metaq.clock import SystemClock
 from metaq.errors import RegistryUnavailable
 from metaq.registry.zookeeper import ZooKeeper
-from metaq.replication.election import GRACE_S, LOOK_S, Election, Log, Master, State
+from metaq.replication.election import GRACE_S, LOOK_S, Candidate, Election, Log, Master, State
 from tests.support.zookeeper import ZooKeeperProcess
 
 pytestmark = pytest.mark.partner("java")
@@ -44,7 +43,7 @@ def wait(condition: Callable[[], bool], what: str) -> None:
 def test_a_replaced_master_changes_nothing(tmp_path: Path) -> None:
     """F-FAIL, F-PART: not even when it has read the version of the state that replaced its own."""
     with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
-        replica = election(server, 1, Log(1, 0, complete=True))
+        replica = election(server, 1, Log(1, 0))
         replica.start()
         try:
             wait(lambda: replica.leading, "the only replica is elected")
@@ -61,7 +60,7 @@ def test_a_master_that_cannot_hand_over_hears_of_the_next_one(tmp_path: Path) ->
     """F-PART: another replica was elected meanwhile; the order fails, and this one is master no more."""
     heard: list[str] = []
     with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
-        replica = election(server, 1, Log(1, 0, complete=True), lambda: heard.append("deposed"))
+        replica = election(server, 1, Log(1, 0), lambda: heard.append("deposed"))
         replica.start()
         try:
             wait(lambda: replica.leading, "the only replica is elected")
@@ -82,7 +81,7 @@ def test_a_master_that_cannot_hand_over_hears_of_the_next_one(tmp_path: Path) ->
 def test_a_master_makes_the_state_anew_if_nobody_was_elected_later(tmp_path: Path, epoch: int, *, goes_on: bool) -> None:
     """F-ZK: the logs of those that were in sync tell; without them it waits."""
     with ZooKeeperProcess(tmp_path / "zookeeper") as server:
-        replica = election(server, 1, Log(1, 0, complete=True))
+        replica = election(server, 1, Log(1, 0))
         replica.start()
         try:
             wait(lambda: replica.leading, "the only replica is elected")
@@ -94,7 +93,7 @@ def test_a_master_makes_the_state_anew_if_nobody_was_elected_later(tmp_path: Pat
                 wait(lambda: bool(other.exists(f"/metaq/groups/{GROUP}/replicas/1")), "it is back")
                 gevent.sleep(1.5)  # three looks
                 assert not other.exists(STATE), "replica 2 may have been elected later"
-                other.create(f"/metaq/groups/{GROUP}/replicas/2", orjson.dumps({"epoch": epoch, "end": 10}), ephemeral=True)
+                other.create(f"/metaq/groups/{GROUP}/replicas/2", Candidate(Log(epoch, 10), -1).encode(), ephemeral=True)
                 if goes_on:
                     wait(lambda: bool(other.exists(MASTER)), "the state is made anew")
                     assert State.decode(other.get(STATE)[0]) == State(2, 1, (1, 2))
@@ -110,8 +109,8 @@ def test_others_let_the_preferred_one_go_first_while_it_is_there(tmp_path: Path)
     """F-FAIL: however slow it is; ZooKeeper tells that it is gone."""
     with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
         other.create(STATE, State(3, 3, (1, 2, 3), preferred=2).encode(), makepath=True)
-        other.create(f"/metaq/groups/{GROUP}/replicas/2", orjson.dumps({"epoch": 3, "end": 0}), ephemeral=True, makepath=True)
-        replica = election(server, 1, Log(3, 0, complete=True))
+        other.create(f"/metaq/groups/{GROUP}/replicas/2", Candidate(Log(3, 0), 0).encode(), ephemeral=True, makepath=True)
+        replica = election(server, 1, Log(3, 0))
         replica.start()
         try:
             wait(lambda: bool(other.exists(f"/metaq/groups/{GROUP}/replicas/1")), "it is there")

@@ -195,8 +195,11 @@ class Group(contextlib.ExitStack):
         for member in self.members.values():
             if member.stopped:
                 member.go_on()
-            if not member.running:
-                member.start()
+        gone = [member for member in self.members.values() if not member.running]
+        for member in gone:
+            member.launch()
+        for member in gone:
+            member.wait_ready()
 
     def stderr(self, size: int = 3000) -> str:
         """The ends of what the replicas have written to standard error."""

@@ -4,12 +4,14 @@ Bodies are JSON::
 
     30020  →  {"role":"master","replica":1,"epoch":4,"begin":0,"end":90210,"durable_end":90210,"readable_end":90100,
                "in_sync":[1,2],"min_in_sync":2,"replication":"10.0.0.1:10912","master":"","master_end":0,"problem":null,
+               "suspect":null,
                "slaves":[{"replica":2,"address":"10.0.0.2:41234","text":"10.0.0.2:8123","held_end":90210,"lag_bytes":0,
                           "lag_ms":0,"in_sync":true}]}
-    30021  header role (master or slave), master (for a slave: HOST:PORT)
+    30021  header role (master or slave), master (for a slave: HOST:PORT), acceptLoss (for a master: true)
     30022  header replica
 
-``replication`` is where slaves connect. A slave tells of its master's ``master_end`` and ``in_sync`` what it heard last.
+``replication`` is where slaves connect, ``suspect`` why the log may lack messages that were
+acknowledged. A slave tells of its master's ``master_end`` and ``in_sync`` what it heard last.
 """
 
 from collections.abc import Mapping
@@ -41,7 +43,12 @@ class Orders(Protocol):
     @property
     def role_name(self) -> str: ...
 
-    def promote(self) -> None: ...
+    @property
+    def suspicion(self) -> str | None:
+        """Why messages that were acknowledged may be missing here."""
+        ...
+
+    def promote(self, *, accept_loss: bool) -> None: ...
 
     def demote(self, master: str) -> None: ...
 
@@ -74,7 +81,7 @@ class ReplicaHandler:
     def _change_role(self, fields: Mapping[str, str]) -> Answer:
         role = fields.get("role")
         if role == "master":
-            self._orders.promote()
+            self._orders.promote(accept_loss=fields.get("acceptLoss") == "true")
         elif role == "slave":
             self._orders.demote(fields.get("master", ""))
         else:
@@ -105,6 +112,7 @@ def standing(orders: Orders) -> dict[str, Any]:
         "durable_end": store.durable_end,
         "readable_end": side.readable_end,
         "min_in_sync": settings.min_in_sync,
+        "suspect": orders.suspicion,
         "replication": written(reached_at(orders.address, orders.broker.addresses.advertised)),
     }
     if isinstance(side, MasterSide):
