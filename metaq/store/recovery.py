@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from metaq.clock import Clock
-from metaq.errors import CorruptRecord, StoreError, UnknownVersion, WrongBroker
+from metaq.errors import CorruptRecord, DiskFull, StoreError, UnknownVersion, WrongBroker
 from metaq.protocol.record import identity
 from metaq.protocol.textmessage import Stored, tag_hash, text_size
 from metaq.store.checkpoint import (
@@ -97,14 +97,14 @@ def open_store(
         except StoreError:
             lock.close()
             raise
-    disk.open(directory / ABORT).close()
     replace(directory, settings, disk)
     store = MessageStore(directory, settings, clock, disk)
-    store.lock = lock
+    store.lock, owed = lock, store.log.owed
+    owed.do(lambda: disk.open(directory / ABORT).close())
     if identity is None:
         disk.sync_directory(directory.parent)  # a process killed before this line may have made the folder
     if identity is None or problems:
-        _write_identity(store, identity)
+        owed.do(lambda: _write_identity(store, identity))
     _recover(store, recovery, tell, rebuild=rebuild)
     for problem in recovery.problems:
         logger.error("store problem problem=%s", problem)
@@ -191,12 +191,13 @@ def _recover_index(store: MessageStore, recovery: Recovery, checkpoint: Checkpoi
     if not rebuild:
         try:
             store.indexing.load(mark)
-        except CorruptRecord as error:
+        except (CorruptRecord, DiskFull) as error:  # full: a file system that never writes in place cannot take back
             recovery.problems.append(f"{error}: the key index is made anew from the log")
         else:
             return mark
     if checkpoint is not None:
-        write_checkpoint(store.disk, store.directory, checkpoint._replace(key_index=NO_INDEX))
+        without = checkpoint._replace(key_index=NO_INDEX)
+        store.log.owed.do(lambda: write_checkpoint(store.disk, store.directory, without))
     store.indexing.begin_anew()
     return NO_INDEX
 
@@ -254,7 +255,8 @@ def _admit_short(
         if count < progress.durable_units:
             partitions[queue.topic, queue.partition] = progress._replace(units=count)
     if partitions != checkpoint.partitions:
-        write_checkpoint(store.disk, store.directory, checkpoint._replace(partitions=partitions))
+        admitted = checkpoint._replace(partitions=partitions)
+        store.log.owed.do(lambda: write_checkpoint(store.disk, store.directory, admitted))
     return partitions
 
 
@@ -379,7 +381,7 @@ def _quarantine(store: MessageStore, recovery: Recovery, listed: set[tuple[int, 
     ranges = listed.union(tuple(gap) for gap in recovery.gaps)
     ranges = {(start, min(end, recovery.end)) for start, end in ranges if start < recovery.end}
     if ranges != listed:
-        write_document(store.disk, path, {"ranges": sorted(ranges)})
+        store.log.owed.do(lambda: write_document(store.disk, path, {"ranges": sorted(ranges)}))
     for gap in recovery.gaps:
         recovery.problems.append(f"no record to keep in log offsets {gap.start} … {gap.end}; listed in {path}")
     if recovery.dropped:
