@@ -286,8 +286,8 @@ class Follower:
         raise Replaced
 
     def _take(self, copier: Copier, item: Data) -> None:
-        if self._store.no_room is not None:
-            raise DiskFull(self._store.no_room)
+        if (shortage := self._store.shortage) is not None:
+            raise DiskFull(shortage)
         copier.take(item.log_offset, item.data)
 
     def _hear(self, control: Control) -> None:

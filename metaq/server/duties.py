@@ -56,6 +56,8 @@ class Duties:
         self._saving_topics = BoundedSemaphore(1)
         self._saving_groups = BoundedSemaphore(1)
         self._retiring = BoundedSemaphore(1)
+        self._failing: dict[str, str] = {}  # why, by duty
+        self._short = False  # of room, and said so
         self._rested_s = 0.0  # in the sweep that is being done
         self._busy = 0  # duties that are being done
         self._stopping = False
@@ -70,7 +72,7 @@ class Duties:
 
     def start(self) -> None:
         settings = self._settings
-        self._look_after_retention()
+        self._do(self._look_after_retention)
         self._syncing = gevent.spawn(self._turns.sync_forever)
         self._greenlets.append(gevent.spawn(self._sweep_forever))
         self.every(EXPIRE_S, self._turns.expire)
@@ -109,16 +111,36 @@ class Duties:
         if self._stopping:
             return
         self._busy += 1
+        name = duty.__name__
         try:
             duty()
         except StoreError as error:  # the next round tries again; what it means for puts the store itself knows
-            logger.error("duty failed duty=%s reason=%s", duty.__name__, error)
+            self._failed(name, str(error))
         except AssertionError:
             raise  # the broker's own state is wrong: the process ends
         except Exception:  # a duty that met what nobody expected must not end for ever
-            logger.exception("duty failed duty=%s", duty.__name__)
+            logger.exception("duty failed duty=%s", name)
+        else:
+            if self._failing.pop(name, None) is not None:
+                logger.info("duty works again duty=%s", name)
         finally:
             self._busy -= 1
+        self._tell_of_room()
+
+    def _failed(self, name: str, reason: str) -> None:
+        """Say it once a reason, not once a try."""
+        if self._failing.get(name) != reason:
+            logger.error("duty failed duty=%s reason=%s", name, reason)
+        self._failing[name] = reason
+
+    def _tell_of_room(self) -> None:
+        """Say it when puts are refused for want of room, and when they are taken again."""
+        shortage = self._store.shortage
+        if shortage is not None and not self._short:
+            logger.error("puts are refused reason=%s", shortage)
+        elif shortage is None and self._short:
+            logger.info("puts are taken again")
+        self._short = shortage is not None
 
     def _sweep_forever(self) -> None:
         pause_s, clock = self._settings.sweep_interval_ms / 1000, self._store.clock
@@ -203,8 +225,6 @@ class Duties:
                 note(self._turns, _nobody)  # a keeper that does not care how it ends only stages
         if decision.delete:
             logger.info("segments deleted bases=%s", decision.delete)
-        if decision.refuse:
-            logger.error("puts are refused reason=%s", decision.refuse)
 
 
 def _nobody(error: MetaqError | None) -> None:

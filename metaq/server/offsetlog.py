@@ -81,8 +81,9 @@ class OffsetLog:
     def _load(self) -> None:
         is_ahead = load_offsets(self._context)
         self._take_back()
-        if is_ahead:  # others will have the ordinals of the messages that it covers and the log lacks
-            self._write(self._run)
+        if is_ahead:  # others will have the ordinals of the messages that it covers and the log lacks, but not before this
+            content = self._content()
+            self._store.log.owed.do(lambda: self._put_down(content), self._run)
 
     def _take_back(self) -> None:
         """A power cut may take messages that were consumed already: the group must get those that take their ordinals."""
@@ -159,13 +160,19 @@ class OffsetLog:
             self._write(self._run)
 
     def _write(self, run: Run) -> None:
-        version, disk, queue = self._offsets.version, self._store.disk, self._store.queues.get(_KEY)
+        version, content = self._offsets.version, self._content()
+        run(lambda: self._put_down(content))
+        self._saved_version = version
+
+    def _content(self) -> dict[str, Any]:
+        queue = self._store.queues.get(_KEY)
         rows = {_key(topic, group): _numbered(offsets) for group, topic, offsets in self._offsets}
         now = moment(self._context.epochs, self._store.log.end)
-        content = {**now, "next": 0 if queue is None else queue.next, "offsetTable": rows}
-        run(lambda: disk.make_directories(self._path.parent))
-        run(lambda: write_document(disk, self._path, content))
-        self._saved_version = version
+        return {**now, "next": 0 if queue is None else queue.next, "offsetTable": rows}
+
+    def _put_down(self, content: dict[str, Any]) -> None:
+        self._store.disk.make_directories(self._path.parent)
+        write_document(self._store.disk, self._path, content)
 
 
 def load_offsets(context: Context) -> bool:

@@ -13,6 +13,7 @@ a write through a map into a hole on a full disk would kill the process. Reading
 import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -35,6 +36,7 @@ from metaq.protocol.record import (
 from metaq.protocol.textmessage import Stored
 from metaq.store.disk import File
 from metaq.store.files import FileCache, Read, Run, read_here, run_here
+from metaq.store.owed import Owed
 from metaq.store.retention import SegmentAge
 
 NAME_DIGITS: Final = 20
@@ -103,6 +105,8 @@ class CommitLog:
         self.fence: Callable[[], None] = _no_fence
         """Raises ``Fenced`` when another replica may be master by now."""
         self._written_from = 0  # what this process appended begins here: it needs no verification
+        self.owed = Owed()
+        self._lacks: DiskFull | None = None  # why there is no next segment, while the active one is as good as full
         self._spare: Segment | None = None
         self._leftover: list[tuple[Segment, int, int]] = []  # segment, log offset and size of what a failed append wrote
         self._disk.make_directories(directory)
@@ -115,8 +119,7 @@ class CommitLog:
         # a killed process may have made files without syncing their names, which a power cut would then take away
         self._disk.sync_directory(self.directory)
         bases = [int(name) for name in self._disk.list_directory(self.directory) if is_segment_name(name)]
-        if not bases:
-            return [self._create(0, run_here)]
+        bases = bases or [0]
         segments = []
         for base, following in zip(bases, [*bases[1:], None], strict=True):
             path = self.directory / segment_name(base)
@@ -124,12 +127,18 @@ class CommitLog:
             if following is not None:
                 capacity = following - base
             else:
-                # whole blocks were allocated; a file cut short by a crash gets its room back
                 capacity = size if size >= self._segment_bytes else self._segment_bytes
-            if size < capacity:
-                self._files.open(path).allocate(capacity)
+            if size < capacity:  # new, or cut short by a crash: zeros take no room yet
+                self._files.open(path).truncate(capacity)
             segments.append(Segment(base, capacity, path))
         return segments
+
+    def _reserve(self, segment: Segment) -> None:
+        """Give a segment its room, durably, if it has not got it."""
+        file = self.file(segment)
+        file.allocate(segment.capacity)
+        file.datasync()
+        self._disk.sync_directory(self.directory)
 
     def _create(self, base: int, run: Run) -> Segment:
         """A new segment whose room, size and name are durable."""
@@ -147,7 +156,10 @@ class CommitLog:
         self.room_end = segment.end - BLANK_SIZE
 
     def start_at(self, end: int) -> None:
-        """Take ``end`` as the end of the log: zero what is behind it, durably. Called once, by recovery."""
+        """Take ``end`` as the end of the log: zero what is behind it, durably, and have room there. Called once, by recovery.
+
+        What a full disk does not take is ``owed``.
+        """
         while self.segments[-1].base > end:
             self.remove(self.segments[-1])
         segment = self.segments[-1]
@@ -157,11 +169,12 @@ class CommitLog:
         while at < segment.capacity:
             chunk = file.read(_chunk_end(segment.base + at, segment) - segment.base - at, at)
             if chunk.count(0) != len(chunk):
-                file.write(bytes(len(chunk)), at)
+                self.owed.do(partial(_zero, file, len(chunk), at))
                 zeroed = True
             at = file.next_data(at + len(chunk))
         if zeroed:
-            file.datasync()
+            self.owed.do(file.datasync)
+        self.owed.do(partial(self._reserve, segment))
         self._files.forget(segment.path)  # the search for data has switched its readahead off
         self.end = self.staged_end = self._written_from = end
         self._use(segment, end)
@@ -201,7 +214,7 @@ class CommitLog:
     def reserve(self, size: int) -> None:
         """Have room for records of so many bytes in all, which one segment could hold; ``DiskFull`` before any is staged."""
         if self.staged_end + size > self.room_end and self._spare is None:
-            self._spare = self._create(self._active.end, run_here)
+            self._spare = self._following(run_here)
 
     def end_of(self, sizes: Iterable[int]) -> int:
         """Log offset behind records of these sizes, which one segment could hold, if they were staged now."""
@@ -220,7 +233,7 @@ class CommitLog:
         """
         if size + BLANK_SIZE > self._segment_bytes:
             raise BadRequest(f"a record of {size} bytes does not fit into a segment of {self._segment_bytes} bytes")
-        following = self._spare or self._create(self._active.end, run_here)
+        following = self._spare or self._following(run_here)
         self._spare = None
         if self.staged_end < self._active.end:  # else its file was lost, and the log goes on behind it
             self._parts.append(BLANK.pack(self._active.end - self.staged_end, BLANK_MAGIC))
@@ -234,6 +247,7 @@ class CommitLog:
         """Write what is staged. On failure nothing of it is in the log, and the error says whether one may go on."""
         groups = self._groups
         try:
+            self.owed.check()
             self.fence()
             self._zero_leftover()
             for segment, start, parts in groups:
@@ -266,13 +280,38 @@ class CommitLog:
             file.datasync()
         self._leftover.clear()
 
+    @property
+    def shortage(self) -> DiskFull | None:
+        """Why nothing more is to be staged: there is no room for it."""
+        return self.owed.reason or self._lacks
+
     def prepare(self, run: Run) -> None:
-        """Have the next segment ready before it is needed."""
+        """Have room for what comes, and the next segment before it is needed; ``DiskFull`` when there is none.
+
+        It is called again and again: when there is room again, messages are taken again.
+        """
+        self.owed.settle(run)
         if self._spare is None and len(self._groups) == 1:
             active = self._active
-            spare = self._create(active.end, run)
+            spare = self._following(run)
             if self._active is active and self._spare is None:  # others went on while this one waited
                 self._spare = spare
+
+    def _following(self, run: Run) -> Segment:
+        """Make the segment behind the active one; ``DiskFull`` when there is no room for it.
+
+        That is a ``shortage`` as soon as the active one is nearly full: large messages would be refused, small ones taken.
+        """
+        active = self._active
+        try:
+            segment = self._create(active.end, run)
+        except DiskFull as error:
+            nearly_full = self.staged_end + min(CHUNK, active.capacity // 8) > self.room_end
+            if nearly_full and self._active is active:  # others went on while this one waited
+                self._lacks = error
+            raise
+        self._lacks = None
+        return segment
 
     def sync(self, since: int, run: Run) -> None:
         """Make everything appended since log offset ``since`` durable."""
@@ -371,6 +410,10 @@ def walk(segments: list[tuple[Segment, File]], start: int) -> Iterator[Stored | 
             yield stored
         if bad is None and steps.expected < segment.end:
             bad = steps.expected
+
+
+def _zero(file: File, size: int, offset: int) -> None:
+    file.write(bytes(size), offset)
 
 
 def _chunk_end(log_offset: int, segment: Segment) -> int:

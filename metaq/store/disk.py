@@ -21,6 +21,9 @@ from typing import NamedTuple, Protocol
 from metaq.errors import DirectoryLocked, DiskFailed, DiskFull, StoreError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+MAKE_ROOM = "free space, or set --keep-hours or --segment-bytes lower"
+BLOCK_BYTES = 512
+"""Unit of ``st_blocks``."""
 _syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
 """Linux only."""
 
@@ -145,7 +148,7 @@ def replace_file(disk: Disk, path: Path, data: bytes) -> None:
 
 def _failure(action: str, path: Path, error: OSError) -> StoreError:
     if error.errno in FULL:
-        return DiskFull(f"cannot {action} {path}: the disk is full; free space or lower retention")
+        return DiskFull(f"cannot {action} {path}: the disk is full; {MAKE_ROOM}")
     return DiskFailed(f"cannot {action} {path}: {error.strerror}")
 
 
@@ -222,7 +225,12 @@ class RealFile:
 
     def allocate(self, size: int) -> None:
         with _translated("allocate room for", self._path):
-            os.posix_fallocate(self._fd, 0, size)
+            known, room = os.fstat(self._fd), os.fstatvfs(self._fd)
+            lacking = size - known.st_blocks * BLOCK_BYTES
+            if lacking > room.f_bavail * room.f_frsize:  # else a part would be taken from everybody else
+                raise OSError(errno.ENOSPC, "")
+            if lacking > 0 or known.st_size < size:
+                os.posix_fallocate(self._fd, 0, size)
 
     def truncate(self, size: int) -> None:
         with _translated("truncate", self._path):

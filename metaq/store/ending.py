@@ -12,6 +12,7 @@ one the power failed in between, or the kernel did: what was not synced may be g
 mark becomes this process's own, so that none that ends in between hides it from the next.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,8 @@ from typing import Any, Final
 from metaq.errors import CorruptRecord
 from metaq.store.disk import Disk, replace_file
 from metaq.store.documents import decode_document, encode_document
+from metaq.store.files import run_here
+from metaq.store.owed import Owed
 
 ABORT: Final = "abort"
 SUSPECT: Final = "suspect.json"
@@ -41,6 +44,7 @@ class Suspicion:
         self._path = directory / SUSPECT
         self.reason: str | None = None
         """``None``: it lacks nothing."""
+        self._is_durable = True
         try:
             self.reason = str(decode_document(disk.read_file(self._path), self._path)["reason"])
         except FileNotFoundError:
@@ -48,21 +52,26 @@ class Suspicion:
         except CorruptRecord as error:
             self.reason = str(error)
 
-    def rise(self, reason: str) -> None:
-        """Durable when it returns. The first reason stays."""
+    def rise(self, reason: str, do: Callable[[Callable[[], None]], None] = run_here) -> None:
+        """Durable when ``do`` has made the call, in force at once. The first reason stays."""
         if self.reason is None:
-            replace_file(self._disk, self._path, encode_document({"reason": reason}))
-            self.reason = reason
+            self.reason, self._is_durable = reason, False
+        do(self._keep)
+
+    def _keep(self) -> None:
+        if not self._is_durable:
+            replace_file(self._disk, self._path, encode_document({"reason": self.reason}))
+            self._is_durable = True
 
     def clear(self) -> None:
-        """Durable when it returns."""
-        if self.reason is not None:
+        """Durable when it returns. What a full disk has not taken yet stays: it would be written after its end."""
+        if self.reason is not None and self._is_durable:
             self._disk.unlink(self._path)
             self._disk.sync_directory(self._path.parent)
             self.reason = None
 
 
-def begin(disk: Disk, directory: Path, *, synced: bool) -> Ending:
+def begin(disk: Disk, directory: Path, suspicion: Suspicion, owed: Owed, *, synced: bool) -> Ending:
     """Find out how the last process ended, and mark the folder as this one's. ``synced``: nothing that this one writes counts
     as held before it is synced."""
     path, boot_id = directory / ABORT, disk.boot_id()
@@ -78,9 +87,9 @@ def begin(disk: Disk, directory: Path, *, synced: bool) -> Ending:
     # what a killed process had not synced is not made durable by settings that demand it of this one
     own: dict[str, Any] = {"boot_id": boot_id, "synced": synced and (found is None or found["synced"])}
     if ending is Ending.POWER_CUT and not own["synced"]:
-        Suspicion(disk, directory).rise("the power failed, or the kernel did, before everything was synced")
+        suspicion.rise("the power failed, or the kernel did, before everything was synced", owed.do)
     if found != own:  # else it is durable already: a change of roles waits for no sync
-        replace_file(disk, path, encode_document(own))
+        owed.do(lambda: replace_file(disk, path, encode_document(own)))
     return ending
 
 

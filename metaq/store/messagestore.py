@@ -104,7 +104,6 @@ class MessageStore:
         self._units_before = 0  # units in all queues when the store was opened
         self._live_mark = -1
         self._boot_id = self.disk.boot_id()
-        self._live = self.disk.open(directory / LIVE_NAME)
         self.reader = Reader(self.log, self.queues)
         self.lock: File | None = None
         self.suspicion = ending.Suspicion(self.disk, directory)
@@ -126,9 +125,15 @@ class MessageStore:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     @property
+    def shortage(self) -> str | None:
+        """Why there is no room for messages; ``None`` when there is."""
+        error = self.log.shortage or self._behind
+        return self.no_room if error is None else str(error)
+
+    @property
     def writable(self) -> bool:
         """Whether puts are taken now."""
-        return self.failure is None and self._behind is None and self.no_room is None and self.refusal is None
+        return self.failure is None and self.refusal is None and self.shortage is None
 
     def check_healthy(self) -> None:
         """Raise why nothing more is written until the store is opened anew."""
@@ -146,10 +151,8 @@ class MessageStore:
         self.check_healthy()
         if self.refusal is not None:
             raise self.refusal
-        if self._behind is not None:
-            raise DiskFull(str(self._behind))
-        if self.no_room is not None:
-            raise DiskFull(self.no_room)
+        if (shortage := self.shortage) is not None:
+            raise DiskFull(shortage)
 
     def put(
         self,
@@ -303,13 +306,14 @@ class MessageStore:
         if self.failure is None:
             self.failure = error
             with contextlib.suppress(StoreError):  # the failure is what is reported
-                write_live(self._live, self._boot_id, Live(FAILED, 0))
+                write_live(self._live(), self._boot_id, Live(FAILED, 0))
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def write_units(self, queue: ConsumeQueue) -> bool:
         """Write a queue's pending units; false when that fails. Without room for them no more messages are taken."""
         try:
+            self.log.owed.check()
             queue.write()
         except DiskFull as error:
             self._behind = error
@@ -340,7 +344,7 @@ class MessageStore:
         if self._behind is behind:
             self._behind = None
         if self.failure is None and live.mark != self._live_mark:
-            write_live(self._live, self._boot_id, live)
+            write_live(self._live(), self._boot_id, live)
             self._live_mark = live.mark
 
     def in_slices(self, queues: Iterable[ConsumeQueue], rest: Rest) -> Iterator[ConsumeQueue]:
@@ -356,7 +360,10 @@ class MessageStore:
 
     def drop_live_mark(self) -> None:
         """Queue files are about to be cut and made anew: what the mark says of them ends here."""
-        self._live.truncate(0)
+        self._live().truncate(0)
+
+    def _live(self) -> File:
+        return self.files.open(self.directory / LIVE_NAME)
 
     def index_keys(self, run: Run = run_here) -> None:
         """Enter the keys of what was put since, a round of it; call it every sweep interval. One call at a time."""
@@ -374,6 +381,7 @@ class MessageStore:
         When nothing has changed it is written once more, so that its backup says the same, and then no more.
         """
         assert self.settled
+        self.log.owed.check()
         mark = self.log.end
         unchanged = mark == self.covered and not self._changed and self.indexing.mark == self._index_mark
         if self.failure is not None or unchanged:
@@ -482,19 +490,4 @@ class MessageStore:
     # -- figures ------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> StoreStatistics:
-        return StoreStatistics(
-            begin=self.log.begin,
-            end=self.log.end,
-            durable_end=self.durable_end,
-            segments=len(self.log.segments),
-            partitions=len(self.queues),
-            open_files=len(self.files),
-            messages_put=self.messages_put,
-            damaged_reads=self.reader.damaged,
-            syncs=self.syncs,
-            index_files=len(self.indexing.index.files),
-            index_behind_bytes=self.indexing.behind,
-            index_paused=self.indexing.paused,
-            index_damaged=self.indexing.index.damaged,
-            failure=None if self.failure is None else str(self.failure),
-        )
+        return StoreStatistics.of(self)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from metaq.clock import Clock
-from metaq.errors import CorruptRecord, StoreError, UnknownVersion, WrongBroker
+from metaq.errors import CorruptRecord, DiskFull, StoreError, UnknownVersion, WrongBroker
 from metaq.protocol.record import identity
 from metaq.protocol.textmessage import Stored, tag_hash, text_size
 from metaq.store.checkpoint import (
@@ -105,14 +105,14 @@ def open_store(
         except StoreError:
             lock.close()
             raise
-    recovery.ending = begin(disk, directory, synced=settings.durability.on_disk)
     replace(directory, settings, disk)
     store = MessageStore(directory, settings, clock, disk)
-    store.lock = lock
+    store.lock, owed = lock, store.log.owed
+    recovery.ending = begin(disk, directory, store.suspicion, owed, synced=settings.durability.on_disk)
     if identity is None:
         disk.sync_directory(directory.parent)  # a process killed before this line may have made the folder
     if identity is None or problems:
-        _write_identity(store, identity)
+        owed.do(lambda: _write_identity(store, identity))
     _recover(store, recovery, tell, rebuild=rebuild)
     for problem in recovery.problems:
         logger.error("store problem problem=%s", problem)
@@ -157,7 +157,7 @@ def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bo
     if failed:
         live = None
         if not store.settings.durability.on_disk:
-            store.suspicion.rise("a write or a sync failed, and what it was for may be gone from the page cache, too")
+            store.suspicion.rise("a write or a sync failed, and what it was for may be gone from the page cache", log.owed.do)
     elif live is not None and live.units != _units_before(store, live.mark, tell):
         recovery.problems.append(f"the queue files do not hold the {live.units} units of {LIVE_NAME}: rebuilt from the log")
         live = None
@@ -203,12 +203,13 @@ def _recover_index(store: MessageStore, recovery: Recovery, checkpoint: Checkpoi
     if not rebuild:
         try:
             store.indexing.load(mark)
-        except CorruptRecord as error:
+        except (CorruptRecord, DiskFull) as error:  # full: a file system that never writes in place cannot take back
             recovery.problems.append(f"{error}: the key index is made anew from the log")
         else:
             return mark
     if checkpoint is not None:
-        write_checkpoint(store.disk, store.directory, checkpoint._replace(key_index=NO_INDEX))
+        without = checkpoint._replace(key_index=NO_INDEX)
+        store.log.owed.do(lambda: write_checkpoint(store.disk, store.directory, without))
     store.indexing.begin_anew()
     return NO_INDEX
 
@@ -266,7 +267,8 @@ def _admit_short(
         if count < progress.durable_units:
             partitions[queue.topic, queue.partition] = progress._replace(units=count)
     if partitions != checkpoint.partitions:
-        write_checkpoint(store.disk, store.directory, checkpoint._replace(partitions=partitions))
+        admitted = checkpoint._replace(partitions=partitions)
+        store.log.owed.do(lambda: write_checkpoint(store.disk, store.directory, admitted))
     return partitions
 
 
@@ -392,11 +394,11 @@ def _suspect(store: MessageStore, recovery: Recovery, listed: set[tuple[int, int
     """Write down, before anything is cut, that the log lacks what stood there."""
     if recovery.cut is not None:
         lost = f"no record to keep in log offsets {recovery.cut.start} … {recovery.cut.end}, where the log is cut"
-        store.suspicion.rise(lost)
+        store.suspicion.rise(lost, store.log.owed.do)
         recovery.problems.append(lost)
     new = [gap for gap in recovery.gaps if tuple(gap) not in listed]
     if new:
-        store.suspicion.rise(f"no record to keep in log offsets {new[0].start} … {new[0].end}")
+        store.suspicion.rise(f"no record to keep in log offsets {new[0].start} … {new[0].end}", store.log.owed.do)
 
 
 def _quarantine(store: MessageStore, recovery: Recovery, listed: set[tuple[int, int]]) -> None:
@@ -405,7 +407,7 @@ def _quarantine(store: MessageStore, recovery: Recovery, listed: set[tuple[int, 
     ranges = listed.union(tuple(gap) for gap in recovery.gaps)
     ranges = {(start, min(end, recovery.end)) for start, end in ranges if start < recovery.end}
     if ranges != listed:
-        write_document(store.disk, path, {"ranges": sorted(ranges)})
+        store.log.owed.do(lambda: write_document(store.disk, path, {"ranges": sorted(ranges)}))
     recovery.damaged = sorted((start, end) for start, end in ranges if end > store.log.begin)
     for gap in recovery.gaps:
         recovery.problems.append(f"no record to keep in log offsets {gap.start} … {gap.end}; listed in {path}")

@@ -104,7 +104,9 @@ def replace(directory: Path, settings: StoreSettings, disk: Disk) -> None:
         _delete_log(directory, content["begin"], disk)
     for key, progress in ends.items():
         _cut_queue(directory, key, progress.next, settings, files)
-    CommitLog(directory / LOG, files, settings.segment_bytes, settings.hot_bytes).start_at(content["end"])
+    log = CommitLog(directory / LOG, files, settings.segment_bytes, settings.hot_bytes)
+    log.start_at(content["end"])
+    log.owed.check()
     for _ in range(2):  # the backup says the same: what both cover may be trusted
         write_checkpoint(disk, directory, Checkpoint(content["end"], ends))
     files.clear()

@@ -1,6 +1,6 @@
 """Deleting what is due: segments of the log, and what is derived from them."""
 
-from metaq.store.disk import Usage
+from metaq.store.disk import MAKE_ROOM, Usage
 from metaq.store.files import Rest, Run, go_on, read_through, run_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.retention import Plan, plan
@@ -38,5 +38,5 @@ def retire(
             queue.drop_before(store.reader.oldest(queue, queue.base, read), run)
             queue.cursors.clear()
         store.indexing.index.drop_before(log.begin, store.index_covered, run)
-    store.no_room = decision.refuse
+    store.no_room = None if decision.refuse is None else f"{decision.refuse}; {MAKE_ROOM}"
     return Plan(deleted, decision.refuse, None if last is None else last.end)

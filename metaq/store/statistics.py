@@ -1,6 +1,10 @@
 """What a store says of itself."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from metaq.store.messagestore import MessageStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +28,22 @@ class StoreStatistics:
     index_damaged: int
     """Times that a query found an index file damaged."""
     failure: str | None
+
+    @classmethod
+    def of(cls, store: "MessageStore") -> Self:
+        return cls(
+            begin=store.log.begin,
+            end=store.log.end,
+            durable_end=store.durable_end,
+            segments=len(store.log.segments),
+            partitions=len(store.queues),
+            open_files=len(store.files),
+            messages_put=store.messages_put,
+            damaged_reads=store.reader.damaged,
+            syncs=store.syncs,
+            index_files=len(store.indexing.index.files),
+            index_behind_bytes=store.indexing.behind,
+            index_paused=store.indexing.paused,
+            index_damaged=store.indexing.index.damaged,
+            failure=None if store.failure is None else str(store.failure),
+        )

@@ -1,18 +1,23 @@
-"""A broker that a test can take the room for new files from: run as a program with the flags of ``metaq serve``.
+"""A broker that a test can take the room on its disk from: run as a program with the flags of ``metaq serve``.
 
-While there is a file ``full`` beside the data folder, no file gets any room.
+While there is a file ``full`` beside the data folder, no segment gets any room. With ``full to the brim`` in it nothing
+does: no file grows, and none is made.
 """
 
 import os
 from pathlib import Path
+from typing import Final
 
 from metaq.config import Settings
 from metaq.errors import DiskFull
 from metaq.server.broker import Broker
 from metaq.server.replica import Replica
-from metaq.store.disk import RealDisk, RealFile
+from metaq.store.disk import MAKE_ROOM, RealDisk, RealFile
 from metaq.store.progress import Tell
 from tests.support.program import serve
+
+BRIM: Final = "full to the brim"
+BLOCK_BYTES: Final = 512
 
 
 class CrampedFile(RealFile):
@@ -25,9 +30,17 @@ class CrampedFile(RealFile):
         self._full = full
 
     def allocate(self, size: int) -> None:
-        if self._full.exists():
-            raise DiskFull(f"no room for {self._path}: a test says so")
+        if self._full.exists() and size > self._room():
+            raise DiskFull(f"no room for {self._path}: a test says so; {MAKE_ROOM}")
         super().allocate(size)
+
+    def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        if offset + len(data) > self._room() and is_brimful(self._full):
+            raise DiskFull(f"no room for {self._path}: a test says so; {MAKE_ROOM}")
+        super().write(data, offset)
+
+    def _room(self) -> int:
+        return os.fstat(self._fd).st_blocks * BLOCK_BYTES
 
 
 class CrampedDisk(RealDisk):
@@ -37,8 +50,14 @@ class CrampedDisk(RealDisk):
         self._full = full
 
     def open(self, path: Path) -> RealFile:
+        if not path.exists() and is_brimful(self._full):
+            raise DiskFull(f"no room for {path}: a test says so; {MAKE_ROOM}")
         plain = super().open(path)  # which closes its own descriptor
         return CrampedFile(path, os.dup(plain._fd), self._full)
+
+
+def is_brimful(full: Path) -> bool:
+    return full.exists() and full.read_text("ascii") == BRIM
 
 
 def make(settings: Settings, tell: Tell) -> Broker | Replica:

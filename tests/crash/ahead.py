@@ -330,7 +330,7 @@ class _Group:
         end = common_end(slave.epochs.table, own.end, master.epochs.table, master.store.log.end)
         assert end is not None
         if end < own.end:
-            cut_at_next_opening(slave.store, end)
+            cut_at_next_opening(slave.store, end, own.end)
             if self._rng.random() < 0.5:
                 documents.forget_derived(CONFIG, slave.disk)
             slave.end(power=False)

@@ -1,7 +1,8 @@
 """A full disk: the n-th call that needs room fails, alone or with those behind it, and later there is room again.
 
 Refused is refused: with ``DiskFull``, and for good, also after a restart. Reads go on, what was acknowledged stays, and
-messages are taken again as soon as there is room. (Only where a file system cannot even overwrite with zeros, and the process
+messages are taken again as soon as there is room. A folder that there is opens however full the disk is, from whichever call
+on, also after a power cut, and again and again. (Only where a file system cannot even overwrite with zeros, and the process
 ends before it can, may a refused message of a short write come back.)
 
 Replay one case: ``python -m tests.crash.full --seed N``; the disk is full at call N.
@@ -18,6 +19,9 @@ from tests.crash.model import KEYS, expect
 from tests.support.faultydisk import FaultyDisk
 
 STEPS_WHILE_FULL: Final = 15
+STARTS_WHILE_FULL: Final = 3
+FIRST_CALLS: Final = 12
+"""An opening makes no more calls that need room, seldom so many."""
 
 
 def run(seed: int, count: int) -> Result:
@@ -28,7 +32,7 @@ def run(seed: int, count: int) -> Result:
 def one_case(seed: int) -> dict[str, int]:
     """Work until call number ``seed`` meets a full disk, go on while it is full, then with room again."""
     rng = random.Random(seed)
-    counts = {"full at call n": 1, "refused": 0, "refused to open": 0}
+    counts = {"full at call n": 1, "refused": 0, "new folders not made": 0, "starts while full": 0, "with something owed": 0}
     with case("tests.crash.full", seed):
         disk = FaultyDisk(rng)
         disk.full_from, disk.full_for = seed, rng.choice((1, 1, 2, 5, 1 << 30))
@@ -36,7 +40,7 @@ def one_case(seed: int) -> dict[str, int]:
         ends_at_once = disk.full_for == 1 and rng.random() < 0.5
         driver = Driver(rng, disk, random_settings(rng))
         if not _open(driver):
-            counts["refused to open"] += 1
+            counts["new folders not made"] += 1
         while disk.space_calls < seed:
             with suppress(DiskFull):
                 driver.step()
@@ -53,11 +57,40 @@ def one_case(seed: int) -> dict[str, int]:
         disk.full_from = None
         _go_on(driver)
         _restart(driver)
+        _start_while_full(driver, counts)
     return counts
 
 
+def _start_while_full(driver: Driver, counts: dict[str, int]) -> None:
+    """Some lives on a full disk, each with another end, and one with room again."""
+    rng, disk = driver.rng, driver.disk
+    driver.ended(power=False)
+    driver.open()
+    for _ in range(rng.randrange(STEPS_WHILE_FULL)):
+        driver.step()
+    for _ in range(rng.randrange(1, STARTS_WHILE_FULL + 1)):
+        driver.ended(power=rng.random() < 0.6)
+        disk = driver.disk
+        disk.full_from, disk.full_for = disk.space_calls + 1 + rng.randrange(FIRST_CALLS), 1 << 30
+        disk.copy_on_write = rng.random() < 0.5
+        disk.short_writes = not disk.copy_on_write and rng.random() < 0.5
+        driver.open()
+        counts["starts while full"] += 1
+        counts["with something owed"] += driver.store.log.owed.reason is not None
+        for _ in range(rng.randrange(STEPS_WHILE_FULL)):
+            try:
+                driver.step()
+            except DiskFull:
+                counts["refused"] += 1
+        for key in KEYS:
+            driver.read_partition(key)
+    disk.full_from = None
+    _go_on(driver)
+    _restart(driver)
+
+
 def _open(driver: Driver) -> bool:
-    """Open the folder, with room again if it is refused now; whether it was not."""
+    """Make the folder, with room again if it is refused now; whether it was not."""
     try:
         driver.open()
     except DiskFull:
@@ -70,6 +103,7 @@ def _open(driver: Driver) -> bool:
 
 def _go_on(driver: Driver) -> None:
     """With room again everything works, without a restart."""
+    driver.prepare()
     driver.sweep()
     expect(driver.store.failure is None, "a full disk is no failure", driver.store.failure)
     before = driver.store.messages_put

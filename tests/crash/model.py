@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from metaq.checksum import body_crc
+from metaq.errors import Overloaded
 from metaq.message import Durability, TextPosition, TopicPartition
 from metaq.protocol.keys import KEYS as KEYS_PROPERTY
 from metaq.protocol.keys import UNIQ_KEY, keys_of
@@ -86,6 +87,15 @@ def random_message(rng: random.Random, largest: int) -> tuple[bytes, int, str | 
     length = rng.choice((0, 1, 30, 30, 100, 100, 500, rng.randrange(largest + 1)))
     attribute = rng.choice((None, None, None, "", "tag", "größer"))
     return rng.randbytes(length), rng.choice((0, 0, 0, 2, -2, 0x7FFFFFFE)), attribute
+
+
+def _asked(store: MessageStore, topic: str, word: str) -> list[Stored]:
+    """What a query finds, once the index is made anew if it had to be for want of room."""
+    while True:
+        try:
+            return store.query(topic, word, 0, 1 << 62, 64, read_here)
+        except Overloaded:
+            store.index_keys()
 
 
 class Model:
@@ -195,7 +205,7 @@ class Model:
         for ordinal in rng.sample(range(first, queue.readable), min(3, queue.readable - first)):
             sent = self.tracks[key].sent[ordinal]
             for word in () if sent is None else sent.keys:
-                found = store.query(key.topic, word, 0, 1 << 62, 64, read_here)
+                found = _asked(store, key.topic, word)
                 offsets = [stored.log_offset for stored in found]
                 expect(offsets == sorted(set(offsets), reverse=True), "newest first, each once", key, word, offsets)
                 there = sent is not None and sent.log_offset in offsets

@@ -9,7 +9,7 @@ import pytest
 
 from metaq.errors import BadRequest
 from metaq.protocol.text import CommandReader, TextLimits
-from metaq.replication.election import Election, Log, Master, State
+from metaq.replication.election import Candidate, Election, Log, Master, State
 from metaq.server.checkback import CheckBack
 from metaq.server.textsession import TextSession
 from metaq.store.documents import write_document
@@ -82,7 +82,7 @@ def test_what_else_stands_among_the_replicas() -> None:
     """F-ZK: somebody's node beside those of the replicas, or one with other data, ends no election."""
     strays = {"lock-0001": b"", "x": b"{}", "3": b"\xff", "4": b"[]", "5": b'{"epoch":"many","end":1}', "6": b'{"epoch":1}'}
     nodes = {f"/metaq/groups/c/b/replicas/{name}": data for name, data in strays.items()}
-    nodes["/metaq/groups/c/b/replicas/2"] = b'{"epoch":3,"end":70}'
+    nodes["/metaq/groups/c/b/replicas/2"] = Candidate(Log(3, 70), -1).encode()
     nothing: Any = None
     election = Election(
         *(cast(Any, _Tree(nodes)), "c/b", 1, "127.0.0.1:1"),
@@ -92,7 +92,7 @@ def test_what_else_stands_among_the_replicas() -> None:
         moved=nothing,
         monotonic=nothing,
     )
-    assert election._others() == {2: Log(3, 70, complete=True)}
+    assert election._others() == {2: Candidate(Log(3, 70), -1)}
 
 
 @pytest.mark.parametrize("epoch", [-1, 0, LAST_EPOCH, 1 << 40])

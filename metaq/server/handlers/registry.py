@@ -166,11 +166,11 @@ class RegistryHandler:
         if self._reading >= MOST_READING:
             raise Overloaded(f"{MOST_READING} registrations are being read already", retry_after_ms=RETRY_MS)
         self._reading += 1
-        session.owe()
-        gevent.spawn(self._read_in_turn, session, request, header)
+        kept = session.owe(request, len(request.body))
+        gevent.spawn(self._read_in_turn, session, kept, request, header)
         return None
 
-    def _read_in_turn(self, session: RemotingSession, request: RemotingCommand, header: RegisterBroker) -> None:
+    def _read_in_turn(self, session: RemotingSession, kept: Kept, request: RemotingCommand, header: RegisterBroker) -> None:
         """Read a long registration in a thread, and the next one after it: a short one may say something newer."""
         try:
             with self._reading_now:
@@ -180,7 +180,7 @@ class RegistryHandler:
             answer = failure(error)
         finally:
             self._reading -= 1
-        session.pay(request, answer)
+        session.pay(kept, answer)
 
     def _enter(
         self,
@@ -298,7 +298,7 @@ class RegistryHandler:
         self._changes += 1
         gevent.spawn(self._change_one_at_a_time, session, session.owe(request), change)
 
-    def _change_one_at_a_time(self, session: RemotingSession, request: Kept, change: Callable[[], None]) -> None:
+    def _change_one_at_a_time(self, session: RemotingSession, kept: Kept, change: Callable[[], None]) -> None:
         answer = DONE
         try:
             with self._changing:
@@ -307,7 +307,7 @@ class RegistryHandler:
             answer = failure(error)
         finally:
             self._changes -= 1
-        session.pay(request, answer)
+        session.pay(kept, answer)
 
     def get_key(self, _: RemotingSession, request: RemotingCommand) -> Answer:
         """101."""
