@@ -2,7 +2,7 @@
 
 One account, in bytes: commands whose ends have not come, commands that wait because their client does not read, requests whose
 answers are owed, puts that wait for the disk, and answers that were not taken yet. A session counts what it holds as it
-receives and sends, once for all that came together, so an account costs nothing a message.
+receives and sends, once for all that came together and in grains of 4 KiB, so an account costs nothing a message.
 
 Beyond ``max_connections_bytes`` connections are closed until an eighth of the room is free: those first whose bytes times the
 seconds for which their client has kept them waiting are the most. A put on its way counts for little, since it has just begun;

@@ -20,6 +20,8 @@ RECEIVE_BYTES: Final = 64 * 1024
 BUFFERS_PER_SEND: Final = 1024
 """IOV_MAX on Linux."""
 
+GRAIN: Final = 4096
+"""Bytes from which on the account is told of a change: to tell it of each small put would cost 5 % of one."""
 HELD_BACK_BYTES: Final = 4096
 """More than that is not held back for the end of the turn: a client that sends many transactions in one go has use for it."""
 
@@ -285,8 +287,9 @@ class Session:
     def _weigh(self) -> None:
         """Tell the account what is held here now; that may close this connection, or another one."""
         held = self._unfinished + self._backlog_bytes + self._unsent + self.owed_bytes
-        if held != self._held:
-            more, self._held = held - self._held, held
+        more = held - self._held
+        if not -GRAIN < more < GRAIN:
+            self._held = held
             self._host.memory.change(more)
 
     def _send(self) -> None:
