@@ -66,6 +66,8 @@ class Outgoing(NamedTuple):
     ordering_key: str | None
     queue: MessageQueue | None = None
     """Where it has to go, whatever the key."""
+    keys: Sequence[str] = ()
+    """What its messages can be found by, for the log."""
 
 
 class Attempt(NamedTuple):
@@ -146,7 +148,9 @@ class Sending:
             return None
         if outcome.code in _STATUSES:
             self._choice.health.took(broker, now - self._began, now)
-            return _results(outcome, self._outgoing.ids, self._attempt.queue)
+            results = _results(outcome, self._outgoing.ids, self._attempt.queue)
+            logger.debug("sent topic=%s keys=%s results=%s", self._outgoing.topic, self._outgoing.keys, results)
+            return results
         error = refusal(outcome)
         if outcome.code in _STALE_ROUTE:
             self._choice.routes.forget(self._outgoing.topic)
@@ -247,7 +251,6 @@ def deliver(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadl
             outcome = error
         results = sending.took(outcome)
         if results is not None:
-            logger.debug("sent topic=%s results=%s", outgoing.topic, results)
             return results
         time.sleep(sending.pause_s)
 

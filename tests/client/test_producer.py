@@ -28,7 +28,7 @@ def read_all(consumer: PullConsumer, count: int) -> list[ReceivedMessage]:
 
 
 def test_a_message_arrives_as_it_was_sent(client: Client) -> None:
-    """SG-126, SG-133, RD-016, RD-022: body, tag, keys, properties; the result says where it is."""
+    """SG-126, RD-016, RD-022: body, tag, keys, properties; the result says where it is."""
     producer = client.producer("orders-desk")
     sent = producer.send("orders", "grün".encode(), tag="paid", keys=["2003", "eu"], properties={"city": "Zürich"})
     assert sent.status is SendStatus.SEND_OK
