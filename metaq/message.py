@@ -12,6 +12,9 @@ QueueOffset = NewType("QueueOffset", int)
 TextPosition = NewType("TextPosition", int)
 """Byte position of a message in its partition as text readers count: the encoded sizes of all messages before it."""
 
+MAX_PARTITIONS: Final = 1024
+"""Of a topic on one broker."""
+
 INTERNAL_TOPICS: Final = frozenset(
     (
         "SCHEDULE_TOPIC_XXXX",

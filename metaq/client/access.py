@@ -84,6 +84,8 @@ def _context(tls: Tls) -> ssl.SSLContext | None:
         return tls
     if not tls:
         return None
+    if not isinstance(tls, bool | str):
+        raise BadRequest(f"tls is of type {type(tls).__name__}; it takes True, the name of a file (PEM), or an ssl.SSLContext")
     try:
         context = ssl.create_default_context(cafile=tls if isinstance(tls, str) else None)
     except OSError as error:

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
+from metaq.client import checks
 from metaq.client.core import Core
 from metaq.client.group import ConsumeFrom
 from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage, SendResult, properties_text
@@ -46,7 +47,7 @@ from metaq.client.views import (
 from metaq.errors import BadRequest, ClientError, Refused, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue
 from metaq.protocol import headers
-from metaq.protocol.codes import READ, WRITE, Request, Response
+from metaq.protocol.codes import INHERIT, READ, WRITE, Request, Response
 from metaq.protocol.headers import Int32
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import DELAY, RETRY_TOPIC
@@ -162,6 +163,9 @@ class Admin:
         broker_names: tuple[str, ...] = (),
     ) -> None:
         """Create a topic, or change it, on all masters or on those named."""
+        checks.topic(topic)
+        checks.partitions(partitions)
+        checks.number("permission", permission, 0, READ | WRITE | INHERIT)
         count = Int32(partitions)
         header = headers.CreateTopic(topic, DEFAULT_TOPIC, count, count, Int32(permission), order=ordered)
         brokers = self._chosen(broker_names)
@@ -291,6 +295,8 @@ class Admin:
             partitions: their numbers; by default all.
             apply: do it. Members that are there go on at the new offsets at once; what they have in hand they may still finish.
         """
+        if isinstance(to, bool) or not isinstance(to, int):
+            checks.choice("to", to, ConsumeFrom, or_time=True)
         before = self.offsets(group, topic)
         deadline = self._core.deadline()
         queues = [
@@ -352,6 +358,8 @@ class Admin:
         end: datetime | None = None,
     ) -> list[ReceivedMessage]:
         """The newest messages of a topic that have this key, the oldest of them first; brokers look at no more than 64 each."""
+        checks.text("key", key)
+        checks.number("most", most, 1)
         found = self._query(topic, key, most, _ms(begin, 0), _ms(end, _EVER_MS), {})
         return [message for message in found if key in message.keys][-most:]
 

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from metaq.client import checks
 from metaq.client.access import Access, Tls
 from metaq.client.admin import Admin
 from metaq.client.branchplaces import Routed
@@ -68,6 +69,11 @@ def connect(
         BadRequest: the address cannot be read.
         ConfigError: ZooKeeper needs the package kazoo: the extra ``zookeeper``.
     """
+    checks.text("address", address, "host:port of a registry, in one text")
+    checks.seconds("timeout_s", timeout_s)
+    checks.text("instance", instance)
+    checks.secret("user", user)
+    checks.secret("password", password)
     if max_inflated_bytes < 1:
         raise BadRequest(f"max_inflated_bytes is {max_inflated_bytes}; a body has at least one")
     if address in in_process:
@@ -295,6 +301,8 @@ class Client:
         See ``XaSession`` for the rest. It is closed by itself, not with the client.
         """
         self._core.check_open()
+        for topic in topics:
+            checks.topic(topic)
         limit = self._core.timeout_s if timeout_s is None else timeout_s
         brokers = Routed(self._core, topics)
         access = self._core.access

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
+from metaq.client import checks
 from metaq.client.core import Core
 from metaq.client.fetching import Batch, Fetcher
 from metaq.client.group import ConsumeFrom, GroupConsumer, Model
@@ -95,6 +96,9 @@ class SimpleConsumer(GroupConsumer):
         max_reconsume_times: int = MAX_RECONSUME_TIMES,
         offsets_folder: Path = OFFSETS_FOLDER,
     ) -> None:
+        checks.subscription(topic, tags, sql)
+        checks.flag("auto_commit", auto_commit)
+        checks.number("max_reconsume_times", max_reconsume_times)
         super().__init__(core, group, model=model, consume_from=consume_from, assign=assign, offsets_folder=offsets_folder)
         self._auto_commit = auto_commit
         self._max_reconsume_times = max_reconsume_times
@@ -134,6 +138,8 @@ class SimpleConsumer(GroupConsumer):
 
     def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
         """The next message; ``None`` when none came in time, or the consumer is closed."""
+        if timeout_s is not None:
+            checks.seconds("timeout_s", timeout_s)
         if self._is_inherited:
             self._check_open()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -200,6 +206,9 @@ class SimpleConsumer(GroupConsumer):
         Raises:
             ClientError: no broker took it.
         """
+        if not isinstance(message, ReceivedMessage):
+            raise checks.wrong("message", message, "a message that was received")
+        checks.number("delay_level", delay_level, 0, 18)
         if self._is_inherited:
             self._check_open()
         send_back(self._core, self.group, message, delay_level, self._max_reconsume_times, self._core.deadline())

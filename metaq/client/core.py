@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 import orjson
 
+from metaq.client import checks
 from metaq.client.access import OPEN, Access
 from metaq.client.forks import renewed_in_children
 from metaq.client.health import BrokerHealth
@@ -153,7 +154,11 @@ class Core:
     def deadline(self, timeout_s: float | None = None) -> float:
         """The reading of ``time.monotonic`` by which a call has to end; by default after the client's own time."""
         self.check_open()
-        return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        if timeout_s is None:
+            timeout_s = self.timeout_s
+        else:
+            checks.seconds("timeout_s", timeout_s)
+        return time.monotonic() + timeout_s
 
     def check_open(self) -> None:
         if self.closed:

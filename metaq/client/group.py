@@ -2,7 +2,6 @@
 
 import enum
 import logging
-import re
 import threading
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any, Final, Self
 
 import orjson
 
+from metaq.client import checks
 from metaq.client.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.fetching import Batch, Budget, Fetcher, Source, subscription_to
 from metaq.client.forks import MADE_BEFORE, renewed_in_children
@@ -21,7 +21,7 @@ from metaq.client.message import RETRY_PREFIX
 from metaq.client.offsets import OFFSETS_FOLDER, BrokerOffsets, LocalOffsets, Offsets, QueueEnds
 from metaq.client.presence import level_of
 from metaq.client.transport import Answer, Question, successful
-from metaq.errors import BadRequest, ClientClosed, ClientError, RouteNotFound, RouteProblem
+from metaq.errors import ClientClosed, ClientError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol import fastjson
 from metaq.protocol.adminbodies import decode_offsets
@@ -38,7 +38,6 @@ REBALANCE_S: Final = 20.0
 COMMIT_S: Final = 5.0
 _SOON_S: Final = 1.0
 """Until queues are looked at again that could not be begun, or whose members could not be learned."""
-_GROUP: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,120}")
 
 
 class Model(enum.Enum):
@@ -63,12 +62,6 @@ class ConsumeFrom(enum.Enum):
 _FROM_TIME: Final = "CONSUME_FROM_TIMESTAMP"
 
 
-def check_group(group: str) -> None:
-    """``BadRequest`` for a name that no group can have."""
-    if not _GROUP.fullmatch(group):
-        raise BadRequest(f"group {group[:140]!r}: write 1 to 120 letters, digits, and _ - % |")
-
-
 class GroupConsumer:
     """A member of a consumer group; what is done with messages is up to its subclasses. A context manager."""
 
@@ -86,7 +79,12 @@ class GroupConsumer:
         ordered: bool = False,
         offsets_folder: Path = OFFSETS_FOLDER,
     ) -> None:
-        check_group(group)
+        checks.group(group)
+        checks.choice("model", model, Model)
+        checks.choice("consume_from", consume_from, ConsumeFrom, or_time=True)
+        checks.function("assign", assign, "shares queues, of metaq.registry.assign")
+        checks.flag("ordered", ordered)
+        checks.folder("offsets_folder", offsets_folder)
         self.group = group
         self._core = core
         self._model = model
@@ -161,6 +159,7 @@ class GroupConsumer:
         Raises:
             SubscriptionInvalid: the expression cannot be read.
         """
+        checks.subscription(topic, tags, sql)
         subscription = subscription_to(topic, tags, sql, time.time_ns() // 1_000_000)
         with self._guard:
             self._check_open()

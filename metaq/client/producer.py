@@ -1,6 +1,5 @@
 """Sending messages."""
 
-import re
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -8,6 +7,7 @@ from concurrent.futures import Future
 from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
+from metaq.client import checks
 from metaq.client.core import Core
 from metaq.client.forks import renewed_in_children
 from metaq.client.message import (
@@ -34,7 +34,6 @@ from metaq.protocol.properties import CLUSTER, KEYS, REPLY_TO, UNIQUE_KEY
 DEFAULT_GROUP: Final = "metaq_producer"
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """What brokers take, unless they are set up otherwise: of a message, and of a batch as a whole."""
-_TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -42,6 +41,7 @@ class GroupProducer:
     """What every producer is: in a group, as brokers know it until it is closed. A context manager."""
 
     def __init__(self, core: Core, group: str) -> None:
+        checks.group(group)
         self.group = group
         self._core = core
         self._closed = False
@@ -165,22 +165,25 @@ class Producer(GroupProducer):
         Bodies are not compressed, and together are at most 4 MiB. A batch has no delayed messages.
         """
         deadline = self._core.deadline(timeout_s)
-        _check_topic(topic)
+        checks.topic(topic)
         ids: list[str] = []
-        all_keys: list[str] = []
         items: list[BatchItem] = []
-        for message in messages:
+        all_keys: list[str] = []
+        for number, message in enumerate(_several(messages)):
+            if not isinstance(message, bytes | OutgoingMessage):
+                raise checks.wrong(f"messages[{number}]", message, "bytes, or a metaq.OutgoingMessage")
             body, tag, keys, properties = message if isinstance(message, OutgoingMessage) else OutgoingMessage(message)
+            checks.message(body, tag, properties)
+            keys = checks.keys(keys)
+            all_keys += [keys] if isinstance(keys, str) else keys
             ids.append(self._core.unique_ids.next())
-            pairs = message_properties(ids[-1], tag, keys, properties)
-            items.append(BatchItem(0, body, properties_text(pairs)))
-            all_keys.append(pairs.get(KEYS, ""))
+            items.append(BatchItem(0, body, properties_text(message_properties(ids[-1], tag, keys, properties))))
         if not items:
             return []
         packed = encode_batch(items)
         _check_size(packed, f"a batch of {len(items)} messages")
         fields = {**send_fields(self.group, topic, ""), "m": "true"}
-        outgoing = Outgoing(topic, fields, packed, Request.SEND_BATCH_MESSAGE, ids, None, keys=" ".join(filter(None, all_keys)))
+        outgoing = Outgoing(topic, fields, packed, Request.SEND_BATCH_MESSAGE, ids, None, keys=tuple(all_keys))
         return self._send(outgoing, deadline)
 
     def send_packed(self, topic: str, packed: bytes, count: int, *, queue: MessageQueue | None = None) -> list[SendResult]:
@@ -189,7 +192,7 @@ class Producer(GroupProducer):
         ``queue``: of ``queues``, which all of them go to; by default any.
         """
         deadline = self._core.deadline()
-        _check_topic(topic)
+        checks.topic(topic)
         _check_size(packed, f"a batch of {count} messages")
         fields = {**send_fields(self.group, topic, ""), "m": "true"}
         outgoing = Outgoing(topic, fields, packed, Request.SEND_BATCH_MESSAGE, ("",) * count, None, queue)
@@ -197,7 +200,7 @@ class Producer(GroupProducer):
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Where messages for the topic can go now, in order; those it will have if it does not exist yet. ``RouteNotFound``."""
-        _check_topic(topic)
+        checks.topic(topic)
         return self._core.routes.writable(topic, self._core.deadline())
 
     def request(
@@ -216,6 +219,7 @@ class Producer(GroupProducer):
             self._core.routes.writable(topic, deadline)
             self._replies.ensure_known(deadline)
             lifetime_ms = max(1, round((deadline - time.monotonic()) * 1000))
+            checks.properties(properties)
             own = {CORRELATION_ID: expected.correlation, REPLY_TO: self._core.id, TTL: str(lifetime_ms)}
             self._send(self._outgoing(topic, body, tag, keys, {**properties, **own}, None, 0), deadline)
             return expected.wait(deadline, topic)
@@ -232,10 +236,13 @@ class Producer(GroupProducer):
 
         Other errors as for ``send``.
         """
+        if not isinstance(request, ReceivedMessage):
+            raise checks.wrong("request", request, "a message that was received")
         given = request.properties
         if not request.is_request or not given.get(CLUSTER):
             raise BadRequest(f"nobody waits for a reply to {request!r}: {CORRELATION_ID}, {REPLY_TO} or {CLUSTER} is missing")
         own = {name: given[name] for name in (CORRELATION_ID, REPLY_TO, TTL) if name in given}
+        checks.properties(properties)
         topic = f"{given[CLUSTER]}_REPLY_TOPIC"
         outgoing = self._outgoing(topic, body, None, (), {**properties, **own, MESSAGE_TYPE: "reply"}, None, 0)
         outgoing = outgoing._replace(code=Request.SEND_REPLY_MESSAGE_V2)
@@ -251,7 +258,11 @@ class Producer(GroupProducer):
         ordering_key: str | None,
         delay_level: int,
     ) -> Outgoing:
-        pairs = message_properties(self._core.unique_ids.next(), tag, keys, properties, delay_level)
+        checks.message(body, tag, properties)
+        checks.number("delay_level", delay_level, 0, 18)
+        pairs = message_properties(self._core.unique_ids.next(), tag, checks.keys(keys), properties, delay_level)
+        if ordering_key is not None:
+            checks.text("ordering_key", ordering_key, "a text, or None")
         if ordering_key:
             pairs[SHARDING_KEY] = ordering_key
         return compose(self.group, topic, body, pairs)._replace(ordering_key=ordering_key)
@@ -299,17 +310,19 @@ class _AsyncSend:
 
 def compose(group: str, topic: str, body: bytes, properties: Mapping[str, str], sys_flag: int = 0) -> Outgoing:
     """One message as it is sent, its body compressed where that pays. ``BadRequest``."""
-    _check_topic(topic)
+    checks.topic(topic)
     packed, packing = compressed(body)
     _check_size(packed, "a message")
     fields = send_fields(group, topic, properties_text(properties), sys_flag | packing)
-    ids, keys = (properties[UNIQUE_KEY],), properties.get(KEYS, "")
-    return Outgoing(topic, fields, packed, Request.SEND_MESSAGE_V2, ids, None, keys=keys)
+    keys = tuple(properties.get(KEYS, "").split())
+    return Outgoing(topic, fields, packed, Request.SEND_MESSAGE_V2, (properties[UNIQUE_KEY],), None, keys=keys)
 
 
-def _check_topic(topic: str) -> None:
-    if not _TOPIC.fullmatch(topic):
-        raise BadRequest(f"topic {topic[:140]!r}: write 1 to 127 letters, digits, and _ - % |")
+def _several(messages: Iterable[bytes | OutgoingMessage]) -> Iterable[bytes | OutgoingMessage]:
+    """The messages themselves: one alone can be gone through, too, and would come apart."""
+    if isinstance(messages, bytes | str | OutgoingMessage) or not isinstance(messages, Iterable):
+        raise checks.wrong("messages", messages, "several messages, as a list of bytes")
+    return messages
 
 
 def _check_size(body: bytes, what: str) -> None:

@@ -6,6 +6,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
+from metaq.client import checks
 from metaq.client.consumer import Inbox
 from metaq.client.core import Core
 from metaq.client.fetching import Batch, Budget, Fetcher, Source, subscription_to
@@ -37,6 +38,8 @@ class PullConsumer:
     def __init__(
         self, core: Core, topic: str, group: str = DEFAULT_GROUP, *, tags: str = EVERYTHING, sql: str | None = None
     ) -> None:
+        checks.subscription(topic, tags, sql)
+        checks.group(group)
         self.topic = topic
         self.group = group
         self._core = core
@@ -93,7 +96,11 @@ class PullConsumer:
     def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Read these queues and no others: new ones from what the group committed, or else from their beginning."""
         self._check_open()
+        if isinstance(queues, MessageQueue) or not isinstance(queues, Iterable):
+            raise checks.wrong("queues", queues, "several queues, as partitions() gives them")
         wanted = set(queues)
+        for queue in wanted:
+            checks.queue(queue)
         if strangers := [queue for queue in wanted if queue.topic != self.topic]:
             raise BadRequest(f"{strangers[0]} is no queue of topic {self.topic}")
         self._core.routes.route(self.topic, self._core.deadline())
@@ -106,6 +113,9 @@ class PullConsumer:
 
     def read_from(self, queue: MessageQueue, offset: int) -> None:
         """Read one more queue, from this offset on."""
+        checks.queue(queue)
+        checks.number("offset", offset, None)
+        self._check_open()
         self._positions[queue] = QueueOffset(offset)
         self._fetchers[queue] = Fetcher(self._source, queue, self._subscription, QueueOffset(offset))
 
@@ -119,6 +129,7 @@ class PullConsumer:
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on elsewhere in an assigned queue. An offset that is not there becomes the nearest end."""
+        checks.number("offset", offset, None)
         self._fetchers[self._known(queue)].seek(QueueOffset(offset))
         self._positions[queue] = QueueOffset(offset)
 
@@ -134,11 +145,14 @@ class PullConsumer:
 
     def seek_to_time(self, when: datetime) -> None:
         """Go on with the first message of each assigned queue that was stored then or later."""
+        checks.time("when", when)
         for queue in self.assignment():
             self.seek(queue, self.offset_at(queue, when))
 
     def poll(self, timeout_s: float = 0.0, max_messages: int = MOST_POLLED) -> list[ReceivedMessage]:
         """Messages of one assigned queue, in order; none when none came in time."""
+        checks.seconds("timeout_s", timeout_s)
+        checks.number("max_messages", max_messages, 1)
         self.fetch()
         deadline = time.monotonic() + timeout_s
         while not (messages := self.take(max_messages)):
@@ -189,12 +203,15 @@ class PullConsumer:
         """Have brokers remember offsets for the group: by default the positions of all assigned queues."""
         self._check_open()
         for queue, offset in (self._positions if offsets is None else offsets).items():
+            checks.queue(queue)
+            checks.number("offset", offset)
             self._offsets.update(queue, QueueOffset(offset))
         self._offsets.save(deadline=self._core.deadline())
 
     # -- end ----------------------------------------------------------------------------------------------------------
 
     def _known(self, queue: MessageQueue) -> MessageQueue:
+        checks.queue(queue)
         self._check_open()
         if queue not in self._fetchers:
             raise BadRequest(f"{queue} is not assigned; call assign() first")
@@ -213,4 +230,5 @@ class PullConsumer:
 
 
 def _ms(when: datetime) -> int:
+    checks.time("when", when)
     return round(when.timestamp() * 1000)

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from metaq.client import checks
 from metaq.client.core import Core
 from metaq.client.fetching import Batch, Fetcher
 from metaq.client.group import ConsumeFrom, GroupConsumer, Model
@@ -20,7 +21,7 @@ from metaq.client.progress import Progress
 from metaq.client.records import decode_messages
 from metaq.client.sendback import MAX_RECONSUME_TIMES, TO_DEAD_LETTERS, send_back
 from metaq.client.transport import Answer
-from metaq.errors import BadRequest, ClientError
+from metaq.errors import ClientError
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol import fastjson
 from metaq.protocol.codes import Request, Response
@@ -98,8 +99,11 @@ class PushConsumer(GroupConsumer):
         offsets_folder: Path = OFFSETS_FOLDER,
     ) -> None:
         """``max_reconsume_times``: by default 16, and no limit for an ordered consumer."""
-        if threads < 1:
-            raise BadRequest(f"threads is {threads}; at least one has to call the listener")
+        checks.subscription(topic, tags, sql)
+        checks.function("listener", listener, "takes a message")
+        checks.number("threads", threads, 1)
+        if max_reconsume_times is not None:
+            checks.number("max_reconsume_times", max_reconsume_times)
         super().__init__(
             core,
             group,

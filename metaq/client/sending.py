@@ -66,8 +66,8 @@ class Outgoing(NamedTuple):
     ordering_key: str | None
     queue: MessageQueue | None = None
     """Where it has to go, whatever the key."""
-    keys: str = ""
-    """By which its messages are found, with blanks between them: for the log."""
+    keys: Sequence[str] = ()
+    """What its messages can be found by, for the log."""
 
 
 class Attempt(NamedTuple):

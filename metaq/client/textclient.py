@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from metaq.client import checks
 from metaq.client.access import Access, Tls
 from metaq.client.connection import Connection, Exchange
 from metaq.client.forks import renewed_in_children
@@ -123,6 +124,7 @@ class TextClient:
         A ``Refused`` with code 500 and a text that begins with ``stored at`` means: stored, but not known to be safe yet.
         """
         _check_name("topic", topic)
+        checks.body(body)
         flag, data = join_attribute(attribute, body)
         return _put_result(_ok(self.ask(lambda opaque: write_put(topic, partition, flag, data, opaque))))
 
@@ -287,6 +289,7 @@ def parse_stats(text: str) -> dict[str, str]:
 
 
 def _check_name(field: str, name: str) -> None:
+    checks.text(field, name)
     if not _NAME.fullmatch(name):
         raise BadRequest(f"{field} {name!r} is not made of printable ASCII characters without blanks")
 
@@ -295,6 +298,7 @@ def _chunks(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
     chunk: list[bytes] = []
     size = 0
     for body in bodies:
+        checks.body(body, "each of bodies")
         chunk.append(body)
         size += len(body)
         if size >= _CHUNK_BYTES or len(chunk) == _CHUNK_MESSAGES:

@@ -26,9 +26,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple, Self
 
+from metaq.client import checks
 from metaq.client.core import CONTROL_TIMEOUT_S, ROUTES_S, Core
 from metaq.client.forks import renewed_in_children
-from metaq.client.group import check_group
 from metaq.client.message import ReceivedMessage, SendResult, SendStatus, message_properties
 from metaq.client.presence import level_of
 from metaq.client.producer import GroupProducer, compose
@@ -132,14 +132,16 @@ class Execution:
 class TransactionProducer(GroupProducer):
     """Sends messages that follow a local transaction; made by ``Client.transaction_producer``. Threads may share it."""
 
-    def __init__(self, core: Core, checks: "Checks", group: str, execute: Execute, check: Check) -> None:
-        check_group(group)
+    def __init__(self, core: Core, questions: "Checks", group: str, execute: Execute, check: Check) -> None:
+        checks.group(group)
+        checks.function("execute", execute, "does the local transaction")
+        checks.function("check", check, "finds out what became of a local transaction")
         self._execute = execute
         self._check = check
-        self._checks = checks
+        self._questions = questions
         self._choice = QueueChoice(core.routes, core.health)
         self._executing: set[str] = set()
-        checks.add(group, self)
+        questions.add(group, self)
         super().__init__(core, group)
 
     def renew(self) -> None:
@@ -148,7 +150,7 @@ class TransactionProducer(GroupProducer):
 
     def close(self) -> None:
         """Brokers ask others of the group from now on; the client stays open."""
-        self._checks.remove(self.group, self)
+        self._questions.remove(self.group, self)
         super().close()
 
     def send(
@@ -189,11 +191,12 @@ class TransactionProducer(GroupProducer):
     ) -> Execution:
         """The part of ``send`` before the local transaction. What is begun must be entered, and ended."""
         deadline = self._core.deadline(timeout_s)
+        checks.message(body, tag, properties)
         if unfit := _UNFIT & properties.keys():
             raise BadRequest(f"property {min(unfit)}: a transactional message can be neither delayed nor a request")
         if PRODUCER_GROUP in properties:
             raise BadRequest(f"property {PRODUCER_GROUP} is the group of the producer, {self.group}; leave it out")
-        pairs = message_properties(self._core.unique_ids.next(), tag, keys, properties)
+        pairs = message_properties(self._core.unique_ids.next(), tag, checks.keys(keys), properties)
         pairs |= {TRANSACTION: "true", PRODUCER_GROUP: self.group}
         outgoing = compose(self.group, topic, body, pairs, TRANSACTION_PREPARED)
         words, born_ms = tuple(pairs.get(KEYS, "").split()), int(outgoing.fields[BORN])

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from metaq.client import checks
 from metaq.client.access import OPEN, Access, Tls
 from metaq.client.branchplaces import Brokers, Named
 from metaq.client.forks import renewed_in_children
@@ -140,8 +141,9 @@ class XaSession:
             timeout_s: for each connection and each answer.
             access: a user, and TLS.
         """
-        if branch_timeout_s < 0:
-            raise BadRequest(f"branch_timeout_s is {branch_timeout_s}; write seconds, or 0 for no limit")
+        checks.number("branch_timeout_s", branch_timeout_s)
+        checks.seconds("timeout_s", timeout_s)
+        checks.text("qualifier", qualifier)
         if _NOT_IN_A_QUALIFIER.search(qualifier) or qualifier.isdecimal():
             raise BadRequest(
                 f"qualifier {qualifier!r} is not made of printable ASCII without blanks and colons, or is a number"
@@ -214,6 +216,8 @@ class XaSession:
             branch = self._current()
             if branch.vote is not _Vote.OPEN:
                 raise ClientError(f"the branch {branch.xid} is prepared; no message can join it")
+            checks.topic(topic)
+            checks.message(body, tag, {})
             client = self._client(branch.address)
             if partition == BROKER_CHOOSES:
                 partition = self._brokers.partition(topic, branch.address, client)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from metaq.config import TopicSettings
 from metaq.errors import AccessDenied, BadRequest, ConfigError, Overloaded
-from metaq.message import TopicPartition
+from metaq.message import MAX_PARTITIONS, TopicPartition
 from metaq.protocol.codes import INHERIT, READ, WRITE
 from metaq.protocol.offsetrows import HISTORY_TOPIC
 from metaq.protocol.record import MAX_TOPIC_LENGTH
@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 FOLDER: Final = "config"
 TOPICS: Final = "topics.json"
-MAX_PARTITIONS: Final = 1024
 LEVELS: Final = 18
 """Delay levels: each is one partition of the schedule topic."""
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")

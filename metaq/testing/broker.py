@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
+from metaq.client import checks
 from metaq.client.client import in_process
 from metaq.client.forks import renewed_in_children
 from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage
@@ -106,6 +107,8 @@ class InMemoryBroker:
 
     def create_topic(self, topic: str, partitions: int = _PARTITIONS) -> None:
         """Create a topic, or give it more partitions; sends create topics by themselves, too."""
+        checks.topic(topic)
+        checks.partitions(partitions)
         with self._guard:
             self._log.create(topic, partitions)
 
@@ -213,7 +216,7 @@ class InMemoryBroker:
 
     def _create_topic(self, session: Session, question: Question) -> Answer:
         header = _fields(headers.CreateTopic, question)
-        self._log.create(header.topic, header.write_queue_nums)
+        self.create_topic(header.topic, header.write_queue_nums)
         return Answer()
 
     def _delete_topic(self, session: Session, question: Question) -> Answer:

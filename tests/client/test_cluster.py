@@ -1,6 +1,7 @@
 """Clients of two brokers, one of which dies."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.client import Client, ConsumeFrom, connect, core, health
+from metaq.client import Client, ConsumeFrom, SendResult, connect, core, health
 from metaq.errors import ClientError
 from metaq.message import MessageQueue
 from tests.client.test_consumers import FIRST, Heard
@@ -67,6 +68,29 @@ def test_members_share_the_partitions_of_both_brokers(pair: Pair, stack: ExitSta
         return sorted(own) == [queues("a"), queues("b")]
 
     wait_until(shared, DEADLINE_S, "each member has the partitions of one broker")
+
+
+def test_the_newest_messages_with_a_key_are_found_on_all_brokers(pair: Pair) -> None:
+    """SG-132: whichever brokers have them, the oldest of them first."""
+    admin, producer = pair.client.admin(), pair.client.producer()
+    found = []
+    for number in range(12):
+        sent = producer.send(TOPIC, str(number).encode(), keys="order")
+        found.append(sent.queue.broker_name)
+        while time.time_ns() // 1_000_000 <= sent_ms(pair.client, sent):  # brokers tell the time in milliseconds
+            time.sleep(0.001)
+    assert {*found[:10]} == {*found[-2:]} == {"a", "b"}
+    wait_until(lambda: len(admin.query_by_key(TOPIC, "order")) == 12, DEADLINE_S, "the keys are indexed")
+    for most in (1, 2, 3, 5, 12, 64):
+        bodies = [int(message.body) for message in admin.query_by_key(TOPIC, "order", most=most)]
+        assert bodies == [*range(12)][-most:]
+
+
+def sent_ms(client: Client, sent: SendResult) -> int:
+    """When a message was stored."""
+    message = client.admin().query_by_offset_id(sent.offset_id)
+    assert message is not None
+    return message.store_ms
 
 
 def test_a_topic_grows_onto_another_broker(pair: Pair) -> None:

@@ -1,5 +1,6 @@
 """Which broker a message goes to, and what is tried when that fails: against servers that fail on purpose."""
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -8,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from metaq.client import Client, SendStatus, connect, health
+from metaq.client import Client, Outcome, OutgoingMessage, SendStatus, connect, health
 from metaq.client.health import BrokerHealth
 from metaq.client.sending import Attempt, Outgoing, QueueChoice, Sending
 from metaq.errors import (
+    BadRequest,
     BrokerBusy,
     ClientError,
     ConnectionFailed,
@@ -209,6 +211,47 @@ def test_round_robin_over_brokers(cluster: Cluster) -> None:
     found = [cluster.producer.send("orders", b"x").queue for _ in range(8)]
     assert sorted(set(found)) == sorted(found[:4]) == sorted(found[4:])
     assert cluster.registry.count(Request.GET_ROUTEINFO_BY_TOPIC) == 1
+
+
+def twice(request: RemotingCommand) -> Reply:
+    """Take a batch of two."""
+    taken = accept(request)
+    return taken._replace(fields={**(taken.fields or {}), "msgId": "AB,CD"})
+
+
+def test_what_was_sent_is_logged_with_its_keys_and_never_what_it_holds(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SG-133: topic, keys and result, whichever way it was sent; no body, no password, and no property but the keys."""
+    secrets = ["hidden-body", "hidden-password", "hidden-property"]
+    body, properties = b"hidden-body" * 1000, {"card": "hidden-property"}
+    with (
+        caplog.at_level(logging.DEBUG),
+        connect(cluster.registry.address, timeout_s=TIMEOUT_S, user="desk", password="hidden-password") as client,
+        client.transaction_producer("box", lambda *given: Outcome.COMMIT, check=lambda half: Outcome.COMMIT) as transactions,
+    ):
+        for broker in cluster.brokers.values():
+            broker.scripts[Request.SEND_BATCH_MESSAGE] = twice
+        producer = client.producer()
+        sent = [producer.send("orders", body, keys=["key-1", "key-2"], tag="paid", properties=properties)]
+        sent.append(producer.send_async("orders", body, keys="key-3", properties=properties).result(TIMEOUT_S))
+        sent += producer.send_batch("orders", [OutgoingMessage(b"hidden-body", keys="key-4", properties=properties)] * 2)
+        sent.append(transactions.send("orders", body, keys="key-5", properties=properties).sent)
+        producer.send_oneway("orders", body, properties=properties)
+        cluster.script(failing(Response.MESSAGE_ILLEGAL, "too long"))
+        with pytest.raises(Refused):
+            producer.send("orders", body, properties=properties)
+        with pytest.raises(BadRequest):
+            producer.send("orders", [body])  # type: ignore[arg-type]
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("metaq")]
+    told = [line for line in lines if line.startswith("sent topic=orders keys=(")]
+    assert len(told) == 4
+    for result in sent:
+        assert any(result.id in line and result.offset_id in line for line in told)
+    for number in range(1, 6):
+        assert any(f"'key-{number}'" in line for line in told)
+    everything = "".join(map(logging.Formatter().format, caplog.records)) + repr([record.args for record in caplog.records])
+    assert [secret for secret in secrets if secret in everything] == []
 
 
 # -- health -----------------------------------------------------------------------------------------------------------

@@ -71,9 +71,10 @@ class TopicsHandler:
         header = decode_header(CreateTopic, request.fields)
         self._check_allowed(session.principal, header.topic)
         self._check_ours(header.topic)
-        if min(header.read_queue_nums, header.write_queue_nums) < 0:
+        counts = (header.read_queue_nums, header.write_queue_nums)
+        if min(counts) < 0 or max(counts) < 1:  # with none to write it is drained
             numbers = f"{header.write_queue_nums} to write, {header.read_queue_nums} to read"
-            raise BadRequest(f"the topic {header.topic} cannot have fewer partitions than none: {numbers}")
+            raise BadRequest(f"the topic {header.topic} needs a partition, and cannot have fewer than none: {numbers}")
         if not 0 <= header.perm <= ANY_PERMISSION:
             raise BadRequest(f"perm is {header.perm}, not a sum of {READ} (read), {WRITE} (write) and {INHERIT} (template)")
         topic = Topic(
