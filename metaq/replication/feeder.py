@@ -17,6 +17,7 @@ from metaq.replication.documents import Documents
 from metaq.replication.frames import LENGTH, REPORT, Hello, encode_control, encode_data
 from metaq.replication.insync import TICK_S, InSync
 from metaq.replication.peers import MOST_PROOF, TLS, Certificate, Doorkeeper, Proof, check_claim
+from metaq.replication.sameness import first_difference
 from metaq.store.copying import piece
 from metaq.store.epochs import FIRST, Epoch, Epochs, common_end
 from metaq.store.files import Run, read_through
@@ -34,6 +35,8 @@ MOST_NAMELESS: Final = 64
 comes while others hold connections open without a word finds room."""
 MOST_SLAVES: Final = 32
 DOCUMENTS_S: Final = 1.0
+COMPARING_S: Final = 1.0
+"""How often a slave hears that its log is still compared."""
 REPORTS_AT_ONCE: Final = 64 * 1024
 
 
@@ -67,9 +70,10 @@ class Feeder:
         run: Run,
         keeper: Doorkeeper | None = None,
         certificate: Certificate | None = None,
+        damaged: Sequence[tuple[int, int]] = (),
     ) -> None:
         """``documents`` makes what one slave is sent of the tables; ``run`` takes reads of cold parts off the hub; ``keeper``
-        lets only administrators in."""
+        lets only administrators in; ``damaged`` are ranges of the log that are known to be so."""
         self.store = store
         self.epochs = epochs
         self.in_sync = in_sync
@@ -79,6 +83,7 @@ class Feeder:
         self.read = read_through(run)
         self._keeper = keeper
         self._certificate = certificate
+        self._damaged = damaged
         self._slaves: dict[int, _Slave] = {}
         self._nameless: dict[socket.socket, str] = {}
         """Connections that have not become slaves, the oldest first, with their addresses."""
@@ -151,7 +156,7 @@ class Feeder:
                 own_proof = self._identify(connection, said, address)
             connection.settimeout(SILENCE_S)
             hello = Hello.decode(said)
-            answer = {**self._answer(hello), **own_proof}
+            answer = {**self._answer(hello, connection), **own_proof}
             connection.sendall(encode_control(self.store.log.end, answer))
             if "follow" in answer and answer["follow"] == hello.end:
                 slave = self._enter(hello, connection, address)
@@ -210,7 +215,7 @@ class Feeder:
         logger.info("slave follows replica=%d address=%s from=%d end=%d", hello.replica, address, hello.end, self.store.log.end)
         return slave
 
-    def _answer(self, hello: Hello) -> dict[str, Any]:
+    def _answer(self, hello: Hello, connection: socket.socket) -> dict[str, Any]:
         """The first control frame; it says at which epoch this master is."""
         refusal = self._refusal(hello)
         if refusal is not None:
@@ -226,11 +231,28 @@ class Feeder:
         if end < max(log.begin, hello.begin) or (empty and end != log.begin):
             ends = [(*key, *self.store.first(queue, self.read)) for key, queue in list(self.store.queues.items())]
             return {**said, "copy": {"begin": log.begin, "partitions": ends}}
+        different = self._first_difference(hello, end, connection)
+        if different is not None:
+            logger.warning("slave differs replica=%d from=%d end=%d", hello.replica, different, hello.end)
+            return {**said, "follow": different, "differs": True}
         if end == hello.end and not self._has_record(hello):
             return {
                 "refused": f"the record before log offset {end} is another one here; empty the slave's data folder to copy all"
             }
         return {**said, "follow": end}
+
+    def _first_difference(self, hello: Hello, end: int, connection: socket.socket) -> int | None:
+        """Where a slave's log is another one before ``end``; it hears that this is being found out."""
+        due = self.in_sync.monotonic() + COMPARING_S
+        at = hello.proved
+
+        def tell() -> None:
+            nonlocal due
+            if self.in_sync.monotonic() >= due:
+                connection.sendall(encode_control(self.store.log.end, {"comparing": at}))
+                due = self.in_sync.monotonic() + COMPARING_S
+
+        return first_difference(self.store.log, at, hello.ranges, end, self._damaged, self.read, tell)
 
     def _common_end(self, hello: Hello) -> int | None:
         """The log offset up to which this log and that of a slave are the same, if they have anything in common."""
@@ -253,6 +275,8 @@ class Feeder:
             return f"segment_bytes is {hello.segment_bytes} there and {self.store.settings.segment_bytes} here; make them equal"
         if len(self._slaves) >= MOST_SLAVES and hello.replica not in self._slaves:
             return f"this master has {MOST_SLAVES} slaves already, no more are taken"
+        if hello.proved < 0:
+            return "the slave is of an older version and proves nothing of its log; run one version on all replicas"
         newest = max((epoch[0] for epoch in hello.epochs), default=0)
         if newest > self.epochs.current.number:
             return f"the slave has seen epoch {newest}, this master is of epoch {self.epochs.current.number}: it was replaced"

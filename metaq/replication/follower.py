@@ -16,10 +16,11 @@ from metaq.replication import documents
 from metaq.replication.feeder import Identity, checksum_text
 from metaq.replication.frames import HELLO_HEAD, REPORT, Control, Data, FrameReader, Hello
 from metaq.replication.peers import STRANGER, Claim, Peers
+from metaq.replication.sameness import ranges
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.copying import Copier
 from metaq.store.epochs import Epochs, last_record
-from metaq.store.files import Run
+from metaq.store.files import Run, read_through
 from metaq.store.messagestore import MessageStore
 from metaq.store.replacing import begin_at_next_opening, cut_at_next_opening
 
@@ -85,9 +86,11 @@ class Follower:
         published: Callable[[Sequence[ConsumeQueue]], None],
         replaced: Callable[[], None],
         peers: Peers = STRANGER,
+        proved_end: int = 0,
     ) -> None:
         """``took`` is given the names of tables that the master has sent, and that are written; ``published`` the queues in
-        which readers see more; ``replaced`` is called when the store has to be closed and opened anew."""
+        which readers see more; ``replaced`` is called when the store has to be closed and opened anew; ``proved_end`` is
+        where a record ends before which the log is known to be right."""
         self.seen = Seen()
         self._store = store
         self._epochs = epochs
@@ -102,6 +105,9 @@ class Follower:
         self._peers = peers
         self._monotonic = store.clock.monotonic
         self._on_disk = store.settings.durability.on_disk
+        self._proved_end = proved_end
+        self._agreed = False
+        """What is in the log now has been proved, or was copied."""
         self._connection: socket.socket | None = None
         self._sync_due = Event()
         self._tables: dict[str, str] = {}
@@ -191,10 +197,10 @@ class Follower:
             raise ProtocolError("nobody knows a master")
         self._tried = f"{address[0]}:{address[1]}"
         self._store.check_healthy()
+        hello = self._hello().encode()  # reads: before the master waits for it
         connection = self._connection = self._peers.connect(address, CONNECT_TIMEOUT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(SILENCE_S)
-        hello = self._hello().encode()
         connection.sendall(hello)
         claim = Claim(self._peers.credentials(), hello[HELLO_HEAD:])
         self._reported = -1
@@ -207,9 +213,11 @@ class Follower:
             for item in reader.receive(data):
                 if not agreed and isinstance(item, Control) and "challenge" in item.content:
                     connection.sendall(claim.answer(item.content["challenge"]))
+                elif not agreed and isinstance(item, Control) and "comparing" in item.content:
+                    logger.debug("log is compared at=%d end=%d", item.content["comparing"], self._store.log.end)
                 elif not agreed:
                     self._agree(item, claim)
-                    agreed = True
+                    agreed = self._agreed = True
                     self.seen.address, self.seen.problem = self._tried, None
                     logger.info("following master=%s from=%d", self.seen.address, self._store.log.end)
                 elif isinstance(item, Data):
@@ -226,6 +234,8 @@ class Follower:
     def _hello(self) -> Hello:
         store, own = self._store, self._identity
         self._epochs.refresh()
+        if self._agreed:  # what no sync has covered since is proved once more: the disk may have lost it
+            self._proved_end = max(self._proved_end, store.durable_end)
         last: list[Any] | None = None
         found = last_record(store)
         if found is not None and (stored := store.log.record_at(found[0])) is not None:
@@ -233,6 +243,7 @@ class Follower:
         return Hello(
             *(*own, store.settings.segment_bytes, store.log.begin, store.log.end),
             *([list(epoch) for epoch in self._epochs.table], last, self._text_address),
+            *(self._proved_end, ranges(store.log, self._proved_end, read_through(self._run))),
         )
 
     def _agree(self, first: Data | Control, claim: Claim) -> None:
@@ -248,6 +259,7 @@ class Follower:
         if "copy" in content:
             begin, partitions = content["copy"]["begin"], content["copy"]["partitions"]
             logger.warning("log is copied anew begin=%d own_begin=%d own_end=%d", begin, store.log.begin, store.log.end)
+            self._suspect("its log is copied anew")
             begin_at_next_opening(store, begin, partitions, self._run)
             self._give_up_derived()
         end = content.get("follow")
@@ -255,8 +267,17 @@ class Follower:
             raise ProtocolError(f"the master does not say where to go on from {store.log.end}")
         if end < store.log.end:
             logger.warning("log diverged, cut at=%d own_end=%d", end, store.log.end)
-            cut_at_next_opening(store, end, self._run)
+            if "differs" in content:
+                self._suspect(f"its log was not its master's from log offset {end} on, and was cut there")
+            cut_at_next_opening(store, end, self._proved_end, self._run)
             self._give_up_derived()
+        if store.log.begin == end:
+            self._suspect("its log was empty")
+
+    def _suspect(self, reason: str) -> None:
+        """Until the master counts this replica in sync it may lack what it had."""
+        if self._store.suspicion.reason is None:
+            self._run(lambda: self._store.suspicion.rise(reason))
 
     def _give_up_derived(self) -> NoReturn:
         with self._keeping:

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 import orjson
 
 from metaq.errors import ProtocolError, StreamLost
+from metaq.replication.sameness import Ranges, are_ranges
 
 MAGIC: Final = b"\xffmetaq\x00\x01"
 LENGTH: Final = struct.Struct(">i")
@@ -53,6 +54,10 @@ class Hello(NamedTuple):
     """Log offset, size and checksum property (text) of its last record."""
     text: str
     """Where clients of the text protocol reach it, HOST:PORT, for operators."""
+    proved: int = -1
+    """Log offset before which its log is known to be right; −1: an older version, which proves nothing."""
+    ranges: Ranges = []  # noqa: RUF012 - nobody changes a hello
+    """The rest (``metaq.replication.sameness``)."""
 
     def encode(self) -> bytes:
         body = orjson.dumps(self._asdict())
@@ -70,6 +75,8 @@ class Hello(NamedTuple):
             right = all(type(number) is int for number in numbers) and all(isinstance(name, str) for name in names)
             right = right and len(hello.epochs) > 0 and all(len(epoch) == 3 for epoch in hello.epochs)
             right = right and 0 <= hello.begin <= hello.end and 1 <= hello.replica <= MOST_REPLICA
+            right = right and type(hello.proved) is int
+            right = right and (hello.proved == -1 or are_ranges(hello.ranges, hello.proved, hello.end))
             right = right and (hello.last is None or [type(part) for part in hello.last] == [int, int, str])
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"a hello with other fields than {', '.join(cls._fields)}") from error
@@ -102,7 +109,8 @@ class Control(NamedTuple):
 
     ``epoch``, ``readable_end`` (readers may see the log before it), ``begin`` (the master keeps nothing before it), ``in_sync``
     (numbers of the replicas): how it stands now. ``documents``: name → text of a table that has changed. ``follow``: the log
-    offset up to which the two logs are the same. ``copy``: where the master's log begins, and of each partition topic,
+    offset up to which the two logs are the same; with ``differs`` they should be so further on, and are not. ``comparing``: the
+    master is still finding that out, and how far it is. ``copy``: where the master's log begins, and of each partition topic,
     number, ordinal and text position there, for a slave that has to begin anew. ``refused``: why there is nothing to follow.
     ``no_master``: why there is nothing to follow yet. ``challenge`` and ``proof``: see ``metaq.replication.peers``.
     """
@@ -125,7 +133,8 @@ def _is_copy(value: object) -> bool:
 
 
 _MEMBERS: Final[dict[str, Callable[[Any], bool]]] = {
-    **dict.fromkeys(("epoch", "readable_end", "begin", "follow"), _is_offset),
+    **dict.fromkeys(("epoch", "readable_end", "begin", "follow", "comparing"), _is_offset),
+    "differs": lambda value: value is True,
     "in_sync": lambda value: isinstance(value, list) and all(map(_is_offset, value)),
     "documents": lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
     "copy": _is_copy,

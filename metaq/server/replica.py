@@ -166,7 +166,9 @@ class Replica:
         )
 
     def _log(self) -> Log:
-        return Log(self.broker.epochs.current.number, self.broker.store.log.end, self.suspicion)
+        log = self.broker.store.log
+        empty = "its log is empty" if log.begin == log.end else None  # it may have had one
+        return Log(self.broker.epochs.current.number, log.end, self.suspicion or empty)
 
     @property
     def suspicion(self) -> str | None:

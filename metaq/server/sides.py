@@ -51,6 +51,7 @@ class MasterSide:
             *(lambda: Documents(folder, store.disk), broker.run),
             keeper=broker.gate if broker.gate.has_users else None,
             certificate=Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None,
+            damaged=broker.recovery.damaged,
         )
         broker.turns.grown = self.feeder.wake
         if self._waits:
@@ -131,6 +132,7 @@ class SlaveSide:
             published=self._published,
             replaced=replaced,
             peers=broker.peers,
+            proved_end=broker.recovery.right_end,
         )
         # until the master says more: what was cut off meanwhile, others will take the place of
         self.follower.seen.readable_end = min(broker.role.readable_end, broker.store.log.end)

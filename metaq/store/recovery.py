@@ -69,6 +69,10 @@ class Recovery:
     """Intact records in the gaps."""
     cut: Gap | None = None
     """Behind which the log of a replica has more that it could not keep."""
+    damaged: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges of the log that are known to be bad."""
+    right_end: int = 0
+    """Log offset before which everything was durable when the last process ended, and is not known to be bad."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -182,6 +186,7 @@ def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bo
         queue.text_end = max(queue.text_end, progress.text_end)
     _quarantine(store, recovery, listed)
     store.durable_end = log.begin if checkpoint is None else min(checkpoint.mark, recovery.end)
+    recovery.right_end = max(log.begin, min([store.durable_end, *(start for start, _ in recovery.damaged)]))
     if failed:
         log.rewrite(store.durable_end)
     if checkpoint is not None:
@@ -401,6 +406,7 @@ def _quarantine(store: MessageStore, recovery: Recovery, listed: set[tuple[int, 
     ranges = {(start, min(end, recovery.end)) for start, end in ranges if start < recovery.end}
     if ranges != listed:
         write_document(store.disk, path, {"ranges": sorted(ranges)})
+    recovery.damaged = sorted((start, end) for start, end in ranges if end > store.log.begin)
     for gap in recovery.gaps:
         recovery.problems.append(f"no record to keep in log offsets {gap.start} … {gap.end}; listed in {path}")
     if recovery.dropped:

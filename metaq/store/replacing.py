@@ -16,9 +16,9 @@ from typing import Final
 from metaq.errors import CorruptRecord
 from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, identity
 from metaq.store.checkpoint import LIVE_NAME, NAME, Checkpoint, Progress, write_checkpoint
-from metaq.store.commitlog import CommitLog, is_segment_name, segment_name
+from metaq.store.commitlog import CommitLog, Gap, Segment, is_segment_name, segment_name, walk
 from metaq.store.consumequeue import FILLER_SIZE, ConsumeQueue
-from metaq.store.disk import Disk
+from metaq.store.disk import Disk, File
 from metaq.store.documents import BACKUP, read_document, write_document
 from metaq.store.files import FileCache, Run, read_here, run_here
 from metaq.store.messagestore import INDEX, LOG, QUEUES, MessageStore
@@ -30,16 +30,31 @@ Ends = Iterable[tuple[str, int, int, int]]
 """Topic, partition, ordinal and text position of the message that comes next."""
 
 
-def cut_at_next_opening(store: MessageStore, end: int, run: Run = run_here) -> None:
-    """Have the log end at a log offset where a record ends; the store is closed and opened anew at once.
+def cut_at_next_opening(store: MessageStore, end: int, whole_from: int, run: Run = run_here) -> None:
+    """Have the log end at a log offset, where a record ends; the store is closed and opened anew at once.
 
-    ``CorruptRecord`` when no record ends there.
+    Behind ``whole_from``, where one ends, no other need end there: the log is cut before what is torn or damaged.
+    ``CorruptRecord`` when none ends there before.
     """
     assert store.settled
     if not _goes_on(store.log, end):
-        raise CorruptRecord(f"the log cannot be cut at {end}, where no record of it ends")
+        if end < whole_from:
+            raise CorruptRecord(f"the log cannot be cut at {end}, where no record of it ends")
+        log = store.log
+        segments = [(segment, log.file(segment)) for segment in log.segments if segment.end > whole_from]
+        end = run(lambda: _last_end(segments, whole_from, end))
     ends = [(queue.topic, queue.partition, *_end_before(store, queue, end)) for queue in store.queues.values()]
     _write(store, None, end, ends, run)
+
+
+def _last_end(segments: list[tuple[Segment, File]], start: int, most: int) -> int:
+    """Where the last of the records ends that follow from ``start`` on without a gap, at ``most`` at the latest."""
+    end = start
+    for found in walk(segments, start):
+        if isinstance(found, Gap) or found.log_offset + found.size > most:
+            break
+        end = found.log_offset + found.size
+    return end
 
 
 def begin_at_next_opening(store: MessageStore, begin: int, ends: Ends, run: Run = run_here) -> None:

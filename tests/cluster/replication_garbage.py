@@ -130,6 +130,8 @@ class Attack:
             "epochs": [[1, 0, 0], [known["epoch"], 0, 1]],
             "last": None,
             "text": "10.0.0.9:8123",
+            "proved": changed.get("end", 0),
+            "ranges": [],
         }
         return Hello(**{**said, **changed}).encode()
 

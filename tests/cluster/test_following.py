@@ -101,6 +101,7 @@ class Master:
 def following(folder: Path, master: Master, disk: Disk, took: Callable[[Collection[str]], None]) -> Iterator[MessageStore]:
     """A slave that has connected to the master; its store."""
     store, _ = open_store(folder, SETTINGS)
+    store.suspicion.rise("it is new")  # else that is what the disk is busy with
     follower = Follower(
         *(store, Epochs(store), Identity("c", "b", 0, 2), "127.0.0.1:1"),
         find_master=lambda: master.address,

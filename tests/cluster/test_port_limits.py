@@ -98,7 +98,7 @@ def test_a_master_has_only_so_many_slaves(tmp_path: Path) -> None:
             answers = []
             for number in range(10, 10 + MOST_SLAVES + 5):
                 connection = stack.enter_context(socket.create_connection(port_of(master), SOCKET_TIMEOUT_S))
-                hello = Hello("DefaultCluster", "metaq", 0, number, SEGMENT_BYTES, 0, 0, [[1, 0, 0]], None, "127.0.0.1:1")
+                hello = Hello("DefaultCluster", "metaq", 0, number, SEGMENT_BYTES, 0, 0, [[1, 0, 0]], None, "127.0.0.1:1", 0)
                 connection.sendall(hello.encode())
                 answers.append(first_control(connection))
             refused = [b'"refused":"this master has 32 slaves already' in answer for answer in answers]

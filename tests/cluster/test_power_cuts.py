@@ -101,7 +101,7 @@ def test_a_master_without_others_in_sync_goes_on(tmp_path: Path) -> None:
         wait_caught_up(master, slave)
 
 
-@pytest.mark.parametrize("durability", ["replica"])
+@pytest.mark.parametrize("durability", ["replica", "memory"])
 def test_a_slave_with_a_hole_copies_again_what_it_lacks(tmp_path: Path, durability: str) -> None:
     """F-FAIL: it is not in sync before, and has everything when it is promoted."""
     with Cluster(tmp_path, durability=durability) as cluster:

@@ -16,7 +16,7 @@ from tests.support.tls import Certificates, issue
 from tests.support.users import ADMIN, READER, USERS, SigningClient, write_users
 
 DEADLINE_S = 60
-HELLO = Hello("DefaultCluster", "metaq", 0, 2, 32 * 1024 * 1024, 0, 0, [[0, 0, 0]], None, "127.0.0.1:1")
+HELLO = Hello("DefaultCluster", "metaq", 0, 2, 32 * 1024 * 1024, 0, 0, [[0, 0, 0]], None, "127.0.0.1:1", 0)
 
 
 def replica(folder: Path, name: str, users: Path | None, *flags: str) -> BrokerProcess:

@@ -65,7 +65,7 @@ COMPARED: Final = {
 """What is answered to a proof that was looked at."""
 METRICS: Final = b"metaq_build_info"
 SEND: Final = {"a": "p", "b": TOPIC, "c": "TBW102", "d": "1", "e": "0", "f": "0", "g": "1", "h": "0"}
-HELLO: Final = Hello("DefaultCluster", "metaq", 0, 2, 32 << 20, 0, 0, [[0, 0, 0]], None, "127.0.0.1:1").encode()
+HELLO: Final = Hello("DefaultCluster", "metaq", 0, 2, 32 << 20, 0, 0, [[0, 0, 0]], None, "127.0.0.1:1", 0).encode()
 
 
 class Violation(AssertionError):
