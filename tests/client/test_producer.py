@@ -1,6 +1,5 @@
 """Sending, with the broker in memory and with a real one."""
 
-import logging
 import random
 import threading
 
@@ -164,18 +163,3 @@ def test_a_closed_client_says_so(client: Client) -> None:
         producer.send("orders", b"x")
     with pytest.raises(ClientClosed):
         client.producer()
-
-
-def test_a_send_is_logged_with_its_keys(memory: InMemoryBroker, caplog: pytest.LogCaptureFixture) -> None:
-    """SG-133: topic, keys, id and place, at level DEBUG, whichever way it is sent; never the body."""
-    caplog.set_level(logging.DEBUG, "metaq.client")
-    with connect(memory.address) as client:
-        producer = client.producer()
-        sent = [producer.send("orders", b"secret", keys=["order-1", "eu"])]
-        sent.append(producer.send_async("orders", b"secret", keys="order-2").result(DEADLINE_S))
-        sent += producer.send_batch("orders", [OutgoingMessage(b"secret", keys="order-3"), OutgoingMessage(b"secret")])
-    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("sent topic=orders ")]
-    assert [line.partition("keys=")[2].partition(" results=")[0] for line in lines] == ["order-1 eu", "order-2", "order-3"]
-    for result in sent:
-        assert any(result.id in line and result.offset_id in line and "SEND_OK" in line for line in lines)
-    assert "secret" not in caplog.text

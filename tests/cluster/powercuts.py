@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from metaq.client import TextClient
+from metaq.message import TopicPartition
 from tests.cluster.history import PARTITIONS
 from tests.cluster.life import Campaign, Fault, Life
 from tests.cluster.lives import main, run_lives
+from tests.cluster.load import LOST
 from tests.crash.command import Result
 from tests.support.group import Member
 from tests.support.powercuts import HOWS, PoweredMember, cut_power
@@ -117,11 +119,20 @@ class PowerCuts(Life):
         self.history.may_be_lost()
         self.group.heal()
         self.wait(self.group.whole, "all replicas are in sync again")
+        for partition in PARTITIONS:
+            self.wait(lambda partition=partition: self._put(partition), "a put is acknowledged")  # type: ignore[misc]
+
+    def _put(self, partition: TopicPartition) -> bool:
+        """One message to whoever is the master now; false when that does not acknowledge it."""
         master = self.group.wait_master()
-        with TextClient(master.host, master.port) as client:
-            for partition in PARTITIONS:
-                number, body = self.history.send(partition)
+        number, body = self.history.send(partition)
+        try:
+            with TextClient(master.host, master.port) as client:
                 self.history.stored(number, client.put(partition.topic, body, partition=partition.partition).id)
+        except LOST:
+            self.history.unknown(number, answered=False)
+            return False
+        return True
 
 
 def run(seed: int, count: int) -> Result:

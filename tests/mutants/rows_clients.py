@@ -13,14 +13,14 @@ CLIENT: Final = [
         "client/sending.py",
         'logger.debug("sent topic=%s keys=%s results=%s", self._outgoing.topic, self._outgoing.keys, results)',
         "pass",
-        "client/test_producer.py::test_a_send_is_logged_with_its_keys",
+        f"{SENDING}::test_what_was_sent_is_logged_with_its_keys_and_never_what_it_holds",
     ),
     M(
         "SG-133",
         "client/producer.py",
-        'keys=" ".join(filter(None, all_keys))',
-        'keys=""',
-        "client/test_producer.py::test_a_send_is_logged_with_its_keys",
+        "keys=tuple(all_keys)",
+        "keys=()",
+        f"{SENDING}::test_what_was_sent_is_logged_with_its_keys_and_never_what_it_holds",
     ),
     M(
         "RD-103",
