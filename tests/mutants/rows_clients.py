@@ -130,8 +130,8 @@ CLIENT: Final = [
     M(
         "SG-008",
         "client/core.py",
-        "self.scheduler.every(ROUTES_S, self._refresh_routes)",
-        "pass",
+        ", (ROUTES_S, self._refresh_routes)]",
+        "]",
         "client/test_cluster.py::test_a_cluster_changes_while_it_is_used",
         20,
     ),
@@ -146,8 +146,8 @@ CLIENT: Final = [
     M(
         "aio",
         "aio/client.py",
-        "send = _awaited(blocking.Producer.send_async)",
-        "send = _threaded(blocking.Producer.send_async)",
+        "send = awaited(blocking.Producer.send_async)",
+        "send = threaded(blocking.Producer.send_async)",
         "client/test_aio.py::test_messages_are_sent_and_iterated_over",
     ),
 ]

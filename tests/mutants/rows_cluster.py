@@ -60,8 +60,8 @@ BROKER: Final = [
     M(
         "order",
         "server/locks.py",
-        "held is not None and held.client_id == client_id",
-        "held is not None",
+        "if (held := self._locks.get((group, queue))) is not None and held.client_id == client_id",
+        "if (group, queue) in self._locks",
         "broker/test_locks.py::test_who_has_a_queue_has_it_after_a_restart",
     ),
     M(

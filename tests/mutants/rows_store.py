@@ -171,7 +171,7 @@ STORE: Final = [
     M(
         "recovery",
         "store/messagestore.py",
-        "self.disk.unlink(self.directory / ABORT)",
+        "ending.end(self.disk, self.directory)",
         "pass",
         f"{FEATURES}::test_segments_of_mixed_sizes",
     ),
