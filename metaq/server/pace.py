@@ -74,7 +74,7 @@ class Pace:
         self._put_off[session] = None
 
     def _go_on(self) -> None:
-        """The first one answers a request at least, as the turn has only begun. Who was not stopped has as much time as all these."""
+        """The first one answers a request at least: the turn has only begun. Who was not stopped has as much time."""
         waiting, self._put_off = self._put_off, {}
         for session in list(waiting):
             if self.spent:
