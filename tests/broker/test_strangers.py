@@ -13,6 +13,7 @@ from metaq.protocol.headers import encode_header, with_letters
 from metaq.protocol.remoting import encode_response
 from metaq.protocol.signature import Credentials
 from metaq.protocol.text import write_line, write_put
+from metaq.server.admission import ADMITTED
 from metaq.store.disk import RealDisk
 from metaq.store.documents import read_document, write_document
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
@@ -133,6 +134,21 @@ def test_who_is_refused_makes_no_group(broker: BrokerProcess, admin: SigningClie
     assert admin.call(Request.SEND_MESSAGE_V2, fields, b"x").code == Response.SUCCESS
     groups = json.loads(admin.call(Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)["subscriptionGroupTable"]
     assert "made-up" in groups
+
+
+def test_nothing_of_a_stranger_is_read(broker: BrokerProcess) -> None:
+    """E-05: of no code but the one for everybody; neither fields nor body, which would be refused for what they are."""
+    with RemotingClient(broker.host, broker.port) as nobody:
+        for code, needs in ADMITTED.items():
+            if code in (Request.REPLICA_STATUS, Request.CHANGE_ROLE, Request.HAND_OVER):
+                continue  # of brokers that take slaves
+            answer = nobody.call(code, {}, b"{" * 100)
+            assert (answer.code == Response.NO_PERMISSION) == bool(needs.actions), (code, answer)
+            answer = nobody.call(code, {}, bytes(min(needs.most_bytes, 1 << 20) + 1))
+            assert answer.code == (Response.NO_PERMISSION if needs.most_bytes > 1 << 20 else Response.SYSTEM_ERROR), (
+                code,
+                answer,
+            )
 
 
 def test_an_endless_name_is_told_in_part(broker: BrokerProcess) -> None:

@@ -93,7 +93,9 @@ def registrations() -> tuple[bytes, ...]:
             del topics[name]
         plain = encode_registration(TopicTable(DataVersion(1, 1), topics))
     deflated = encode_registration(TopicTable(DataVersion(1, 1), topics), compressed=True)
-    return plain, deflated, zlib.compress(bytes(16 * REGISTRATION_BYTES))
+    bare = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{},"dataVersion":{"timestamp":1,"counter":1},"m":{%b}}}'
+    mapped = bare % b",".join([b"1:1"] * ((256 << 10) // 4 - 100))  # what is read in Python
+    return plain, deflated, mapped, zlib.compress(bytes(16 * REGISTRATION_BYTES))
 
 
 def batches() -> tuple[bytes, ...]:

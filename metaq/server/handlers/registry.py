@@ -58,8 +58,8 @@ UNCHANGEABLE: Final = frozenset(("configBlackList", "configStorePath", "kvConfig
 ORDER_MESSAGE_ENABLE: Final = "orderMessageEnable"
 MOST_CHANGES: Final = 256
 """Changes of keys that wait for the disk at once."""
-READ_AT_ONCE_BYTES: Final = 32 * 1024
-"""Of a registration: a longer one is read in a thread, which takes up to 0.1 s for 20,000 topics."""
+READ_AT_ONCE_BYTES: Final = 8 * 1024
+"""Of a registration: a longer or compressed one is read in a thread, which takes up to 0.1 s for 20,000 topics."""
 MOST_READING: Final = 16
 """Registrations that are read so, or wait for it, with up to 4 MiB each."""
 RETRY_MS: Final = 100
@@ -161,7 +161,7 @@ class RegistryHandler:
         header = decode_header(RegisterBroker, request.fields)
         if header.body_crc32 and body_crc(request.body) != header.body_crc32:
             raise ChecksumMismatch(f"the body's checksum is {body_crc(request.body)}, not {header.body_crc32} as announced")
-        if len(request.body) <= READ_AT_ONCE_BYTES and not self._reading:
+        if len(request.body) <= READ_AT_ONCE_BYTES and not (header.compressed or self._reading):
             return self._enter(session, header, _read_table(request, header))
         if self._reading >= MOST_READING:
             raise Overloaded(f"{MOST_READING} registrations are being read already", retry_after_ms=RETRY_MS)
@@ -171,7 +171,7 @@ class RegistryHandler:
         return None
 
     def _read_in_turn(self, session: RemotingSession, kept: Kept, request: RemotingCommand, header: RegisterBroker) -> None:
-        """Read a long registration in a thread, and the next one after it: a short one may say something newer."""
+        """Read a registration in a thread, and the next one after it, which may say something newer."""
         try:
             with self._reading_now:
                 table = self._run(partial(_read_table, request, header))
