@@ -58,7 +58,7 @@ from metaq.server.offsethistory import OffsetHistory
 from metaq.server.offsetlog import APPEND_S, OffsetLog
 from metaq.server.offsets import OffsetTable
 from metaq.server.parts import retention_rules, room, store_settings
-from metaq.server.pool import run_in_pool
+from metaq.server.pool import run_in_pool, run_sync
 from metaq.server.registration import Registration
 from metaq.server.reload import Configurable
 from metaq.server.role import ALONE, Role
@@ -160,7 +160,7 @@ class Broker:
         self.context = self._load_tables(store_host, goes_on=bound is not None)
         topics = self.context.topics
         self.holds = Holds()
-        self.turns = Turns(self.store, settings, self._hub, self.run, self.holds.wake)
+        self.turns = Turns(self.store, settings, self._hub, run_sync, self.holds.wake)
         self._offsets = OffsetLog(self.context, self.turns, self.run)
         self._locks = LockLog(self.context, self.turns)
         self._duties = Duties(self.context, self.turns, self.run)
