@@ -216,14 +216,15 @@ class Broker:
         topics.restrict(settings.broker_permission)
         for key, end in topics.deleted.items():
             store.queue(*key).hide_before(end)
-        host, port = self.addresses.text
+        if self.role.is_master and topics.unsaved:  # ordinals of what was deleted, and lost, are given again, but not before
+            store.log.owed.do(topics.written(store.disk, store.clock.now_ms()), self.run)
         groups = GroupTable(settings.data, max_groups=settings.max_groups, auto_create=settings.auto_create_groups)
         for problem in groups.load(store.disk):
             logger.error("table of groups damaged problem=%s", problem)
         clients = Clients(groups, store.clock.monotonic, self._hub.loop.run_callback)
         counters = Counters()
         statistics = Statistics(store.queues, store.clock, counters)
-        own = (host, port, store_host, self._front)
+        own = (*self.addresses.text, store_host, self._front)
         tables = groups, OffsetTable(), clients
         return Context(
             settings, store, topics, *own, *tables, statistics, counters, self.epochs, Observed(store.clock.monotonic)
