@@ -486,27 +486,3 @@ def test_a_refused_put_has_words_for_the_client(tmp_path: Path) -> None:
         with pytest.raises(Refused, match=r"500: stored at [0-9]+ 0 21, not yet disk"):
             client.put("t", b"1")
         broker.go_on()
-
-
-def test_what_takes_the_places_of_deleted_messages_is_not_hidden(tmp_path: Path) -> None:
-    """A topic was deleted, a power cut took the last of its messages, and the broker is killed soon after that."""
-    path = tmp_path / "data" / "config" / "topics.json"
-    with BrokerProcess(tmp_path / "data", durability="memory") as broker:
-        with TextClient(broker.host, broker.port) as client:
-            for _ in range(3):
-                client.put("t", b"deleted")
-        assert broker.terminate() == 0
-        content, _ = read_document(RealDisk(), path)
-        assert content is not None
-        del content["topicConfigTable"]["t"]
-        write_document(RealDisk(), path, {**content, "deleted": {"t": {"0": 10}}})  # seven more were there
-        broker.start()
-        kept, _ = read_document(RealDisk(), path)
-        assert kept is not None
-        assert kept["deleted"] == {"t": {"0": 3}}
-        with TextClient(broker.host, broker.port) as client:
-            position = client.put("t", b"new", partition=0).position
-        broker.kill()
-        broker.start()
-        with TextClient(broker.host, broker.port) as client:
-            assert [message.body for message in client.get("t", partition=0, position=position).messages] == [b"new"]
