@@ -82,15 +82,17 @@ class Follower:
         find_master: Callable[[], Address | None],
         folder: Path,
         run: Run,
+        run_sync: Run,
         took: Callable[[Collection[str]], None],
         published: Callable[[Sequence[ConsumeQueue]], None],
         replaced: Callable[[], None],
         peers: Peers = STRANGER,
         proved_end: int = 0,
     ) -> None:
-        """``took`` is given the names of tables that the master has sent, and that are written; ``published`` the queues in
-        which readers see more; ``replaced`` is called when the store has to be closed and opened anew; ``proved_end`` is
-        where a record ends before which the log is known to be right."""
+        """``run_sync`` is for syncs of the log, which wait for nothing else; ``took`` is given the names of tables that the
+        master has sent, and that are written; ``published`` the queues in which readers see more; ``replaced`` is called when
+        the store has to be closed and opened anew; ``proved_end`` is where a record ends before which the log is known to be
+        right."""
         self.seen = Seen()
         self._store = store
         self._epochs = epochs
@@ -99,6 +101,7 @@ class Follower:
         self._find_master = find_master
         self._folder = folder
         self._run = run
+        self._run_sync = run_sync
         self._took = took
         self._published = published
         self._replaced = replaced
@@ -369,7 +372,7 @@ class Follower:
             self._sync_due.wait()
             self._sync_due.clear()
             try:
-                self._store.sync(self._run)
+                self._store.sync(self._run_sync)
                 self._append()
             except StoreError as error:
                 logger.critical("sync failed, this slave follows no more until it is restarted reason=%s", error)

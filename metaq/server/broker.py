@@ -58,7 +58,7 @@ from metaq.server.offsethistory import OffsetHistory
 from metaq.server.offsetlog import APPEND_S, OffsetLog
 from metaq.server.offsets import OffsetTable
 from metaq.server.parts import retention_rules, room, store_settings
-from metaq.server.pool import run_in_pool
+from metaq.server.pool import run_in_pool, run_sync
 from metaq.server.registration import Registration
 from metaq.server.reload import Configurable
 from metaq.server.role import ALONE, Role
@@ -161,7 +161,7 @@ class Broker:
         self.context = self._load_tables(store_host, goes_on=bound is not None)
         topics = self.context.topics
         self.holds = Holds()
-        self.turns = Turns(self.store, settings, self._hub, self.run, self.holds.wake)
+        self.turns = Turns(self.store, settings, self._hub, run_sync, self.holds.wake)
         self._offsets = OffsetLog(self.context, self.turns, self.run)
         self._locks = LockLog(self.context, self.turns)
         self._duties = Duties(self.context, self.turns, self.run)
@@ -217,14 +217,15 @@ class Broker:
         topics.restrict(settings.broker_permission)
         for key, end in topics.deleted.items():
             store.queue(*key).hide_before(end)
-        host, port = self.addresses.text
+        if self.role.is_master and topics.unsaved:  # ordinals of what was deleted, and lost, are given again, but not before
+            store.log.owed.do(topics.written(store.disk, store.clock.now_ms()), self.run)
         groups = GroupTable(settings.data, max_groups=settings.max_groups, auto_create=settings.auto_create_groups)
         for problem in groups.load(store.disk):
             logger.error("table of groups damaged problem=%s", problem)
         clients = Clients(groups, store.clock.monotonic, self._hub.loop.run_callback)
         counters = Counters()
         statistics = Statistics(store.queues, store.clock, counters)
-        own = (host, port, store_host, self._front)
+        own = (*self.addresses.text, store_host, self._front)
         tables = groups, OffsetTable(), clients
         return Context(
             settings, store, topics, *own, *tables, statistics, counters, self.epochs, Observed(store.clock.monotonic)

@@ -15,6 +15,7 @@ from metaq.server.broker import Broker
 from metaq.server.groups import GROUPS
 from metaq.server.handlers.masteronly import MasterOnlyHandler
 from metaq.server.offsetlog import load_offsets
+from metaq.server.pool import run_sync
 from metaq.server.registration import written
 from metaq.server.role import Health
 from metaq.server.tables import FOLDER, OFFSETS_TOPIC, TOPICS
@@ -128,6 +129,7 @@ class SlaveSide:
             find_master=find_master,
             folder=folder,
             run=broker.run,
+            run_sync=run_sync,
             took=self._take_tables,
             published=self._published,
             replaced=replaced,

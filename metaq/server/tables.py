@@ -269,6 +269,7 @@ class TopicTable:
                     key = TopicPartition(name, int(partition))
                     # after a power cut the log may have lost some of what was deleted: what comes next must not be hidden
                     self.deleted[key] = min(end, known.get(key, 0))
+                    self._version += self.deleted[key] < end
         for key, following in known.items():
             if key.topic not in self._topics and following <= self.deleted.get(key, -1):
                 continue
@@ -294,10 +295,19 @@ class TopicTable:
 
     def save(self, disk: Disk, now_ms: int, run: Run) -> None:
         """Make the table as it is now durable."""
-        version, content = self._version, self._content(now_ms)
-        run(lambda: disk.make_directories(self._path.parent))
-        run(lambda: write_document(disk, self._path, content))
+        version = self._version
+        run(self.written(disk, now_ms))
         self._saved_version = version
+
+    def written(self, disk: Disk, now_ms: int) -> Callable[[], None]:
+        """What makes the table as it is now durable, whenever and wherever it is called."""
+        content = self._content(now_ms)
+
+        def write() -> None:
+            disk.make_directories(self._path.parent)
+            write_document(disk, self._path, content)
+
+        return write
 
     def _content(self, now_ms: int) -> dict[str, Any]:
         rows = {

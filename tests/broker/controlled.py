@@ -1,12 +1,14 @@
 """A broker whose syncs and clock a test controls: run as a program with the flags of ``metaq serve``.
 
 While there is a file ``stall`` beside the data folder, no sync of a file ends; while there is a file ``fail``, each one fails;
-while there is a file ``cold``, nothing that is read is in memory.
+while there is a file ``cold``, nothing that is read is in memory; while there is a file ``slow``, no read of the disk ends,
+and each thread that waits for one makes a file ``reading`` with its number.
 While there is a file ``hold``, it does not go on with the recovery that it tells of.
 A file ``clock`` holds milliseconds: by so much the clock is fast.
 """
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -30,6 +32,12 @@ class ControlledFile(RealFile):
 
     def read_cached(self, size: int, offset: int) -> bytes | None:
         return None if (self._control / "cold").exists() else super().read_cached(size, offset)
+
+    def read(self, size: int, offset: int) -> bytes:
+        while (self._control / "slow").exists():
+            (self._control / f"reading{threading.get_ident()}").touch()
+            time.sleep(0.005)
+        return super().read(size, offset)
 
     def datasync(self) -> None:
         while (self._control / "stall").exists():

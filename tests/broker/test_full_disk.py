@@ -114,3 +114,22 @@ def test_the_log_says_it_once(tmp_path: Path) -> None:
         broker.empty()
         wait_until(lambda: bool(broker.lines("puts are taken again")), DEADLINE_S, "puts are taken again")
         wait_until(lambda: bool(broker.lines("duty works again")), DEADLINE_S, "the duty works again")
+
+
+def test_retention_works_on_a_full_disk(tmp_path: Path) -> None:
+    """SG-010: what has expired goes, although nothing can be written."""
+    soon = ("--clean-ratio", "0.000001", "--ample-free-bytes", str(1 << 60), "--retention-interval-ms", "50")
+    with Cramped(tmp_path / "data", *SMALL) as broker:
+        with TextClient(broker.host, broker.port) as client:
+            for _ in range(4 * SEGMENT // 5000):
+                client.put("t", bytes(5000))
+        for _ in range(2):  # checkpoint and backup cover all
+            assert broker.terminate() == 0
+            broker.start()
+        broker.kill()
+        broker.fill(nospace.BRIM)
+        log = broker.data / "commitlog"
+        assert (log / f"{0:020d}").exists()
+        broker.flags = (*SMALL, *soon, "--force-ratio", "1", "--refuse-ratio", "1", "--keep-hours", "0.0000001")
+        broker.start()
+        wait_until(lambda: not (log / f"{0:020d}").exists(), DEADLINE_S, "the oldest segment is gone")

@@ -10,6 +10,8 @@ from metaq.client.textclient import TextClient
 from metaq.errors import Refused as TextRefused
 from metaq.protocol.codes import COMPACT, Request, Response
 from metaq.protocol.fastjson import decode
+from metaq.store.disk import RealDisk
+from metaq.store.documents import read_document, write_document
 from tests.support.admin import Refused, ask, ask_body, connect, create_topic, fields_of, pull, queue, records, send
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.remoting import RemotingClient
@@ -234,3 +236,27 @@ def test_held_pull_of_a_deleted_topic_ends(client: RemotingClient, broker: Broke
     wait_until(
         lambda: pull(client, "waited-for", 0, wait_ms=50).code == Response.TOPIC_NOT_EXIST, DEADLINE_S, "the topic is gone"
     )
+
+
+def test_what_takes_the_places_of_deleted_messages_is_not_hidden(tmp_path: Path) -> None:
+    """A topic was deleted, a power cut took the last of its messages, and the broker is killed soon after that."""
+    path = tmp_path / "data" / "config" / "topics.json"
+    with BrokerProcess(tmp_path / "data", durability="memory") as broker:
+        with TextClient(broker.host, broker.port) as client:
+            for _ in range(3):
+                client.put("t", b"deleted")
+        assert broker.terminate() == 0
+        content, _ = read_document(RealDisk(), path)
+        assert content is not None
+        del content["topicConfigTable"]["t"]
+        write_document(RealDisk(), path, {**content, "deleted": {"t": {"0": 10}}})  # seven more were there
+        broker.start()
+        kept, _ = read_document(RealDisk(), path)
+        assert kept is not None
+        assert kept["deleted"] == {"t": {"0": 3}}
+        with TextClient(broker.host, broker.port) as client:
+            position = client.put("t", b"new", partition=0).position
+        broker.kill()
+        broker.start()
+        with TextClient(broker.host, broker.port) as client:
+            assert [message.body for message in client.get("t", partition=0, position=position).messages] == [b"new"]

@@ -118,6 +118,7 @@ def following(folder: Path, master: Master, disk: Disk, took: Callable[[Collecti
         find_master=lambda: master.address,
         folder=folder / "config",
         run=disk.run,
+        run_sync=disk.run,
         took=took,
         published=lambda queues: None,
         replaced=lambda: None,
