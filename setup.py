@@ -25,6 +25,9 @@ ZOOKEEPER = ["kazoo>=2.10"]
 # Spark, and what it needs to read from Python; its jars also hold the ZooKeeper that `metaq zookeeper` starts.
 SPARK = ["numpy>=1.24", "pyarrow>=18", "pyspark>=4.2", "zlib-ng>=0.5"]
 
+# Bodies that RocketMQ 5 clients have compressed by LZ4 or Zstandard.
+COMPRESSION = ["lz4>=4.3", "zstandard>=0.22"]
+
 # What fabfile.py works with.
 DEPLOY = ["fabric>=3.2"]
 
@@ -100,12 +103,14 @@ setup(
         "rich>=13.0",
     ],
     extras_require={
+        "compression": COMPRESSION,
         "deploy": DEPLOY,
         "report": [*SPARK, *REPORT],
         "spark": SPARK,
         "transaction": TRANSACTION,
         "zookeeper": ZOOKEEPER,
         "dev": [
+            *COMPRESSION,
             *DEPLOY,
             *LINTERS,
             *REPORT,

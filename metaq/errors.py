@@ -8,7 +8,8 @@
     ├── ProtocolError            bytes that are not a valid command or frame
     │   ├── BadRequest           the frame is known, a field of it is wrong; the stream stays in step
     │   │   └── SubscriptionInvalid  a consumer's tag expression or SQL92 filter cannot be read
-    │   └── StreamLost           the frame boundary is unknown or beyond a limit; the connection closes
+    │   ├── StreamLost           the frame boundary is unknown or beyond a limit; the connection closes
+    │   └── DecodeError          a message's body is not what its record says: it is delivered as it is stored
     ├── BrokerError              a valid command that the broker refuses
     │   ├── AccessDenied         the principal may not do this to the resource
     │   ├── UnknownTopic         no such topic, and topics are not created on first put
@@ -89,6 +90,10 @@ class StreamLost(ProtocolError):
     """The end of the frame cannot be known, or lies beyond a limit."""
 
     closes_connection = True
+
+
+class DecodeError(ProtocolError):
+    """The body of a message is not what its record says: it cannot be inflated, or does not have its checksum."""
 
 
 class BrokerError(MetaqError):

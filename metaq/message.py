@@ -93,6 +93,8 @@ class Message(NamedTuple):
     """Where the message begins in its partition."""
     next_position: TextPosition
     """Where the message after it begins: what to ask for next."""
+    error: Exception | None = None
+    """Why the body is as it was put, when it should be inflated and cannot be."""
 
 
 class PutResult(NamedTuple):

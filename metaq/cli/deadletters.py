@@ -126,6 +126,8 @@ def send_again(producer: Producer, group: str, letter: ReceivedMessage) -> str:
     """Send one dead letter to the topic that it came from; the id under which it goes."""
     if letter.topic == letter.queue.topic:
         raise BadRequest(f"{letter!r} does not say which topic it came from; use --to group")
+    if letter.error is not None:
+        raise BadRequest(f"{letter!r}: {letter.error}; --to group sends it on as it is stored")
     properties: Mapping[str, str] = {name: value for name, value in letter.properties.items() if name not in _NOT_AGAIN}
     marks = {ORIGIN: letter.id, PLACE: f"{group}@{letter.offset_id}"}
     result = producer.send(

@@ -143,6 +143,8 @@ class Writer:
 def describe(message: Message) -> dict[str, Any]:
     """A message as JSON: the body as text, or in base64 when it is not UTF-8."""
     fields: dict[str, Any] = message._asdict()
+    if (error := fields.pop("error")) is not None:
+        fields["error"] = str(error)
     try:
         fields["body"] = message.body.decode()
     except UnicodeDecodeError:

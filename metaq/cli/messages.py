@@ -55,6 +55,8 @@ def describe(found: ReceivedMessage) -> dict[str, Any]:
         "offset_id": found.offset_id,
         "properties": dict(found.properties),
     }
+    if found.error is not None:
+        row["error"] = str(found.error)
     try:
         row["body"] = found.body.decode()
     except UnicodeDecodeError:

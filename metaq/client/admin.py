@@ -10,7 +10,7 @@ import orjson
 from metaq.client import checks
 from metaq.client.core import Core
 from metaq.client.group import ConsumeFrom
-from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage, SendResult, compressed, properties_text
+from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage, SendResult, properties_text
 from metaq.client.offsetexport import OffsetExport
 from metaq.client.offsets import QueueEnds
 from metaq.client.pull import PullConsumer
@@ -377,7 +377,7 @@ class Admin:
         response = call(self._core.transport, address, question, self._core.deadline())
         if response.code == Response.SYSTEM_ERROR:
             return None
-        return decode_messages(successful(response).body, known.get(address, ""))[0]
+        return decode_messages(successful(response).body, known.get(address, ""), most=self._core.max_inflated_bytes)[0]
 
     def query_by_time(self, topic: str, begin: datetime, end: datetime | None = None) -> Iterator[ReceivedMessage]:
         """Messages of a topic that were stored from ``begin`` on, and before ``end``; partition after partition."""
@@ -410,7 +410,7 @@ class Admin:
         if origin is None:
             raise BadRequest(f"{dead_letter!r} does not say which topic it came from; is it a dead letter?")
         properties = {name: value for name, value in dead_letter.properties.items() if name != DELAY}
-        body, sys_flag = compressed(dead_letter.body)
+        body, sys_flag = dead_letter.packed()
         fields = send_fields(_INNER_GROUP, topic, properties_text(properties), sys_flag, dead_letter.flag)
         outgoing = Outgoing(topic, fields, body, Request.SEND_MESSAGE_V2, (dead_letter.id,), None)
         return deliver(
@@ -438,7 +438,7 @@ class Admin:
         for broker_name in sorted({data.broker_name for data in self.route(topic).queues}):
             response = call(self._core.transport, self._core.master(broker_name), question, self._core.deadline())
             if response.code != Response.QUERY_NOT_FOUND:
-                found += decode_messages(successful(response).body, broker_name)
+                found += decode_messages(successful(response).body, broker_name, most=self._core.max_inflated_bytes)
         return sorted(found, key=lambda message: (message.store_ms, message.queue))
 
     # -- transactions -------------------------------------------------------------------------------------------------

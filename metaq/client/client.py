@@ -25,6 +25,7 @@ from metaq.client.sendback import MAX_RECONSUME_TIMES
 from metaq.client.transactions import Check, Checks, Execute, TransactionProducer
 from metaq.client.xa import DEFAULT_BRANCH_TIMEOUT_S, XaSession
 from metaq.errors import BadRequest
+from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.subscription import EVERYTHING
 from metaq.registry.assign import Assign, average
 
@@ -45,6 +46,7 @@ def connect(
     user: str = "",
     password: str = "",
     tls: Tls = False,
+    max_inflated_bytes: int = MAX_INFLATED_BYTES,
 ) -> "Client":
     """A client of the brokers that are registered at ``address``; nothing is connected before it is needed.
 
@@ -60,6 +62,8 @@ def connect(
         password: the user's secret.
         tls: speak TLS, and check certificates with those that this machine trusts; the name of a file (PEM) to check with
             others, or a context. In a URL ``tls=true`` or the name of the file.
+        max_inflated_bytes: of the body of one message that is received compressed; a larger one comes as it is stored, with an
+            ``error``. By default 16 MiB, four times the largest message that brokers take.
 
     Raises:
         BadRequest: the address cannot be read.
@@ -70,8 +74,13 @@ def connect(
     checks.text("instance", instance)
     checks.secret("user", user)
     checks.secret("password", password)
+    checks.number("max_inflated_bytes", max_inflated_bytes, 1)
     if address in in_process:
-        return Client(Core([address], timeout_s=timeout_s, instance=instance, make_transport=in_process[address]))
+        make = in_process[address]
+        core = Core(
+            [address], timeout_s=timeout_s, instance=instance, make_transport=make, max_inflated_bytes=max_inflated_bytes
+        )
+        return Client(core)
     zookeeper = False
     if "://" in address:
         url = urlsplit(address)
@@ -93,14 +102,17 @@ def connect(
         instance = given.get("instance", instance)
     access = Access(user, password, tls)
     if zookeeper:
-        return _through_zookeeper(address, timeout_s, instance, access)
-    return Client(Core(_registries(address), timeout_s=timeout_s, instance=instance, access=access))
+        return _through_zookeeper(address, timeout_s, instance, access, max_inflated_bytes)
+    registries = _registries(address)
+    return Client(
+        Core(registries, timeout_s=timeout_s, instance=instance, access=access, max_inflated_bytes=max_inflated_bytes)
+    )
 
 
-def _through_zookeeper(hosts: str, timeout_s: float, instance: str, access: Access) -> "Client":
+def _through_zookeeper(hosts: str, timeout_s: float, instance: str, access: Access, max_inflated_bytes: int) -> "Client":
     from metaq.client.zookeeper import ZooKeeperRegistries  # noqa: PLC0415 - kazoo is an extra
 
-    core = Core((), timeout_s=timeout_s, instance=instance, access=access)
+    core = Core((), timeout_s=timeout_s, instance=instance, access=access, max_inflated_bytes=max_inflated_bytes)
     try:
         core.follow(lambda: ZooKeeperRegistries(hosts, core.routes.use))
     except BadRequest:

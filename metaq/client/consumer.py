@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Final
 
 from metaq.client import checks
 from metaq.client.core import Core
@@ -15,11 +14,20 @@ from metaq.client.group import ConsumeFrom, GroupConsumer, Model
 from metaq.client.message import ReceivedMessage
 from metaq.client.offsets import OFFSETS_FOLDER
 from metaq.client.sendback import MAX_RECONSUME_TIMES, send_back
-from metaq.message import MessageQueue, QueueOffset
+from metaq.message import QueueOffset
 from metaq.protocol.subscription import EVERYTHING
 from metaq.registry.assign import Assign, average
 
-_NO_MESSAGES: Final[Iterator[ReceivedMessage]] = iter(())
+
+class _Cursor:
+    """How far the queue of a fetcher is."""
+
+    __slots__ = ("done", "fetcher", "generation", "handed_out")
+
+    def __init__(self, fetcher: Fetcher, begin: QueueOffset) -> None:
+        self.fetcher = fetcher
+        self.generation = fetcher.generation
+        self.handed_out = self.done = begin
 
 
 class Inbox:
@@ -95,34 +103,39 @@ class SimpleConsumer(GroupConsumer):
         self._auto_commit = auto_commit
         self._max_reconsume_times = max_reconsume_times
         self._inbox = Inbox()
+        self._cursors: dict[Fetcher, _Cursor] = {}
+        self._cursor: _Cursor | None = None
+        """Of the batch that is being handed out."""
         self._batch: Batch | None = None
-        self._messages = _NO_MESSAGES
-        self._handed_out: dict[MessageQueue, QueueOffset] = {}
-        self._done: dict[MessageQueue, QueueOffset] = {}
+        self._messages: deque[ReceivedMessage] = deque()
+        """What is left of it. What is handed out is not kept: it may have been inflated."""
+        self._count = 0
+        """How many there were."""
         self.subscribe(topic, tags, sql=sql)
         self._start()
 
     def renew(self) -> None:
         super().renew()
         self._inbox = Inbox()  # which nothing will ever come into
-        self._batch, self._messages = None, _NO_MESSAGES
+        self._batch, self._cursor, self._cursors = None, None, {}
+        self._messages = deque()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """As ``receive`` without a time limit, again and again, at a third of its cost."""
-        handed_out = self._handed_out
         while (message := self.receive()) is not None:
             yield message
-            batch = self._batch
-            if batch is None:
+            cursor, messages = self._cursor, self._messages
+            if cursor is None:
                 continue
-            fetcher, generation, queue = batch.fetcher, batch.generation, batch.fetcher.queue
-            for message in self._messages:
-                if fetcher.generation != generation:
-                    break
-                handed_out[queue] = QueueOffset(message.queue_offset + 1)
-                yield message
+            fetcher, generation = cursor.fetcher, cursor.generation
+            while messages and fetcher.generation == generation:
                 if self._auto_commit:
-                    self._done[queue] = handed_out[queue]
+                    cursor.done = cursor.handed_out
+                message = messages[0]
+                following = QueueOffset(message.queue_offset + 1)
+                messages.popleft()
+                cursor.handed_out = following
+                yield message
 
     def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
         """The next message; ``None`` when none came in time, or the consumer is closed."""
@@ -131,20 +144,33 @@ class SimpleConsumer(GroupConsumer):
         if self._is_inherited:
             self._check_open()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._auto_commit:
-            self._done.update(self._handed_out)
         while True:
-            batch = self._batch
-            if batch is not None:
-                message = next(self._messages, None)
-                if message is not None and batch.generation == batch.fetcher.generation:
-                    self._handed_out[message.queue] = QueueOffset(message.queue_offset + 1)
+            cursor = self._cursor
+            if cursor is not None:
+                if self._auto_commit:
+                    cursor.done = cursor.handed_out
+                if self._messages and cursor.generation == cursor.fetcher.generation:
+                    message = self._messages[0]
+                    following = QueueOffset(message.queue_offset + 1)
+                    self._messages.popleft()
+                    cursor.handed_out = following
                     return message
-                self._finish(batch)
-            self._batch = self._inbox.get(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                self._finish(cursor)
+            if self._batch is None:
+                self._batch = self._inbox.get(None if deadline is None else max(0.0, deadline - time.monotonic()))
             if self._batch is None:
                 return None
-            self._messages = iter(self._batch.messages)
+            self._open(self._batch)
+
+    def _open(self, batch: Batch) -> None:
+        """Hand out the messages of a batch; where that fails, it is done again."""
+        cursor = self._cursors.get(batch.fetcher)
+        if cursor is None or cursor.generation != batch.generation:
+            self._batch = None
+            return
+        self._messages, self._count = deque(batch.messages), len(batch.messages)
+        self._cursor = cursor
+        batch.messages.clear()
 
     def when_changed(self, callback: Callable[[], None]) -> None:
         """Call back, from any thread, when ``receive`` may have something, and when the consumer is closed."""
@@ -154,20 +180,20 @@ class SimpleConsumer(GroupConsumer):
     def closed(self) -> bool:
         return self._closed
 
-    def _finish(self, batch: Batch) -> None:
+    def _finish(self, cursor: _Cursor) -> None:
         """The batch is at its end, or no longer this member's to consume."""
-        self._batch, self._messages = None, _NO_MESSAGES
-        queue = batch.fetcher.queue
-        if batch.generation == batch.fetcher.generation:
-            if self._handed_out.get(queue) == self._done.get(queue):
-                self._done[queue] = batch.next_offset  # behind what is committed there are only messages that were not wanted
-            self._handed_out[queue] = batch.next_offset
-            batch.fetcher.consumed(batch.generation, len(batch.messages), batch.size)
+        batch, self._batch, self._cursor = self._batch, None, None
+        if batch is not None and cursor.generation == cursor.fetcher.generation:
+            if cursor.handed_out == cursor.done:
+                cursor.done = batch.next_offset  # behind what is committed there are only messages that were not wanted
+            cursor.handed_out = batch.next_offset
+            cursor.fetcher.consumed(batch.generation, self._count, batch.size)
 
     def commit(self) -> None:
         """All messages handed out so far are done: brokers know it when this returns. ``ClientError``: they may not."""
         self._check_open()
-        self._done.update(self._handed_out)
+        for cursor in list(self._cursors.values()):
+            cursor.done = cursor.handed_out
         self._remember_all()
         self._offsets.save(deadline=self._core.deadline())
 
@@ -192,10 +218,13 @@ class SimpleConsumer(GroupConsumer):
         self._inbox.put(batch)
 
     def _gained(self, fetcher: Fetcher, offset: QueueOffset) -> None:
-        self._handed_out[fetcher.queue] = self._done[fetcher.queue] = offset
+        with self._guard:
+            kept = {known: cursor for known, cursor in self._cursors.items() if not known.stopped}
+            self._cursors = kept | {fetcher: _Cursor(fetcher, offset)}
 
     def _position(self, fetcher: Fetcher) -> QueueOffset | None:
-        return self._done.get(fetcher.queue)
+        cursor = self._cursors.get(fetcher)
+        return None if cursor is None else cursor.done
 
     def _stop(self) -> None:
         self._inbox.close()

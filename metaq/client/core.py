@@ -23,6 +23,7 @@ from metaq.client.transport import Answer, Asked, Greet, Outcome, Question, Tran
 from metaq.errors import ClientClosed, ClientError, ConnectionFailed, MetaqError, ProtocolError, Refused
 from metaq.protocol.codes import Request, Response
 from metaq.protocol.headers import UnregisterClient
+from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.remoting import RemotingCommand
 
 logger = logging.getLogger(__name__)
@@ -77,12 +78,14 @@ class Core:
         instance: str = "",
         make_transport: MakeTransport | None = None,
         access: Access = OPEN,
+        max_inflated_bytes: int = MAX_INFLATED_BYTES,
     ) -> None:
         self._address = own_address()
         self.id = client_id(self._address, instance)
         self.instance = instance
         self.timeout_s = timeout_s
         self.access = access
+        self.max_inflated_bytes = max_inflated_bytes
         self.unique_ids = UniqueIds(self._address)
         self.health = BrokerHealth()
         self.scheduler = Scheduler(f"metaq-{self.id}")

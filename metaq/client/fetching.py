@@ -14,7 +14,7 @@ from metaq.client.presence import level_of
 from metaq.client.records import decode_messages
 from metaq.client.routing import MASTER
 from metaq.client.transport import Outcome, Question, refusal
-from metaq.errors import ClientError, ConnectionFailed, MetaqError
+from metaq.errors import ChecksumMismatch, ClientError, ConnectionFailed
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
 from metaq.protocol.remoting import RemotingCommand
@@ -125,6 +125,7 @@ class Fetcher:
         self._bytes = 0
         self._failures = 0
         self._replica = MASTER
+        self._damaged_at: QueueOffset | None = None
 
     def stop(self) -> None:
         """Deliver nothing more."""
@@ -179,6 +180,10 @@ class Fetcher:
             self._source.core.transport.submit(self._address(), self._question(offset), self._asked + _ANSWER_S, answered)
         except ClientError as error:  # on another thread: this one may be in the middle of the answer before
             self._source.core.scheduler.run(functools.partial(answered, error))
+        except Exception as error:  # noqa: BLE001 - else nobody asks again
+            with self._guard:
+                self._epoch += epoch == self._epoch
+            self._pause(error)
 
     def _address(self) -> str:
         """Of the broker that the last answer suggested, while it is there; else of any that has the queue."""
@@ -224,14 +229,15 @@ class Fetcher:
                 if epoch != self._epoch:
                     return
                 self._in_flight = None
+                generation = self.generation
             if isinstance(outcome, ClientError):
                 self._go_elsewhere()
                 self._pause(outcome)
                 return
             try:
                 self._took(epoch, offset, outcome)
-            except (MetaqError, KeyError, ValueError) as error:
-                self._again(epoch, offset, error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, short memory, too: nothing may be left out
+                self._again(generation, offset, error)
 
     def _took(self, epoch: int, offset: QueueOffset, response: RemotingCommand) -> None:
         if response.code not in _PULLED:
@@ -255,7 +261,7 @@ class Fetcher:
             self._failures = 0
             self._next = following
         (self.pull if replica == self._replica else self.pull_soon)()  # the broker looks for more while this is decoded
-        messages = decode_messages(response.body, self.queue.broker_name, self.queue.topic)
+        messages = self._decode(response.body, offset)
         if self._subscription.tags:
             messages = [message for message in messages if self._subscription.matches_tag(message.tag)]
         size = len(response.body)
@@ -265,12 +271,26 @@ class Fetcher:
             self._messages += len(messages)
             self._bytes += size
         self._source.budget.take(size)
-        self._source.deliver(Batch(self, generation, messages, following, size))
+        try:
+            self._source.deliver(Batch(self, generation, messages, following, size))
+        except Exception:
+            self.consumed(generation, len(messages), size)  # they come once more
+            raise
 
-    def _again(self, epoch: int, offset: QueueOffset, error: Exception) -> None:
+    def _decode(self, records: bytes, offset: QueueOffset) -> list[ReceivedMessage]:
+        """Damaged messages are asked for once more; damaged again, they hold up the others no longer and come with an error."""
+        twice, self._damaged_at = self._damaged_at == offset, None
+        most = self._source.core.max_inflated_bytes
+        try:
+            return decode_messages(records, self.queue.broker_name, self.queue.topic, most=most, damaged_too=twice)
+        except ChecksumMismatch:
+            self._damaged_at = offset
+            raise
+
+    def _again(self, generation: int, offset: QueueOffset, error: Exception) -> None:
         """The answer cannot be used: ask for the same, whatever has been asked for meanwhile."""
         with self._guard:
-            if epoch != self._epoch:
+            if generation != self.generation:
                 return
             self._epoch += 1
             self._next = offset
@@ -283,7 +303,7 @@ class Fetcher:
             self._failures += 1
             most = min(_MOST_PAUSE_S, _LEAST_PAUSE_S * 2.0**self._failures)
         if error is not None:
-            logger.log(level_of(error), "pull failed queue=%s failures=%s reason=%s", self.queue, self._failures, error)
+            logger.log(level_of(error), "pull failed queue=%s failures=%s reason=%r", self.queue, self._failures, error)
         self._source.core.scheduler.after(random.uniform(most / 2, most), self.pull)
 
 

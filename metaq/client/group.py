@@ -100,6 +100,7 @@ class GroupConsumer:
         self._source = Source(core, group, self._deliver, Budget())
         self._started_ms = time.time_ns() // 1_000_000
         self._is_inherited = False
+        self._remembering = threading.Lock()  # so that nobody remembers where a queue was before a jump
         self._rebalancing = threading.Lock()
         self._rebalance_again = False
         self._rebalance_planned = False
@@ -135,7 +136,7 @@ class GroupConsumer:
         raise NotImplementedError
 
     def _gained(self, fetcher: Fetcher, offset: QueueOffset) -> None:
-        """A queue is this member's own from now on, and begins here; also after a jump to another offset."""
+        """The queue of a new fetcher is this member's own from now on, and begins here. Nothing is fetched before."""
         raise NotImplementedError
 
     def _position(self, fetcher: Fetcher) -> QueueOffset | None:
@@ -168,7 +169,10 @@ class GroupConsumer:
             self._core.scheduler.run(self._changed)
 
     def _start(self) -> None:
-        """Become a member. ``RouteNotFound`` when no registry answers; a topic that is not there yet is waited for."""
+        """Become a member. A topic that is not there yet is waited for.
+
+        ``RouteNotFound`` when no registry answers, ``ClientError`` when it cannot have its offsets.
+        """
         if self._model is Model.CLUSTERING:
             self.subscribe(f"{RETRY_PREFIX}{self.group}")
         self._core.check_open()
@@ -181,7 +185,12 @@ class GroupConsumer:
                     raise
                 if not topic.startswith(RETRY_PREFIX):
                     logger.warning("topic waited for group=%s reason=%s", self.group, error)
-        self._core.add_consumer(self)
+        self._offsets.open()
+        try:
+            self._core.add_consumer(self)
+        except ClientError:
+            self._offsets.close()
+            raise
         self._started = True
         self._changed()
         self._core.scheduler.every(REBALANCE_S, self.rebalance, self._is_closed)
@@ -356,9 +365,10 @@ class GroupConsumer:
     # -- offsets ------------------------------------------------------------------------------------------------------
 
     def _remember(self, fetcher: Fetcher) -> None:
-        position = self._position(fetcher)
-        if position is not None:
-            self._offsets.update(fetcher.queue, position)
+        with self._remembering:
+            position = self._position(fetcher)
+            if position is not None and self._fetchers.get(fetcher.queue, fetcher) is fetcher:  # else there was a jump
+                self._offsets.update(fetcher.queue, position)
 
     def _remember_all(self) -> None:
         with self._guard:
@@ -382,13 +392,16 @@ class GroupConsumer:
             if queue in self._beginning:
                 self._beginning[queue] = offset
                 return
-            fetcher = self._fetchers.get(queue)
-        if fetcher is None:
-            return
-        fetcher.seek(offset)
+            before = self._fetchers.get(queue)
+            if before is None:
+                return
+            # a new one: what the old one still brings cannot be taken for messages from the new place
+            fetcher = self._fetchers[queue] = Fetcher(self._source, queue, self._subscriptions[queue.topic], offset)
+            before.stop()
         self._gained(fetcher, offset)
+        with self._remembering:
+            self._offsets.update(queue, offset)
         fetcher.pull()
-        self._offsets.update(queue, offset)
         logger.warning("offset set by command group=%s queue=%s offset=%s", self.group, queue, offset)
 
     # -- what brokers ask ---------------------------------------------------------------------------------------------
@@ -470,6 +483,7 @@ class GroupConsumer:
         except ClientError as error:
             logger.warning("offsets not saved at the end group=%s reason=%s", self.group, error)
         self._drop(self.assignment())
+        self._offsets.close()
         self._core.remove_consumer(self)
 
     def _stop(self) -> None:

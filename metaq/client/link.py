@@ -145,8 +145,8 @@ class Link:
                 if reader.error is not None:
                     raise reader.error
             reason = "the other side closed it"
-        except (OSError, ProtocolError) as error:
-            reason = str(error)
+        except (OSError, ProtocolError, MemoryError) as error:
+            reason = str(error) or "memory is short"
         self._break(reason)
         if self._pending and not self._closed:
             self._presence.lost(self.address, self._lost)

@@ -7,8 +7,9 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from metaq.errors import BadRequest, ChecksumMismatch
+from metaq.errors import BadRequest, DecodeError
 from metaq.message import MessageQueue, QueueOffset
+from metaq.protocol.inflating import COMPRESSED_ZLIB, COMPRESSION, inflated
 from metaq.protocol.properties import (
     CHECKSUM,
     DELAY,
@@ -38,11 +39,6 @@ RESERVED: Final = frozenset(
 """Properties that mean something to brokers or clients; they are set by parameters of their own, or by them alone."""
 
 COMPRESS_FROM_BYTES: Final = 4096
-COMPRESSED_ZLIB: Final = 0x301
-"""The bits of a compressed body, and of zlib as the way it was compressed."""
-_COMPRESSED: Final = 1
-_COMPRESSION_KIND: Final = 0x700
-_ZLIB_KINDS: Final = frozenset({0, 0x300})
 _ZLIB_LEVEL: Final = 5
 _SEPARATORS: Final = frozenset("\x01\x02")
 
@@ -84,14 +80,16 @@ class OutgoingMessage(NamedTuple):
 class ReceivedMessage:
     """A message as a consumer gets it; nothing of it can be changed."""
 
-    __slots__ = ("_body", "_head", "_properties", "_queue")
+    __slots__ = ("_body", "_found", "_head", "_most", "_properties", "_queue")
 
-    def __init__(self, head: tuple[Any, ...], body: bytes, properties: bytes, queue: MessageQueue) -> None:
-        """``head`` holds the fields of ``metaq.protocol.record.HEADER``."""
+    def __init__(self, head: tuple[Any, ...], body: bytes, properties: bytes, queue: MessageQueue, most: int = 0) -> None:
+        """``head`` has the fields of ``metaq.protocol.record.HEADER``; ``most`` is that of ``inflated``, 0 for a plain body."""
         self._head = head
         self._body = body
         self._properties = properties
         self._queue = queue
+        self._most = most
+        self._found: tuple[bytes, DecodeError | None] | None = None
 
     @property
     def topic(self) -> str:
@@ -121,8 +119,29 @@ class ReceivedMessage:
 
     @property
     def body(self) -> bytes:
-        """As it was sent; a compressed one is inflated."""
-        return self._body
+        """As it was sent; a compressed one is inflated when it is asked for. With an ``error``, as it is stored."""
+        return self._body if self._found is None and not self._most else self._unpacked()[0]
+
+    @property
+    def error(self) -> DecodeError | None:
+        """Why ``body`` is not what was sent: it cannot be inflated, or does not have its checksum."""
+        return None if self._found is None and not self._most else self._unpacked()[1]
+
+    def _unpacked(self) -> tuple[bytes, DecodeError | None]:
+        """Inflate here and not when messages arrive: many bodies that are small may be more than memory together."""
+        found = self._found
+        if found is None:
+            try:
+                found = inflated(self._body, self._head[7], self._most), None
+            except DecodeError as error:
+                found = self._body, error.with_traceback(None)
+            self._found = found
+        return found
+
+    @property
+    def stored_size(self) -> int:
+        """Bytes of its body as it is stored, perhaps compressed."""
+        return int(self._head[14])
 
     @property
     def flag(self) -> int:
@@ -185,13 +204,25 @@ class ReceivedMessage:
         if not failures:
             return self
         head = (*self._head[:12], self.reconsume_times + failures, *self._head[13:])
-        return ReceivedMessage(head, self._body, self._properties, self._queue)
+        copy = ReceivedMessage(head, self._body, self._properties, self._queue, self._most)
+        copy._found = self._found
+        return copy
+
+    def damaged(self, reason: str) -> "ReceivedMessage":
+        """The same message, known not to have the body that was sent."""
+        self._found = self._body, DecodeError(reason)
+        return self
+
+    def packed(self) -> tuple[bytes, int]:
+        """The body to send on, and its system flag; one with an ``error`` is sent on as it is stored."""
+        if self.error is None:
+            return compressed(self.body)
+        return self._body, self._head[7] & COMPRESSION
 
     def __repr__(self) -> str:
         topic, broker_name, partition = self._queue
-        return (
-            f"<ReceivedMessage {self.id} {topic}@{broker_name}-{partition} offset {self.queue_offset}, {len(self._body)} bytes>"
-        )
+        where = f"{topic}@{broker_name}-{partition} offset {self.queue_offset}"
+        return f"<ReceivedMessage {self.id} {where}, {self.stored_size} bytes>"
 
 
 @lru_cache(maxsize=1024)
@@ -239,16 +270,3 @@ def compressed(body: bytes) -> tuple[bytes, int]:
         if len(packed) < len(body):
             return packed, COMPRESSED_ZLIB
     return body, 0
-
-
-def inflated(body: bytes, sys_flag: int) -> bytes:
-    """The body as it was sent. ``BadRequest`` for another way of compressing, ``ChecksumMismatch`` for a broken one."""
-    if not sys_flag & _COMPRESSED:
-        return body
-    kind = sys_flag & _COMPRESSION_KIND
-    if kind not in _ZLIB_KINDS:
-        raise BadRequest(f"a body compressed in way {kind >> 8}; this client knows zlib (3)")
-    try:
-        return zlib.decompress(body)
-    except zlib.error as error:
-        raise ChecksumMismatch(f"a compressed body of {len(body)} bytes cannot be inflated: {error}") from error

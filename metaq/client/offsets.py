@@ -1,12 +1,13 @@
 """How far a consumer group has come: kept by the brokers, or by each broadcast consumer in a file of its own."""
 
 import contextlib
+import fcntl
 import logging
 import os
 import threading
 import time
 from pathlib import Path
-from typing import Final, Protocol
+from typing import BinaryIO, Final, Protocol
 
 from metaq.client.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.transport import Outcome, Question, refusal, successful
@@ -22,7 +23,11 @@ OFFSETS_FOLDER: Final = Path.home() / ".metaq_offsets"
 
 
 class Offsets(Protocol):
-    """Where each queue goes on. ``update`` is cheap; ``save`` makes it last."""
+    """Where each queue goes on, from ``open`` to ``close``. ``update`` is cheap; ``save`` makes it last."""
+
+    def open(self) -> None:
+        """Begin. ``ClientError``: there are offsets that cannot be read, or that are another consumer's."""
+        ...
 
     def read(self, queue: MessageQueue, deadline: float) -> QueueOffset | None:
         """What was saved; ``None`` when nothing was."""
@@ -40,6 +45,10 @@ class Offsets(Protocol):
         """Save what has changed; with a deadline, wait until it is saved. ``ClientError``: what failed is saved next time."""
         ...
 
+    def close(self) -> None:
+        """Others may have them."""
+        ...
+
 
 class BrokerOffsets:
     """Offsets of a group at the brokers."""
@@ -47,9 +56,16 @@ class BrokerOffsets:
     def __init__(self, core: Core, group: str) -> None:
         self._core = core
         self._group = group
+        self._saving = threading.Lock()  # so that brokers are told in the order in which offsets change
         self._guard = threading.Lock()  # guards what follows
         self._offsets: dict[MessageQueue, QueueOffset] = {}
         self._changed: set[MessageQueue] = set()
+
+    def open(self) -> None:
+        """Nothing: members of a group share them."""
+
+    def close(self) -> None:
+        """Nothing."""
 
     def read(self, queue: MessageQueue, deadline: float) -> QueueOffset | None:
         header = QueryConsumerOffset(self._group, queue.topic, Int32(queue.partition))
@@ -74,17 +90,18 @@ class BrokerOffsets:
             return self._offsets.get(queue)
 
     def save(self, *, deadline: float | None = None) -> None:
-        with self._guard:
-            changed, self._changed = self._changed, set()
-            offsets = {queue: self._offsets[queue] for queue in changed}
-        unsaved = dict(offsets)
-        try:
-            for queue, offset in sorted(offsets.items()):
-                self._tell(queue, offset, deadline)
-                del unsaved[queue]
-        finally:
+        with self._saving:
             with self._guard:
-                self._changed |= unsaved.keys()
+                unsaved, self._changed = self._changed, set()
+            try:
+                for queue in sorted(unsaved):
+                    with self._guard:
+                        offset = self._offsets[queue]
+                    self._tell(queue, offset, deadline)
+                    unsaved.discard(queue)
+            finally:
+                with self._guard:
+                    self._changed |= unsaved
 
     def _tell(self, queue: MessageQueue, offset: QueueOffset, deadline: float | None) -> None:
         header = UpdateConsumerOffset(self._group, queue.topic, Int32(queue.partition), offset)
@@ -108,15 +125,33 @@ class BrokerOffsets:
 
 
 class LocalOffsets:
-    """Offsets of one broadcast consumer, in a file that is replaced as a whole."""
+    """Offsets of one broadcast consumer, in a file that is replaced as a whole.
+
+    A consumer that began with the offsets of another one would miss what only that one has had. So the consumer that has the
+    file holds a lock on another one beside it, until it closes or its process ends.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
+        self._lock: BinaryIO | None = None
         self._guard = threading.Lock()  # guards what follows
         self._changed = False
         self._offsets: dict[MessageQueue, QueueOffset] = {}
-        with contextlib.suppress(FileNotFoundError):
-            self._offsets = _read_table(file)
+
+    def open(self) -> None:
+        self._lock = _locked(self._file)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self._offsets = _read_table(self._file)
+        except ClientError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            _locks.discard(lock)
+            lock.close()
 
     def read(self, queue: MessageQueue, deadline: float) -> QueueOffset | None:
         return self.known(queue)
@@ -132,12 +167,11 @@ class LocalOffsets:
 
     def save(self, *, deadline: float | None = None) -> None:
         with self._guard:
-            if not self._changed:
+            if not self._changed or self._lock is None:
                 return
             content = encode_offsets(self._offsets)
             beside = self._file.with_name(f"{self._file.name}.new")
             try:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
                 with beside.open("wb") as file:
                     file.write(content)
                     file.flush()
@@ -146,6 +180,37 @@ class LocalOffsets:
             except OSError as error:
                 raise ClientError(f"cannot save offsets in {self._file}: {error}") from error
             self._changed = False
+
+
+_locks: Final[set[BinaryIO]] = set()
+
+
+def _locked(file: Path) -> BinaryIO:
+    """The open file of the lock. It stays when it is closed: removing it could remove the lock of who has just opened it."""
+    beside = file.with_name(f"{file.name}.lock")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = beside.open("ab")
+    except OSError as error:
+        raise ClientError(f"cannot keep offsets in {file}: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        advice = "give each client on this machine a name of its own: connect(..., instance='a')"
+        raise ClientError(f"another broadcast consumer has the offsets in {file}; {advice}") from error
+    _locks.add(lock)
+    return lock
+
+
+def _leave_locks() -> None:
+    """A child has no part in the locks of the process that it was forked from, nor keeps them when that one ends."""
+    for lock in _locks:
+        lock.close()
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_leave_locks)
 
 
 def _read_table(file: Path) -> dict[MessageQueue, QueueOffset]:

@@ -7,7 +7,10 @@ from metaq.message import QueueOffset
 
 
 class Progress:
-    """The messages of one queue that are being consumed. Offsets are added in ascending order."""
+    """The messages of one queue that are being consumed. Offsets are added in ascending order.
+
+    Messages may be added once more, after a step that failed in the middle: those that are known already count once.
+    """
 
     def __init__(self, begin: QueueOffset) -> None:
         self._open: deque[QueueOffset] = deque()
@@ -16,11 +19,14 @@ class Progress:
 
     def add(self, offsets: Iterable[QueueOffset], next_offset: QueueOffset) -> None:
         """These are to be consumed; ``next_offset`` is where the queue goes on behind them."""
-        self._open.extend(offsets)
+        known = max(self._next, self._open[-1] + 1) if self._open else self._next
+        self._open.extend(offset for offset in offsets if offset >= known)
         self._next = next_offset
 
     def finish(self, offset: QueueOffset) -> None:
         """This one is consumed."""
+        if not self._open or offset < self._open[0]:
+            return
         self._finished.add(offset)
         while self._open and self._open[0] in self._finished:
             self._finished.discard(self._open.popleft())

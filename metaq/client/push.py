@@ -154,7 +154,7 @@ class PushConsumer(GroupConsumer):
         work = self._works.get(batch.fetcher)
         if work is None or work.generation != batch.generation:
             return
-        beside_bodies = batch.size - sum(len(message.body) for message in batch.messages)
+        beside_bodies = batch.size - sum(message.stored_size for message in batch.messages)
         batch.fetcher.consumed(batch.generation, 0, beside_bodies)
         with work.lock:
             work.progress.add((message.queue_offset for message in batch.messages), batch.next_offset)
@@ -182,11 +182,15 @@ class PushConsumer(GroupConsumer):
                     self._consume_one(turn, turn.message)
             except Exception:
                 logger.exception("consuming failed group=%s queue=%s", self.group, turn.work.fetcher.queue)
+                self._later(turn._replace(failures=turn.failures + 1), turn.failures)
+
+    def _later(self, turn: _Turn, failures: int) -> None:
+        """Do it again after a pause, the longer the more often it has failed."""
+        self._core.scheduler.after(_pause_s(failures), lambda: self._turns.put(turn))
 
     def _consume_one(self, turn: _Turn, message: ReceivedMessage) -> None:
         if not self._call(message) and not self._give_back(message):
-            pause = _pause_s(turn.failures)
-            self._core.scheduler.after(pause, lambda: self._turns.put(turn._replace(failures=turn.failures + 1)))
+            self._later(turn._replace(failures=turn.failures + 1), turn.failures)
             return
         self._finish(turn.work, message, turn.generation)
 
@@ -217,18 +221,19 @@ class PushConsumer(GroupConsumer):
                 return
             if not self._begin_call(turn):
                 return
-            consumed = self._call(message) or self._is_given_up(message)
-            if consumed:
-                with work.lock:
-                    work.failures = 0
-                    work.waiting.popleft()
-                self._finish(work, message, turn.generation)
-            self._end_call(work.fetcher.queue)
+            try:
+                consumed = self._call(message) or self._is_given_up(message)
+                if consumed:
+                    with work.lock:
+                        work.failures = 0
+                        work.waiting.popleft()
+                    self._finish(work, message, turn.generation)
+            finally:
+                self._end_call(work.fetcher.queue)
             if not consumed:
                 with work.lock:
                     work.failures += 1
-                pause = _pause_s(work.failures)
-                self._core.scheduler.after(pause, lambda: self._turns.put(turn))
+                self._later(turn, work.failures)
                 return
             if self._closed or turn.generation != work.fetcher.generation:
                 return
@@ -261,12 +266,18 @@ class PushConsumer(GroupConsumer):
         """Whether a failed message is not to be tried again here."""
         if self._model is Model.BROADCASTING:
             return True
+        if message.error is not None:
+            return self._give_back(message, TO_DEAD_LETTERS)
         return self._most is not None and message.reconsume_times >= self._most and self._give_back(message, TO_DEAD_LETTERS)
 
     def _call(self, message: ReceivedMessage) -> bool:
+        """Whether the message is consumed. A listener never sees a body that is not what was sent."""
         try:
+            if message.error is not None:
+                logger.warning("message unreadable group=%s message=%s reason=%s", self.group, message.id, message.error)
+                return False
             self._listener(message)
-        except Exception:
+        except (Exception, SystemExit):  # which would end this thread, and nothing else
             logger.exception("listener failed group=%s message=%s times=%s", self.group, message.id, message.reconsume_times)
             return False
         return True
@@ -274,7 +285,7 @@ class PushConsumer(GroupConsumer):
     def _finish(self, work: _Work, message: ReceivedMessage, generation: int) -> None:
         with work.lock:
             work.progress.finish(message.queue_offset)
-        work.fetcher.consumed(generation, 1, len(message.body))
+        work.fetcher.consumed(generation, 1, message.stored_size)
 
     # -- what brokers ask ---------------------------------------------------------------------------------------------
 
@@ -282,7 +293,7 @@ class PushConsumer(GroupConsumer):
         """309 beside what every member knows: consume one message now, and say how it went."""
         if request.code != Request.CONSUME_MESSAGE_DIRECTLY:
             return super().asked(request)
-        messages = decode_messages(request.body, request.fields.get("brokerName", ""))
+        messages = decode_messages(request.body, request.fields.get("brokerName", ""), most=self._core.max_inflated_bytes)
         if len(messages) != 1:
             return Answer(Response.SYSTEM_ERROR, remark=f"{len(messages)} messages where one is due")
         began = time.monotonic()

@@ -2,12 +2,13 @@
 
 import struct
 import zlib
-from typing import Any, Final
+from typing import Final
 
-from metaq.client.message import ReceivedMessage, inflated
-from metaq.errors import ChecksumMismatch, ProtocolError, StreamLost
+from metaq.client.message import ReceivedMessage
+from metaq.errors import ChecksumMismatch, StreamLost
 from metaq.message import MessageQueue
 from metaq.protocol.codes import BORN_HOST_IPV6, COMPRESSED, STORE_HOST_IPV6
+from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.record import HEADER, HEADER_SIZE, MAGIC
 
 _MAGIC_LONG_TOPIC: Final = struct.unpack(">i", b"\xda\xa3\x20\xab")[0]
@@ -19,10 +20,13 @@ _IPV6_HOST: Final = "20s"
 _IPV4_HOST: Final = "8s"
 
 
-def decode_messages(data: bytes, broker_name: str, topic: str = "") -> list[ReceivedMessage]:
+def decode_messages(
+    data: bytes, broker_name: str, topic: str = "", *, most: int = MAX_INFLATED_BYTES, damaged_too: bool = False
+) -> list[ReceivedMessage]:
     """The messages that a broker's answer holds, in order. ``topic`` is that of all of them, where it is known.
 
-    ``ChecksumMismatch`` for a body that is not what was stored, ``StreamLost`` for bytes that are no records.
+    No body is inflated yet; then it may have ``most`` bytes. ``ChecksumMismatch`` for a body that is not what was stored, where
+    that is not wanted with an error (``damaged_too``); ``StreamLost`` for bytes that are no records.
     """
     messages: list[ReceivedMessage] = []
     append, unpack, crc32, new = messages.append, HEADER.unpack_from, zlib.crc32, ReceivedMessage
@@ -36,12 +40,14 @@ def decode_messages(data: bytes, broker_name: str, topic: str = "") -> list[Rece
             body_at = at + HEADER_SIZE
             topic_at = body_at + head[14]
             if not topic or head[1] != MAGIC or head[7] & _SPECIAL or data[topic_at] != name_size:
-                messages.append(_decode_any(data, at, broker_name))
+                append(_decode_any(data, at, broker_name, most, damaged_too=damaged_too))
                 at += size
                 continue
             body = data[body_at:topic_at]
             if crc32(body) & _CRC_MASK != head[2]:
-                raise _damaged(head, broker_name)
+                append(_decode_any(data, at, broker_name, most, damaged_too=damaged_too))
+                at += size
+                continue
             queue = queues.get(partition)
             if queue is None:
                 queue = queues[partition] = MessageQueue(topic, broker_name, partition)
@@ -54,8 +60,8 @@ def decode_messages(data: bytes, broker_name: str, topic: str = "") -> list[Rece
     return messages
 
 
-def _decode_any(data: bytes, at: int, broker_name: str) -> ReceivedMessage:
-    """A record of any kind: IPv6 hosts, a long topic, a compressed body, a topic that is not known before."""
+def _decode_any(data: bytes, at: int, broker_name: str, most: int, *, damaged_too: bool) -> ReceivedMessage:
+    """A record of any kind: IPv6 hosts, a long topic, a compressed body, a damaged one, a topic that is not known before."""
     size, magic = struct.unpack_from(">ii", data, at)
     if magic not in {MAGIC, _MAGIC_LONG_TOPIC} or size < HEADER_SIZE:
         raise StreamLost(f"{broker_name} sent a record of {size} bytes with the mark {magic & 0xFFFFFFFF:08x}")
@@ -65,23 +71,23 @@ def _decode_any(data: bytes, at: int, broker_name: str) -> ReceivedMessage:
     body_at = at + layout.size
     topic_at = body_at + head[14]
     body = data[body_at:topic_at]
-    if zlib.crc32(body) & _CRC_MASK != head[2]:
-        raise _damaged(head, broker_name)
     if magic == MAGIC:
         name_at, name_size = topic_at + 1, data[topic_at]
     else:
         name_at, name_size = topic_at + 2, _LENGTH.unpack_from(data, topic_at)[0]
     properties_at = name_at + name_size
-    queue = MessageQueue(data[name_at:properties_at].decode(), broker_name, head[3])
+    queue = MessageQueue(data[name_at:properties_at].decode(errors="replace"), broker_name, head[3])
     properties = data[properties_at + 2 : at + size]
-    return ReceivedMessage(head, inflated(body, sys_flag), properties, queue)
+    message = ReceivedMessage(head, body, properties, queue, most if sys_flag & COMPRESSED else 0)
+    if zlib.crc32(body) & _CRC_MASK == head[2]:
+        return message
+    reason = f"message {head[5]} of partition {head[3]} on {broker_name} does not have its checksum"
+    if not damaged_too:
+        raise ChecksumMismatch(reason)
+    return message.damaged(reason)
 
 
 def _layout(sys_flag: int) -> struct.Struct:
     born = _IPV6_HOST if sys_flag & BORN_HOST_IPV6 else _IPV4_HOST
     store = _IPV6_HOST if sys_flag & STORE_HOST_IPV6 else _IPV4_HOST
     return struct.Struct(f">iiiiiqqiq{born}q{store}iqi")
-
-
-def _damaged(head: tuple[Any, ...], broker_name: str) -> ProtocolError | ChecksumMismatch:
-    return ChecksumMismatch(f"message {head[5]} of partition {head[3]} on {broker_name} does not have its checksum")

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from metaq.client.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.forks import renewed_in_children
-from metaq.client.message import CORRELATION_ID, ReceivedMessage, inflated
+from metaq.client.message import CORRELATION_ID, ReceivedMessage
 from metaq.client.transport import Answer
 from metaq.errors import BadRequest, RequestTimeout
 from metaq.message import MessageQueue
@@ -89,16 +89,16 @@ class Replies:
         expected = self._waiting.pop(correlation, None)
         if expected is None:
             return Answer(Response.SYSTEM_ERROR, remark=f"nobody waits for a reply to {correlation!r} (any more)")
-        expected.arrive(_message(header, request.body))
+        expected.arrive(_message(header, request.body, self._core.max_inflated_bytes))
         return Answer()
 
 
-def _message(header: PushReply, body: bytes) -> ReceivedMessage:
+def _message(header: PushReply, body: bytes, most: int) -> ReceivedMessage:
     """A reply as the message that it would be in a log; it has no place in one."""
     head = (0, MAGIC, zlib.crc32(body), header.queue_id, header.flag, 0, 0, header.sys_flag, header.born_timestamp)
     hosts = (_host(header.born_host), header.store_timestamp, _host(header.store_host), header.reconsume_times, 0, len(body))
     queue = MessageQueue(header.topic, "", header.queue_id)
-    return ReceivedMessage(head + hosts, inflated(body, header.sys_flag), (header.properties or "").encode(), queue)
+    return ReceivedMessage(head + hosts, body, (header.properties or "").encode(), queue, most)
 
 
 def _host(address: str) -> bytes:

@@ -3,7 +3,7 @@
 import logging
 
 from metaq.client.core import Core
-from metaq.client.message import RETRY_PREFIX, ReceivedMessage, compressed, properties_text
+from metaq.client.message import RETRY_PREFIX, ReceivedMessage, properties_text
 from metaq.client.sending import Outgoing, QueueChoice, deliver, send_fields
 from metaq.client.transport import Question
 from metaq.errors import ClientError
@@ -49,7 +49,7 @@ def _send_copy(core: Core, group: str, message: ReceivedMessage, delay_level: in
     # the broker makes a dead letter of what was consumed often enough
     times = most if delay_level == TO_DEAD_LETTERS else message.reconsume_times + 1
     properties[DELAY] = str(max(1, delay_level or _FIRST_DELAY_LEVEL + message.reconsume_times))
-    body, sys_flag = compressed(message.body)
+    body, sys_flag = message.packed()
     fields = send_fields(_INNER_GROUP, topic, properties_text(properties), sys_flag, message.flag)
     fields |= {"j": str(times), "l": str(most)}
     outgoing = Outgoing(topic, fields, body, Request.SEND_MESSAGE_V2, (message.id,), None)

@@ -19,9 +19,10 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from metaq.checksum import body_crc
-from metaq.errors import BadRequest, CorruptRecord
+from metaq.errors import BadRequest, CorruptRecord, DecodeError
 from metaq.message import Message, TextPosition
 from metaq.protocol.codes import COMPRESSED
+from metaq.protocol.inflating import MAX_INFLATED_BYTES, inflated_zlib
 from metaq.protocol.properties import MESSAGE_ID
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
@@ -148,11 +149,11 @@ def tag_hash(stored: Stored, overhead: int) -> int:
     return text_size_and_tag(stored, overhead)[1]
 
 
-def decode_messages(data: bytes, position: int) -> Iterator[Message]:
+def decode_messages(data: bytes, position: int, most: int = MAX_INFLATED_BYTES) -> Iterator[Message]:
     """The whole messages in a reply's records, the first of which begins at ``position`` of its partition.
 
-    A cut message at the end is left out. What can be inflated is, when bit 16 says that it is compressed. Raises
-    ``CorruptRecord`` for one that is not as it was put.
+    A cut message at the end is left out. One that bit 16 says is compressed is inflated, to ``most`` bytes at most; where that
+    fails it has its body as it was put, and an ``error``. Raises ``CorruptRecord`` for one that is not as it was put.
     """
     at = 0
     while at + HEADER_SIZE_TEXT <= len(data):
@@ -170,16 +171,12 @@ def decode_messages(data: bytes, position: int) -> Iterator[Message]:
             attribute, payload = split_attribute(flag, body)
         except BadRequest as error:
             raise CorruptRecord(f"{where}: {error}") from error
+        failure: DecodeError | None = None
         if flag & COMPRESSED_FLAG:
-            payload = _inflated(payload)
+            try:
+                payload = inflated_zlib(payload, most)
+            except DecodeError as error:
+                failure = error.with_traceback(None)
         following = TextPosition(position + start + length)
-        yield Message(message_id, flag, attribute, payload, TextPosition(position + at), following)
+        yield Message(message_id, flag, attribute, payload, TextPosition(position + at), following, failure)
         at = start + length
-
-
-def _inflated(payload: bytes) -> bytes:
-    """The payload as it was sent; as it is, when it is compressed in another way than RocketMQ's usual one."""
-    try:
-        return zlib.decompress(payload)
-    except zlib.error:
-        return payload

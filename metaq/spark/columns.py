@@ -13,6 +13,7 @@ where 01 and 02 stand. Only bodies that are compressed are looked at one by one.
 Checksums are not compared here: the broker or ``metaq.spark.checking`` has done that.
 """
 
+import logging
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -20,12 +21,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from metaq.client.message import CORRELATION_ID, MESSAGE_TYPE, RESERVED, TTL, inflated
-from metaq.errors import BadRequest, ChecksumMismatch, CorruptRecord
+from metaq.client.message import CORRELATION_ID, MESSAGE_TYPE, RESERVED, TTL
+from metaq.errors import CorruptRecord, DecodeError
 from metaq.protocol.bulk import Bulk
 from metaq.protocol.codes import COMPRESSED
+from metaq.protocol.inflating import MAX_INFLATED_BYTES, inflated
 from metaq.protocol.properties import CLUSTER, KEYS, ORIGIN_ID, OWN, PREPARED_OFFSET, PRODUCER_GROUP, REPLY_TO, TIMERS
 from metaq.protocol.record import CHECKSUM_SIZE, FIXED_SIZE, HEADER_SIZE, MAGIC, TAGS
+
+logger = logging.getLogger(__name__)
 
 MOST_ROWS: Final = 20_000
 MOST_BYTES: Final = 8 * 1024 * 1024
@@ -47,6 +51,8 @@ SCHEMA: Final = pa.schema(
 """The Kafka source's columns, and the tag. ``key`` is the first of the message's keys, ``timestamp`` when it was stored."""
 SCHEMA_WITH_HEADERS: Final = SCHEMA.append(pa.field("headers", HEADERS))
 """``headers`` are the properties that users have set; null without any."""
+ERROR: Final = pa.field("error", pa.string())
+"""The last column where it is asked for: why ``value`` is as it is stored; null where it is as it was sent."""
 
 STORE_TIME: Final = 1
 """The ``timestampType`` of all rows, which Kafka calls log append time."""
@@ -84,6 +90,7 @@ _NAME_END: Final = 1
 _PAIR_END: Final = 2
 _SPACE: Final = 0x20
 _WORD: Final = np.dtype("<u4")
+_MOST_TOLD: Final = 3
 _NOWHERE: Final = np.iinfo(np.int64).max
 
 
@@ -117,11 +124,27 @@ def missing(piece: Piece, until: int) -> list[range]:
     ]
 
 
-def record_batches(piece: Piece, topic: str, partition: int, *, until: int, headers: bool) -> Iterator[pa.RecordBatch]:
+class Shape(NamedTuple):
+    """What rows are like."""
+
+    headers: bool = False
+    """Whether there is a column of them."""
+    errors: bool = False
+    """Whether there is a column that says which bodies could not be inflated; without it, the log does."""
+    most: int = MAX_INFLATED_BYTES
+    """Bytes that one body may be inflated to."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        schema = SCHEMA_WITH_HEADERS if self.headers else SCHEMA
+        return schema.append(ERROR) if self.errors else schema
+
+
+def record_batches(piece: Piece, topic: str, partition: int, shape: Shape, *, until: int) -> Iterator[pa.RecordBatch]:
     """Rows of the messages before the ordinal ``until``, at most ``MOST_ROWS`` and ``MOST_BYTES`` a batch.
 
     ``partition`` is what the column says. Messages without a record have no row (``missing``). ``CorruptRecord`` for bytes that
-    are no record, ``BadRequest`` and ``ChecksumMismatch`` for a body that cannot be inflated.
+    are no record.
     """
     there = np.flatnonzero(piece.sizes[: max(0, until - piece.first)])
     starts, sizes, ordinals = piece.starts[there], piece.sizes[there], there + piece.first
@@ -133,7 +156,7 @@ def record_batches(piece: Piece, topic: str, partition: int, *, until: int, head
     done = 0
     while done < len(there):
         rows = slice(done, done + fitting(sizes[done : done + MOST_ROWS]))
-        batch = _batch(records.part(rows), topic, partition, ordinals[rows], headers=headers)
+        batch = _batch(records.part(rows), topic, partition, ordinals[rows], shape)
         done += batch.num_rows
         yield batch
 
@@ -187,12 +210,17 @@ def gathered(data: memoryview | Bytes, places: Numbers, fields: np.dtype[Any]) -
     return anywhere[places].view(fields)
 
 
-def _batch(records: Records, topic: str, partition: int, ordinals: Numbers, *, headers: bool) -> pa.RecordBatch:
+def _batch(records: Records, topic: str, partition: int, ordinals: Numbers, shape: Shape) -> pa.RecordBatch:
     """The rows of sound records; of the first ones, when their compressed bodies are too large for one batch."""
     bodies = _cut(records.data, records.body_begins, records.body_ends)
     compressed = np.flatnonzero(records.fields["sys_flag"] & COMPRESSED)
+    errors: dict[int, str] = {}
     if len(compressed):
-        bodies = _inflated(bodies, compressed, records.fields["sys_flag"], f"{topic}-{partition}", ordinals)
+        bodies, errors = _inflated(bodies, compressed, records.fields["sys_flag"], shape.most)
+    if errors and not shape.errors:
+        told = "; ".join(f"offset {ordinals[row]}: {error}" for row, error in list(errors.items())[:_MOST_TOLD])
+        where = f"{topic}-{partition}"
+        logger.warning("values are as they are stored partition=%s rows=%s first=%s", where, len(errors), told)
     count = len(bodies)
     properties = _properties(records)
     columns = [
@@ -205,10 +233,13 @@ def _batch(records: Records, topic: str, partition: int, ordinals: Numbers, *, h
         pa.array(np.full(count, STORE_TIME, np.int32)),
         pa.nulls(count, pa.string()) if properties is None else properties.tags()[:count],
     ]
-    if not headers:
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-    columns.append(pa.nulls(count, HEADERS) if properties is None else properties.headers()[:count])
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA_WITH_HEADERS)
+    if shape.headers:
+        columns.append(pa.nulls(count, HEADERS) if properties is None else properties.headers()[:count])
+    if shape.errors:
+        columns.append(
+            pa.array([errors.get(row) for row in range(count)], pa.string()) if errors else pa.nulls(count, pa.string())
+        )
+    return pa.RecordBatch.from_arrays(columns, schema=shape.schema)
 
 
 def _cut(data: memoryview | Bytes, begins: Numbers, ends: Numbers) -> pa.BinaryArray:
@@ -226,23 +257,28 @@ def _cut(data: memoryview | Bytes, begins: Numbers, ends: Numbers) -> pa.BinaryA
 
 
 def _inflated(
-    bodies: pa.BinaryArray, compressed: Numbers, sys_flags: npt.NDArray[np.int32], where: str, ordinals: Numbers
-) -> pa.BinaryArray:
-    """The bodies with those that are compressed inflated; only the first ones, when all together would be too large."""
+    bodies: pa.BinaryArray, compressed: Numbers, sys_flags: npt.NDArray[np.int32], most: int
+) -> tuple[pa.BinaryArray, dict[int, str]]:
+    """The bodies with those that are compressed inflated; only the first ones, when all together would be too large.
+
+    Also why some stay as they are, by their number.
+    """
     found = []
+    errors = {}
     total, count = 0, len(bodies)
     for row in compressed.tolist():
         try:
-            found.append(inflated(bodies[row].as_py(), int(sys_flags[row])))
-        except (BadRequest, ChecksumMismatch) as error:
-            raise type(error)(f"{where}, message {ordinals[row]}: {error}") from error
+            found.append(inflated(bodies[row].as_py(), int(sys_flags[row]), most))
+        except DecodeError as error:
+            found.append(bodies[row].as_py())
+            errors[row] = str(error)
         total += len(found[-1])
         if total > MOST_BYTES:
             count = row + 1
             break
     choice = np.arange(count)
     choice[compressed[: len(found)]] = np.arange(len(found)) + count
-    return pa.concat_arrays([bodies[:count], pa.array(found, pa.binary())]).take(pa.array(choice))
+    return pa.concat_arrays([bodies[:count], pa.array(found, pa.binary())]).take(pa.array(choice)), errors
 
 
 def _properties(records: Records) -> "_Properties | None":

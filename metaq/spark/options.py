@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from metaq.errors import ConfigError
+from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.spark.login import NOBODY, PASSWORD, TLS_CA, USER, Login, check_servers, login
 
 SERVERS: Final = "metaq.bootstrap.servers"
@@ -23,7 +24,7 @@ READING: Final = (
     *(SERVERS, USER, PASSWORD, TLS_CA, PATH, *CHOICES),
     *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", STRATEGY),
     *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
-    *(MAX_OFFSETS, "minPartitions", "failOnDataLoss", "includeHeaders"),
+    *(MAX_OFFSETS, "minPartitions", "failOnDataLoss", "includeHeaders", "includeErrors", "maxInflatedBytes"),
     *("filterPushdown", "groupId", "verify"),
 )
 EARLIEST: Final = -2
@@ -84,6 +85,10 @@ class ReadOptions(NamedTuple):
     min_partitions: int | None
     fail_on_data_loss: bool
     headers: bool
+    errors: bool
+    """Whether a column says which bodies could not be inflated."""
+    most_inflated: int
+    """Bytes of one body."""
     pushdown: bool
     group: str
     """Whose offsets are committed; empty for none."""
@@ -182,6 +187,8 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         min_partitions=given.number("minPartitions", 1),
         fail_on_data_loss=given.flag("failOnDataLoss", default=True),
         headers=given.flag("includeHeaders", default=False),
+        errors=given.flag("includeErrors", default=False),
+        most_inflated=given.number("maxInflatedBytes", 1) or MAX_INFLATED_BYTES,
         pushdown=given.flag("filterPushdown", default=False),
         group=given.text("groupId"),
         verify=given.flag("verify", default=True),

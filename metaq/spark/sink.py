@@ -48,7 +48,7 @@ _COLUMNS: Final[Mapping[str, tuple[type[DataType], ...]]] = {
     "partition": (IntegerType,),
 }
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
-_OF_READING: Final = frozenset({"offset", "timestamp", "timestampType"})
+_OF_READING: Final = frozenset({"offset", "timestamp", "timestampType", "error"})
 """What a read has beside them, and a write leaves alone."""
 _MOST_ROWS: Final = 512
 _MOST_BYTES: Final = 256 * 1024

@@ -59,6 +59,7 @@ COLUMNS: Final = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, tag string"
 )
 HEADERS: Final = ", headers array<struct<key: string, value: binary>>"
+ERROR: Final = ", error string"
 CLOCK_SLACK: Final = timedelta(seconds=10)
 """How far a broker's clock may have stepped back: offsets are found by time as if it never did, filters must not miss a row."""
 _PUSHED: Final = frozenset({"topic", "partition", "offset", "timestamp"})
@@ -80,7 +81,8 @@ class MetaqDataSource(DataSource):
     def schema(self) -> str:
         """Of a read, in SQL's words: a worker cannot parse them into types. ``ConfigError`` for options that cannot be read."""
         with plain_errors():
-            return COLUMNS + (HEADERS if read_options(self.options).headers else "")
+            options = read_options(self.options)
+            return COLUMNS + HEADERS * options.headers + ERROR * options.errors
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For a batch."""
@@ -111,7 +113,8 @@ class MetaqDataSource(DataSource):
     def read_options(self, schema: StructType) -> ReadOptions:
         """What a read with these columns is to do. ``ConfigError``, also for columns of the user's own."""
         options = read_options(self.options)
-        wanted = [column.split(" ")[0] for column in COLUMNS.split(", ")] + ["headers"] * options.headers
+        wanted = [column.split(" ")[0] for column in COLUMNS.split(", ")]
+        wanted += ["headers"] * options.headers + ["error"] * options.errors
         if schema.fieldNames() != wanted:
             raise ConfigError(f"the columns are {', '.join(wanted)}; a read cannot have a schema of its own")
         return options

@@ -17,7 +17,7 @@ from metaq.message import MessageQueue, TopicPartition
 from metaq.protocol.bulk import Bulk, BulkFetch
 from metaq.protocol.headers import Int32
 from metaq.spark.checking import intact_piece
-from metaq.spark.columns import Piece, missing, piece_of, record_batches
+from metaq.spark.columns import Piece, Shape, missing, piece_of, record_batches
 from metaq.spark.login import Login
 from metaq.spark.options import ReadOptions
 from metaq.spark.ranges import Loss, Range, told
@@ -78,6 +78,7 @@ def read_task(task: InputPartition, options: ReadOptions) -> Iterator["pa.Record
     """The rows of a task, in order within each partition."""
     assert isinstance(task, Task)
     _settle()
+    shape = Shape(options.headers, options.errors, options.most_inflated)
     with plain_errors():
         for part in task.parts:
             partition, _, end = part.range
@@ -85,7 +86,7 @@ def read_task(task: InputPartition, options: ReadOptions) -> Iterator["pa.Record
                 why = "damaged or lost in the broker's log; metaq verify tells more"
                 gaps = [Loss(partition, gap.start, gap.stop, why) for gap in missing(piece, end)]
                 report(gaps, fail=options.fail_on_data_loss)
-                yield from record_batches(piece, *partition, until=end, headers=options.headers)
+                yield from record_batches(piece, *partition, shape, until=end)
 
 
 def report(losses: Sequence[Loss], *, fail: bool) -> None:

@@ -297,8 +297,8 @@ class InMemoryBroker:
         if message.reconsume_times >= limit or header.delay_level < 0:
             topic = f"{DEAD_LETTER_PREFIX}{header.group}"
             del properties[names.DELAY]
-        times = message.reconsume_times + 1
-        self._log.put(Letter(topic, 0, message.body, properties, message.flag, 0, message.born_ms, times))
+        (body, sys_flag), times = message.packed(), message.reconsume_times + 1
+        self._log.put(Letter(topic, 0, body, properties, message.flag, sys_flag, message.born_ms, times))
         return Answer()
 
     def _view(self, session: Session, question: Question) -> Answer:

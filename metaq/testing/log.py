@@ -137,7 +137,7 @@ class Log:
 
 def decode(record: bytes) -> ReceivedMessage:
     """A record as its message."""
-    return decode_messages(record, BROKER_NAME)[0]
+    return decode_messages(record, BROKER_NAME, damaged_too=True)[0]
 
 
 def _offset_id(log_offset: int) -> str:

@@ -1,9 +1,14 @@
 """Consuming as members of groups, with the broker in memory and with a real one."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +17,7 @@ from metaq.client import Client, ConsumeFrom, Model, ReceivedMessage, SimpleCons
 from metaq.errors import BadRequest, ClientClosed, ClientError, SubscriptionInvalid
 from metaq.testing import InMemoryBroker
 from tests.client.conftest import Connect
-from tests.support.broker import wait_until
+from tests.support.broker import BrokerProcess, wait_until
 
 DEADLINE_S = 60.0
 FIRST = ConsumeFrom.FIRST
@@ -223,6 +228,48 @@ def test_a_broadcast_consumer_goes_on_where_it_was(new_client: Connect, tmp_path
             "orders", "news", heard, model=Model.BROADCASTING, consume_from=FIRST, offsets_folder=tmp_path
         ):
             assert sorted(message.id for message in heard.wait(5)) == sorted(ids), f"from {begin}"
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from metaq.client import ConsumeFrom, Model, connect
+client = connect(sys.argv[1])
+consumer = client.consumer("orders", "news", model=Model.BROADCASTING, offsets_folder=Path(sys.argv[2]))
+if sys.argv[3] == "alone" or os.fork() == 0:
+    print("has it", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["alone", "fork"])
+def test_two_broadcast_consumers_never_share_a_file(process: BrokerProcess, tmp_path: Path, how: str) -> None:
+    """SG-130: one without a name would miss what the other has had. The lock ends with its process, whatever it has forked."""
+    with connect(process.registry) as client:
+        send(client, 1)
+        command = [sys.executable, "-c", HOLDER, process.registry, str(tmp_path), how]
+        holder = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+        assert holder.stdout is not None
+        try:
+            assert holder.stdout.readline() == b"has it\n"
+
+            def consume(client: Client) -> SimpleConsumer:
+                return client.consumer("orders", "news", model=Model.BROADCASTING, consume_from=FIRST, offsets_folder=tmp_path)
+
+            for _ in range(2):
+                with pytest.raises(ClientError, match=r"another broadcast consumer has .*default/news.json; give each client"):
+                    consume(client)
+            with connect(process.registry, instance="b") as named, consume(named) as consumer:
+                take(consumer, 1)
+            holder.kill()
+            holder.wait()
+            with consume(client) as consumer:
+                take(consumer, 1)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(holder.pid, signal.SIGKILL)
+            holder.wait()
+            holder.stdout.close()
 
 
 # -- listening --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from metaq.client import Client, ReceivedMessage, SimpleConsumer, connect
 from metaq.client.client import _registries
 from metaq.client.fetching import QUEUE_BYTES
-from metaq.client.message import RESERVED, compressed, inflated, message_properties, properties_text
+from metaq.client.message import RESERVED, compressed, message_properties, properties_text
 from metaq.client.offsets import LocalOffsets
 from metaq.client.progress import Progress
 from metaq.client.records import decode_messages
@@ -25,6 +25,7 @@ from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol import fastjson
 from metaq.protocol.adminbodies import decode_offsets, encode_offsets
 from metaq.protocol.codes import JSON, Request, Response
+from metaq.protocol.inflating import inflated
 from metaq.protocol.properties import parse
 from metaq.protocol.record import BLANK_MAGIC, HEADER, encode_properties
 from metaq.protocol.remoting import RemotingCommand
@@ -66,8 +67,12 @@ def test_a_flipped_bit_in_a_body_is_noticed(bit: int, known: bool) -> None:
     at = data.index(b"x" * 100)
     bit %= 800
     data[at + bit // 8] ^= 1 << bit % 8
+    known_topic = "orders" if known else ""
     with pytest.raises(ChecksumMismatch, match="message 1 of partition 3 on a"):
-        decode_messages(bytes(data), "a", "orders" if known else "")
+        decode_messages(bytes(data), "a", known_topic)
+    first, second = decode_messages(bytes(data), "a", known_topic, damaged_too=True)
+    assert (first.error, first.body) == (None, b"first")
+    assert str(second.error).startswith("message 1 of partition 3 on a")
 
 
 @given(st.integers(1, 100))
@@ -95,10 +100,6 @@ def test_other_kinds_of_records() -> None:
     assert (first.body, second.body, third.body) == (b"plain", b"inflate me" * 10, b"plain")
     assert (second.topic, second.tag, second.queue_offset) == (topic, "a", 5)
     assert second.offset_id == host.hex().upper() + f"{77:016X}"
-    with pytest.raises(BadRequest, match="compressed in way 2"):
-        inflated(packed, 0x201)
-    with pytest.raises(ChecksumMismatch, match="cannot be inflated"):
-        inflated(b"no zlib", 1)
     with pytest.raises(StreamLost, match="the mark cbd43194"):
         decode_messages(HEADER.pack(100, BLANK_MAGIC, *[0] * 7, b"", 0, b"", 0, 0, 0), "a")
 
@@ -151,14 +152,49 @@ def test_local_offsets_survive(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "news.json"
     queue = MessageQueue("orders", "a", 3)
     offsets = LocalOffsets(file)
+    offsets.open()
     assert offsets.read(queue, 0.0) is None
     offsets.update(queue, QueueOffset(17))
     offsets.save()
-    assert LocalOffsets(file).read(queue, 0.0) == 17
-    assert [path.name for path in file.parent.iterdir()] == ["news.json"]
+    again = LocalOffsets(file)
+    with pytest.raises(ClientError, match=r"another broadcast consumer has the offsets in .*news.json; give each client"):
+        again.open()
+    offsets.close()
+    offsets.update(queue, QueueOffset(18))
+    offsets.save()
+    again.open()
+    assert again.read(queue, 0.0) == 17, "what is closed saves nothing any more"
+    again.close()
+    assert sorted(path.name for path in file.parent.iterdir()) == ["news.json", "news.json.lock"]
     file.write_bytes(b"{")
     with pytest.raises(ClientError, match=r"news.json holds no offsets"):
-        LocalOffsets(file)
+        again.open()
+    file.unlink()
+    again.open()
+    again.close()
+
+
+@given(st.integers(0, 1 << 32))
+def test_progress_never_passes_an_unfinished_message(seed: int) -> None:
+    """SG-077: whatever the order, also when messages are added once more after a step that failed."""
+    rng = Random(seed)
+    begin = QueueOffset(rng.randrange(10))
+    progress, unfinished, given_out = Progress(begin), set[QueueOffset](), list[QueueOffset]()
+    end = begin
+    for _ in range(30):
+        if rng.random() < 0.4:
+            first, end = end, QueueOffset(end + rng.randrange(4))
+            offsets = [QueueOffset(number) for number in range(first, end)]
+            unfinished |= set(offsets)
+            for _ in range(rng.choice([1, 1, 2])):  # once more, whether or not some of them are finished
+                progress.add(iter(offsets), end)
+                given_out += offsets
+        elif given_out:
+            done = given_out.pop(rng.randrange(len(given_out)))
+            unfinished.discard(done)
+            progress.finish(done)
+        assert progress.position == min(unfinished, default=end)
+        assert progress.unfinished == len(unfinished)
 
 
 # -- addresses --------------------------------------------------------------------------------------------------------

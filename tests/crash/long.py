@@ -54,6 +54,7 @@ RUNS: Final = [
     Run("garbage", 300_000, spread=False),
     Run("frames", 300_000, spread=False),
     Run("handshakes", 100_000, spread=False),
+    Run("consumers", 2_000),
     Run("atomic", 1_000, spread=False, package="tests.xa"),
     Run("failovers", 600, spread=False, package="tests.cluster"),
     Run("partitions", 600, spread=False, package="tests.cluster"),

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.checksum import body_crc
-from metaq.client.message import COMPRESSED_ZLIB
-from metaq.errors import BadRequest, ChecksumMismatch, CorruptRecord, MetaqError
+from metaq.errors import CorruptRecord
 from metaq.protocol.bulk import MISSING, Bulk
 from metaq.protocol.codes import COMPRESSED
+from metaq.protocol.inflating import COMPRESSED_ZLIB
 from metaq.protocol.properties import KEYS, UNIQUE_KEY
 from metaq.protocol.record import (
     HEADER,
@@ -37,6 +37,7 @@ from metaq.spark.columns import (
     STORE_TIME,
     UNIT,
     Piece,
+    Shape,
     missing,
     piece_of,
     record_batches,
@@ -82,7 +83,7 @@ def bulk_of(drawn: Sequence[Drawn | None]) -> Bulk:
 
 def rows_of(bulk: Bulk | Piece, *, until: int = 1 << 60, headers: bool = True) -> list[Row]:
     piece = bulk if isinstance(bulk, Piece) else piece_of(bulk)
-    batches = list(record_batches(piece, "t", 5, until=until, headers=headers))
+    batches = list(record_batches(piece, "t", 5, Shape(headers=headers), until=until))
     for batch in batches:
         assert batch.schema == (SCHEMA_WITH_HEADERS if headers else SCHEMA)
         batch.validate(full=True)
@@ -186,7 +187,7 @@ def test_batches_are_bounded_by_what_bodies_are_inflated_to() -> None:
 
 
 def rows_count(drawn: list[Drawn]) -> list[int]:
-    return [batch.num_rows for batch in record_batches(piece_of(bulk_of(drawn)), "t", 0, until=1 << 60, headers=False)]
+    return [batch.num_rows for batch in record_batches(piece_of(bulk_of(drawn)), "t", 0, Shape(), until=1 << 60)]
 
 
 def test_an_empty_bulk_has_no_rows() -> None:
@@ -213,17 +214,29 @@ def test_what_is_missing_is_told_in_runs() -> None:
     assert missing(piece_of(bulk), FIRST + 1) == [range(FIRST, FIRST + 1)]
 
 
-@pytest.mark.parametrize(
-    ("drawn", "error", "text"),
-    [
-        (Drawn(b"no zlib", sys_flag=COMPRESSED), ChecksumMismatch, "t-5, message 1001: a compressed body of 7 bytes"),
-        (Drawn(b"lz4", sys_flag=COMPRESSED | 0x100), BadRequest, "t-5, message 1001: a body compressed in way 1"),
-    ],
-)
-def test_a_body_that_cannot_be_inflated_is_an_error(drawn: Drawn, error: type[MetaqError], text: str) -> None:
-    """F-PROTO: it names the message."""
-    with pytest.raises(error, match=text):
-        rows_of(bulk_of([Drawn(b"x"), drawn]))
+@pytest.mark.parametrize("columns", [Shape(errors=True, most=1000), Shape(most=1000)])
+def test_a_body_that_cannot_be_inflated_costs_no_other_row(columns: Shape, caplog: pytest.LogCaptureFixture) -> None:
+    """F-PROTO: its row has the bytes that are stored, and says why; without the column the log does."""
+    good = zlib.compress(b"good")
+    drawn = [
+        Drawn(good, sys_flag=COMPRESSED_ZLIB),
+        Drawn(b"no zlib", sys_flag=COMPRESSED),
+        Drawn(b"plain"),
+        Drawn(b"way 4", sys_flag=COMPRESSED | 0x400),
+        Drawn(good[:-1], sys_flag=COMPRESSED_ZLIB),
+        Drawn(zlib.compress(bytes(1001)), sys_flag=COMPRESSED_ZLIB),
+        Drawn(zlib.compress(bytes(1000)), sys_flag=COMPRESSED_ZLIB),
+    ]
+    batches = list(record_batches(piece_of(bulk_of(drawn)), "t", 5, columns, until=1 << 60))
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    raw = [b"good", b"no zlib", b"plain", b"way 4", good[:-1], drawn[5].body, bytes(1000)]
+    assert [row["value"] for row in rows] == raw
+    if columns.errors:
+        assert [row["error"] is None for row in rows] == [True, False, True, False, False, False, True]
+        assert rows[5]["error"].endswith("inflates to more than 1000 (max_inflated_bytes)")
+    else:
+        assert "error" not in rows[0]
+        assert f"partition=t-5 rows=4 first=offset {FIRST + 1}: a body of 7 bytes" in caplog.text
 
 
 @given(st.integers(0, 1 << 32))
@@ -236,9 +249,11 @@ def test_bytes_that_are_no_records_are_refused(seed: int) -> None:
         at = chance.randrange(len(data) - 12)
         data[at : at + 4] = chance.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", chance.randbytes(4)])
     try:
-        for batch in record_batches(piece_of(bulk._replace(records=memoryview(data))), "t", 5, until=1 << 60, headers=True):
+        for batch in record_batches(
+            piece_of(bulk._replace(records=memoryview(data))), "t", 5, Shape(headers=True), until=1 << 60
+        ):
             batch.validate(full=True)
-    except (CorruptRecord, BadRequest, ChecksumMismatch):
+    except CorruptRecord:
         return
 
 
@@ -263,5 +278,5 @@ def test_sizes_of_units_are_checked_before_records_are_read() -> None:
 def test_no_row_is_a_copy_of_what_stands_around_it() -> None:
     """P47: a batch holds its columns, not the fetched bytes."""
     bulk = bulk_of([Drawn(b"x" * 10, b"a\x01b\x02") for _ in range(1000)])
-    (batch,) = record_batches(piece_of(bulk), "t", 0, until=1 << 60, headers=False)
+    (batch,) = record_batches(piece_of(bulk), "t", 0, Shape(), until=1 << 60)
     assert batch.get_total_buffer_size() < len(bulk.records) / 1.5

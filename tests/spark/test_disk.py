@@ -30,7 +30,7 @@ from metaq.protocol.record import (
     record_tail,
 )
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
-from metaq.spark.columns import MOST_BYTES, NOT_USERS, UNIT, Piece, missing, record_batches
+from metaq.spark.columns import MOST_BYTES, NOT_USERS, UNIT, Piece, Shape, missing, record_batches
 from metaq.spark.disk import Ends, Folder
 from metaq.store.commitlog import segment_name
 from metaq.store.consumequeue import FILLER_SIZE
@@ -78,7 +78,7 @@ def rows(folder: Folder, key: TopicPartition, *, verify: bool = True) -> tuple[l
         assert piece.first == following
         following += len(piece.sizes)
         lost += [ordinal for run in missing(piece, most) for ordinal in run]
-        for batch in record_batches(piece, *key, until=most, headers=True):
+        for batch in record_batches(piece, *key, Shape(headers=True), until=most):
             found += batch.to_pylist()
     assert following == most
     return found, lost
@@ -268,7 +268,7 @@ def test_many_segments_and_queue_files(tmp_path: Path) -> None:
 
 
 def bodies_of(piece: Piece) -> list[bytes]:
-    return [row["value"] for batch in record_batches(piece, "t", 0, until=1 << 60, headers=False) for row in batch.to_pylist()]
+    return [row["value"] for batch in record_batches(piece, "t", 0, Shape(), until=1 << 60) for row in batch.to_pylist()]
 
 
 def test_times(tmp_path: Path) -> None:

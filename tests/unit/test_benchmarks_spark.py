@@ -12,7 +12,7 @@ from benchmarks.suites.spark import DISK, PARQUET, ROWS, SOURCE, WRITE, checks, 
 from metaq.client.bulk import BulkConnection
 from metaq.protocol.bulk import BulkFetch
 from metaq.protocol.headers import Int32
-from metaq.spark.columns import piece_of, record_batches
+from metaq.spark.columns import Shape, piece_of, record_batches
 from tests.support.broker import BrokerProcess
 
 
@@ -39,9 +39,7 @@ def test_the_source_that_decodes_row_by_row_has_the_same_rows(tmp_path: Path) ->
         (master,) = client.admin().masters()
         with BulkConnection(master.address, 30.0) as connection:
             bulk = connection.fetch(BulkFetch("bench", Int32(0), 0, Int32(1000), Int32(1 << 20)))
-        columns = [
-            row for batch in record_batches(piece_of(bulk), "bench", 0, until=51, headers=False) for row in batch.to_pylist()
-        ]
+        columns = [row for batch in record_batches(piece_of(bulk), "bench", 0, Shape(), until=51) for row in batch.to_pylist()]
         rows = list(Reader(master.address, "bench", [51]).read(InputPartition(0)))
     assert len(rows) == 51
     assert rows == [tuple(row.values()) for row in columns]
