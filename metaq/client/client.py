@@ -74,8 +74,7 @@ def connect(
     checks.text("instance", instance)
     checks.secret("user", user)
     checks.secret("password", password)
-    if max_inflated_bytes < 1:
-        raise BadRequest(f"max_inflated_bytes is {max_inflated_bytes}; a body has at least one")
+    checks.number("max_inflated_bytes", max_inflated_bytes, 1)
     if address in in_process:
         make = in_process[address]
         core = Core(

@@ -117,7 +117,8 @@ class SimpleConsumer(GroupConsumer):
     def renew(self) -> None:
         super().renew()
         self._inbox = Inbox()  # which nothing will ever come into
-        self._batch, self._messages = None, deque()
+        self._batch, self._cursor, self._cursors = None, None, {}
+        self._messages = deque()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """As ``receive`` without a time limit, again and again, at a third of its cost."""

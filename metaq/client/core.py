@@ -85,8 +85,8 @@ class Core:
         self.instance = instance
         self.timeout_s = timeout_s
         self.access = access
-        self.unique_ids = UniqueIds(self._address)
         self.max_inflated_bytes = max_inflated_bytes
+        self.unique_ids = UniqueIds(self._address)
         self.health = BrokerHealth()
         self.scheduler = Scheduler(f"metaq-{self.id}")
         self._regular: list[tuple[float, Task]] = []

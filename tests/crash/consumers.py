@@ -2,9 +2,9 @@
 
 A case is a topic and a group of their own on a broker that serves many cases. Messages are sent, some of which nobody can read.
 Then the group lives several times, each time as a consumer of another kind: it iterates, commits by itself, listens, listens in
-order, pulls, the same in asyncio with calls that are cancelled, or in a child that is forked beside it and killed. Meanwhile
-listeners fail, offsets are reset to the beginning, more is sent, consumers are closed in the middle, and in some cases the
-broker is killed and started again. Or the consumers of the case are broadcast ones, with their offsets in a file.
+order, pulls, two of them share, the same in asyncio with calls that are cancelled, or in a child that is forked beside it and
+killed. Meanwhile listeners fail, offsets are reset to the beginning, more is sent, consumers are closed in the middle, and in
+some cases the broker is killed and started again. Or the consumers of a case are broadcast ones, with their offsets in a file.
 
 What must hold: at the end of each life no offset is committed whose message was not delivered since the last reset, nor is
 among the dead letters; after a last life each message has been.
@@ -22,6 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -42,7 +43,7 @@ QUIET_S: Final = 0.3
 """A life ends when nothing came for so long."""
 POISONS: Final = sorted(POISON.items(), key=lambda item: len(item[0]))[:-1]
 """All but the one that is large only when it is inflated: that one costs time."""
-KILLS: Final = 0.04
+KILLS: Final = 0.06
 """Share of the cases whose broker is killed."""
 Life = Callable[["Case", Client], None]
 
@@ -71,6 +72,7 @@ class Case:
         self._offsets_folder = broker.folder / "offsets" / self.group
         self._kills = self.rng.random() < KILLS
         self.model = Model.BROADCASTING if self.rng.random() < 0.15 else Model.CLUSTERING
+        self._resets = self.model is Model.CLUSTERING and not self._kills
         self.listens = False
         """Whether there may be dead letters."""
         self._guard = threading.Lock()  # guards what follows
@@ -129,16 +131,16 @@ class Case:
 
     # -- what goes wrong ----------------------------------------------------------------------------------------------
 
-    def trouble(self, client: Client) -> None:
-        """Something may happen now."""
+    def trouble(self, client: Client, *, resets: bool = True) -> None:
+        """Something may happen now. A case with a kill has no resets: the newest offsets may go back to before one."""
         chance = self.rng.random()
         if chance < 0.02:
             self.send(client, 3)
-        elif self._kills and chance < 0.1:
+        elif self._kills and chance < 0.3:
             self._kills = False
             self.counts["broker kills"] += 1
             self.broker.restart(same_port=True)
-        elif not self.counts["broker kills"] and not self._kills and chance < 0.03 and self.model is Model.CLUSTERING:
+        elif resets and self._resets and chance < 0.03:
             self.counts["resets"] += 1
             with self._guard:
                 self._delivered.clear()
@@ -212,6 +214,18 @@ def _iterates(case: Case, client: Client) -> None:
                     consumer.commit()
 
 
+def _share(case: Case, client: Client) -> None:
+    """Two members at a time, which come and go."""
+
+    def member() -> None:
+        with connect(case.broker.registry, timeout_s=DEADLINE_S) as own, suppress(ClientError):  # the broker may just be killed
+            _iterates(case, own)
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(member) for _ in range(3)]:
+            done.result()
+
+
 def _commits_by_itself(case: Case, client: Client) -> None:
     with case.consumer(client, auto_commit=True) as consumer:
         for _ in range(case.rng.randint(1, 40)):
@@ -251,6 +265,7 @@ def _pulls(case: Case, client: Client) -> None:
             messages = reader.poll(QUIET_S, case.rng.choice([1, 5, 1000]))
             for message in messages:
                 case.got(message)
+            case.trouble(client, resets=False)
             if case.rng.random() < 0.5:
                 with suppress(ClientError):
                     reader.commit()
@@ -306,7 +321,7 @@ def _child(case: Case, tell: int, *, ends_in_order: bool) -> None:
 BROADCAST_LIVES: Final[list[Life]] = [_iterates, _commits_by_itself]
 LIVES: Final[list[Life]] = [
     *BROADCAST_LIVES,
-    *(_listens, _listens_in_order, _pulls, _is_forked),
+    *(_share, _listens, _listens_in_order, _pulls, _is_forked),
     *(asyncconsumers.iterates, asyncconsumers.pulls, asyncconsumers.listens),
 ]
 

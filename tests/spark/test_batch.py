@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import zlib
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from itertools import groupby
@@ -18,6 +19,7 @@ from metaq.client import connect
 from metaq.spark.options import read_options
 from metaq.spark.source import BatchReader, FilteringReader, MetaqDataSource
 from metaq.spark.tasks import Task
+from tests.client.poison import ZLIB, send_packed
 from tests.spark.topics import AGING, DEADLINE_S, age, clients, fill, log_of, plain, reader, rows
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 
@@ -320,3 +322,19 @@ def test_nothing_brings_gevent() -> None:
     )
     assert run.stdout == "[]\n"
     assert MetaqDataSource.__module__ == "metaq.spark.source", "workers find it by its name"
+
+
+def test_a_body_that_cannot_be_inflated_fails_no_read(spark: "SparkSession", tmp_path: Path) -> None:
+    """P47, SG-098: its row says why, or has the bytes that are stored; a larger body is one that may not be inflated."""
+    with BrokerProcess(tmp_path / "data") as broker, connect(broker.registry) as client:
+        client.admin().create_topic("poisoned", 1)
+        for body, sys_flag in ((b"no zlib", ZLIB), (zlib.compress(bytes(100)), ZLIB)):
+            send_packed(client, "poisoned", body, sys_flag)
+        client.producer().send("poisoned", b"good")
+        raw = [b"no zlib", bytes(100), b"good"]
+        assert [row.value for row in rows(reader(spark, broker, "poisoned").load())] == raw
+        told = reader(spark, broker, "poisoned", includeErrors=True, maxInflatedBytes=99).load()
+        assert told.columns[-1] == "error"
+        found = {row["offset"]: row["error"] for row in told.collect()}
+        assert [offset for offset, error in sorted(found.items()) if error is None] == [2]
+        assert "more than 99" in found[1]
