@@ -21,9 +21,8 @@ class Mutant(NamedTuple):
     new: str
     test: str
     """``FILE::TEST`` below ``tests``."""
-    patience_s: float = 0.0
-    """When it is given, a test that takes longer counts as failed, as when it waits for what the mutant never does; without
-    the mutant it must end within this time."""
+    waits: bool = False
+    """With the mutant the test waits for what never comes: that it takes much longer than without counts as failed."""
 
     def __str__(self) -> str:
         return f"{self.feature} {self.file}: {self.old!r} -> {self.new!r} [{self.test}]"

@@ -26,8 +26,8 @@ def seed_of_tree() -> int:
 
 
 def sample(seed: int, count: int) -> list[Mutant]:
-    """So many different rows, but none that takes its time; all, in their order, when so many are wanted."""
-    quick = [mutant for mutant in MUTANTS if not mutant.patience_s]
+    """So many different rows, but none whose test waits; all, in their order, when so many are wanted."""
+    quick = [mutant for mutant in MUTANTS if not mutant.waits]
     return MUTANTS if count >= len(MUTANTS) else random.Random(seed).sample(quick, min(count, len(quick)))
 
 

@@ -99,7 +99,7 @@ CLIENT: Final = [
         "return ordered[start : start + size + (index < rest)]",
         "return [] if index else ordered",
         IDLE,
-        15,
+        waits=True,
     ),
     M(
         "MQ-024",
@@ -107,7 +107,7 @@ CLIENT: Final = [
         "members.index(client) if client in members else None, len(members)",
         "min(1, members.index(client)) if client in members else None, 2",
         IDLE,
-        15,
+        waits=True,
     ),
     M("SG-136", "client/identity.py", "next(self._counter)", "0", "client/test_admin.py::test_ids_are_given_once"),
     M("SG-136", "client/identity.py", "secrets.randbits(32)", "1", "client/test_admin.py::test_ids_are_given_once"),
@@ -117,7 +117,7 @@ CLIENT: Final = [
         "yield from (MessageQueue(topic, data.broker_name, number) for number in range(data.write_queues))",
         "return (yield MessageQueue(topic, data.broker_name, 0))",
         "client/test_cluster.py::test_one_topic_on_two_brokers",
-        20,
+        waits=True,
     ),
     M(
         "SG-001",
@@ -125,7 +125,7 @@ CLIENT: Final = [
         "alive = {broker.name for broker in route.brokers if broker.addresses}",
         "alive = {broker.name for broker in route.brokers[:1]}",
         "client/test_cluster.py::test_one_topic_on_two_brokers",
-        20,
+        waits=True,
     ),
     M(
         "SG-008",
@@ -133,7 +133,7 @@ CLIENT: Final = [
         ", (ROUTES_S, self._refresh_routes)]",
         "]",
         "client/test_cluster.py::test_a_cluster_changes_while_it_is_used",
-        20,
+        waits=True,
     ),
     M(
         "SG-008",
@@ -141,7 +141,7 @@ CLIENT: Final = [
         "if queue.broker_name != failed_broker and self.health.is_available(queue.broker_name, now)",
         "if True",
         "client/test_cluster.py::test_a_cluster_changes_while_it_is_used",
-        20,
+        waits=True,
     ),
     M(
         "aio",
@@ -159,7 +159,7 @@ TOOLS: Final = [
         'found = [("producer", group, member) for group, members in admin.producers().items() for member in members]',
         "found = []",
         "broker/test_cli_groups.py::test_clusters_brokers_and_clients",
-        20,
+        waits=True,
     ),
     M(
         "SG-088",
@@ -181,7 +181,7 @@ TOOLS: Final = [
         "if queue not in owners]",
         "if False]",
         "broker/test_cli_why.py::test_partitions_without_an_owner",
-        25,
+        waits=True,
     ),
     M(
         "E-31",

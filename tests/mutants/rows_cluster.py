@@ -41,7 +41,7 @@ BROKER: Final = [
         "record.reconsume_times >= most or header.delay_level < 0",
         "header.delay_level < 0",
         "broker/test_sendback.py::test_a_message_sent_back_comes_again_and_again_and_is_given_up",
-        20,
+        waits=True,
     ),
     M(
         "SG-072",
@@ -119,7 +119,7 @@ BROKER: Final = [
         "behind_bytes <= self._hot_bytes",
         "True",
         "broker/test_slaves.py::test_who_reads_far_behind_is_sent_to_a_slave",
-        12,
+        waits=True,
     ),
 ]
 
@@ -165,7 +165,7 @@ REPLICAS: Final = [
         "settings.replica_lag_ms / 1000",
         "60.0",
         "broker/test_cli_replicas.py::test_how_far_a_slave_may_lag",
-        25,
+        waits=True,
     ),
     M(
         "MQ-102",
@@ -173,7 +173,7 @@ REPLICAS: Final = [
         "if now - slave.caught_up_at > self.lag_s:",
         "if False:",
         "broker/test_cli_replicas.py::test_how_far_a_slave_may_lag",
-        25,
+        waits=True,
     ),
     M(
         "MQ-080",
@@ -195,7 +195,7 @@ REPLICAS: Final = [
         "connection.settimeout(SILENCE_S)",
         "connection.settimeout(None)",
         "cluster/test_following.py::test_a_silent_master_is_given_up",
-        15,
+        waits=True,
     ),
     M(
         "SG-140",
@@ -203,7 +203,7 @@ REPLICAS: Final = [
         "connection.settimeout(SILENCE_S)",
         "connection.settimeout(None)",
         "cluster/test_following.py::test_a_silent_slave_is_given_up",
-        20,
+        waits=True,
     ),
     M(
         "SG-140",
@@ -211,7 +211,7 @@ REPLICAS: Final = [
         "elif not self.wake.wait(HEARTBEAT_S):",
         "elif not self.wake.wait(5 * HEARTBEAT_S):",
         "cluster/test_following.py::test_a_silent_slave_is_given_up",
-        20,
+        waits=True,
     ),
     M(
         "SG-058",
@@ -219,7 +219,7 @@ REPLICAS: Final = [
         '"topics.json", "subscriptionGroup.json", *DERIVED',
         '"topics.json", *DERIVED',
         "broker/test_slaves.py::test_a_slave_has_the_groups_and_delay_positions_of_its_master",
-        25,
+        waits=True,
     ),
     M(
         "SG-058",
@@ -227,7 +227,7 @@ REPLICAS: Final = [
         '"consumerOffset.json", "delayOffset.json",',
         '"consumerOffset.json",',
         "broker/test_slaves.py::test_a_slave_has_the_groups_and_delay_positions_of_its_master",
-        25,
+        waits=True,
     ),
     M(
         "SG-083",
@@ -242,7 +242,7 @@ REPLICAS: Final = [
         'self._orders.demote(fields.get("master", ""))',
         "pass",
         "broker/test_cli_replicas.py::test_promote_and_demote",
-        30,
+        waits=True,
     ),
     M(
         "replication",
@@ -257,7 +257,7 @@ REPLICAS: Final = [
         "self._orders.hand_over(replica)",
         "pass",
         "cluster/test_handover.py::test_there_and_back",
-        60,
+        waits=True,
     ),
 ]
 
@@ -268,7 +268,7 @@ REGISTRIES: Final = [
         "due_s = registration.monotonic() + registration.interval_s",
         "due_s = registration.monotonic() + 1e6",
         AGAIN,
-        15,
+        waits=True,
     ),
     M(
         "RD-014",
@@ -276,7 +276,7 @@ REGISTRIES: Final = [
         "registration.table(None if whole else names)",
         "registration.table(names)",
         AGAIN,
-        15,
+        waits=True,
     ),
     M(
         "RD-014",
@@ -284,7 +284,7 @@ REGISTRIES: Final = [
         "registration_interval_ms: int = Field(30_000",
         "registration_interval_ms: int = Field(60_000",
         AGAIN,
-        15,
+        waits=True,
     ),
     M(
         "SG-066",
@@ -299,7 +299,7 @@ REGISTRIES: Final = [
         "due_s = registration.monotonic() + registration.interval_s",
         "due_s = registration.monotonic() + 1e6",
         AGAIN,
-        15,
+        waits=True,
     ),
     M(
         "SG-111",
@@ -314,7 +314,7 @@ REGISTRIES: Final = [
         "now_ms - process.seen_ms > process.timeout_ms",
         "False",
         "broker/test_registry.py::test_the_broker_of_the_same_process_does_not_expire",
-        8,
+        waits=True,
     ),
     M(
         "SG-112",
@@ -322,7 +322,7 @@ REGISTRIES: Final = [
         "process.connection == connection",
         "False",
         "broker/test_registry.py::test_a_killed_broker_is_removed_at_once",
-        12,
+        waits=True,
     ),
 ]
 
@@ -354,7 +354,7 @@ USERS: Final = [
         "Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None",
         "None",
         "broker/test_access.py::test_every_port_speaks_tls_and_asks_who_is_there",
-        20,
+        waits=True,
     ),
     M(
         "E-05",
@@ -362,7 +362,7 @@ USERS: Final = [
         "Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None",
         "None",
         "broker/test_access.py::test_every_port_speaks_tls_and_asks_who_is_there",
-        20,
+        waits=True,
     ),
     M(
         "E-05",
@@ -370,7 +370,7 @@ USERS: Final = [
         "broker.gate if broker.gate.has_users else None",
         "None",
         "broker/test_access.py::test_every_port_speaks_tls_and_asks_who_is_there",
-        20,
+        waits=True,
     ),
     M(
         "users",

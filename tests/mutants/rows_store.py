@@ -292,7 +292,7 @@ TRANSACTIONS: Final = [
         "now_s + min(timeout_s, self._room.max_timeout_s)",
         "now_s + timeout_s",
         "broker/test_text_transactions.py::test_a_longer_time_is_cut",
-        8,
+        waits=True,
     ),
     M(
         "MQ-077",
@@ -300,7 +300,7 @@ TRANSACTIONS: Final = [
         "while self._deadlines and self._deadlines[0][0] <= now_s:",
         "while False:",
         "client/test_data_manager.py::test_joining_starts_a_branch_with_its_time",
-        12,
+        waits=True,
     ),
     M(
         "MQ-077",
@@ -308,7 +308,7 @@ TRANSACTIONS: Final = [
         'self._step(branch.address, xid, "BEGIN", timeout=True)',
         "pass",
         "client/test_data_manager.py::test_joining_starts_a_branch_with_its_time",
-        12,
+        waits=True,
     ),
     M(
         "MQ-077",
@@ -316,7 +316,7 @@ TRANSACTIONS: Final = [
         "(self.branch_timeout_s,) if timeout and self.branch_timeout_s else ()",
         "()",
         "client/test_data_manager.py::test_joining_starts_a_branch_with_its_time",
-        12,
+        waits=True,
     ),
     M(
         "xa",
