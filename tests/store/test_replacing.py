@@ -42,7 +42,7 @@ def test_a_power_cut_after_a_cut_of_the_log(kind: type[FaultyDisk], seed: int) -
         if rng.random() < 0.01:
             disk.killed()
             store, _ = open_store(DATA, SETTINGS, disk=disk)
-    cut_at_next_opening(store, end)
+    cut_at_next_opening(store, end, end)
     disk.killed()
     open_store(DATA, SETTINGS, disk=disk)
     image = FaultyDisk(rng, boot=2)
