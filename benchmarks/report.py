@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +16,7 @@ from rich.table import Table as RichTable
 
 from benchmarks.figures import Check, Spread, Verdict
 from benchmarks.peers import System
-
-REPOSITORY = Path(__file__).parent.parent
+from benchmarks.tested import form, tree
 
 
 @dataclass(frozen=True)
@@ -116,9 +114,9 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def save(report: Report, machine: Mapping[str, str], folder: Path) -> Path:
-    """Write `<date>-<commit>-<name>.md` and `.json`; a later run of the same day and commit replaces them."""
+    """Write `<date>-<tree>-<name>.md` and `.json`; a later run of the same day and tree replaces them."""
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / f"{date.today().isoformat()}-{machine['commit']}-{report.name}"
+    place = folder / f"{date.today().isoformat()}-{machine['tree']}-{report.name}"
     text = markdown(report, machine)
     place.with_suffix(".md").write_text(text, "utf-8")
     everything = {
@@ -149,7 +147,8 @@ def describe_machine(data: Path, systems: Sequence[System]) -> dict[str, str]:
     cpu = next((line for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "unknown: unknown")
     memory = next(line for line in _lines("/proc/meminfo") if line.startswith("MemTotal"))
     facts = {
-        "commit": _commit(),
+        "tree": tree(),
+        "form": form(),
         "processor": f"{cpu.split(':')[1].strip()}, {os.cpu_count()} cores",
         "memory": f"{int(memory.split()[1]) / (1 << 20):.1f} GiB",
         "kernel": f"{platform.system()} {platform.release()}",
@@ -180,16 +179,3 @@ def file_system(folder: Path, mounts: Sequence[str]) -> str:
 
 def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()
-
-
-def _commit() -> str:
-    git = shutil.which("git")
-    if git is None or not (REPOSITORY / ".git").exists():
-        return "unknown"
-
-    def run(*arguments: str) -> str:
-        command = [git, "-C", str(REPOSITORY), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
-
-    changed = run("status", "--porcelain", "--untracked-files=no", "--", "metaq", "benchmarks", ":!benchmarks/results")
-    return run("rev-parse", "--short", "HEAD") + ("-changed" if changed else "")

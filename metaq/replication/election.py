@@ -42,7 +42,11 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 0.5
 """Pause between two looks, if nothing was heard meanwhile."""
 GRACE_S: Final = 2.0
-"""How long others may come, where a new group has its first master; and how long one that is preferred may take."""
+"""How long others may come, where a new group has its first master, or one that is preferred; the session of that one may have
+ended, and another one is made."""
+PREFERRED_S: Final = 30.0
+"""How long one that is preferred may take while ZooKeeper has its node. On a busy machine it takes seconds; who has not stood
+for election after this time never will, and without a master nobody is served."""
 
 Address = tuple[str, int]
 
@@ -441,7 +445,7 @@ class Election:
             return self._obstacle_to_the_first(log, alone_s)
         if self._replica not in state.in_sync:
             return f"it is not in sync, {sorted(state.in_sync)} are; if they are lost for good: metaq cluster promote"
-        if state.preferred not in {0, self._replica} and alone_s < GRACE_S:
+        if state.preferred not in {0, self._replica} and self._may_come(state.preferred, alone_s):
             return f"replica {state.preferred} goes first"
         return None if log.suspect is None else self._obstacle_to_a_suspect(log, state)
 
@@ -462,6 +466,11 @@ class Election:
                 return f"{lacks}; so may replica {number}, but has the longer log"
         logger.critical("suspect replica stands in_sync=%s end=%d reason=%s", list(state.in_sync), log.end, log.suspect)
         return None
+
+    def _may_come(self, preferred: int, alone_s: float) -> bool:
+        """Whether one that is preferred is waited for."""
+        other = self._others().get(preferred)
+        return alone_s < GRACE_S or (alone_s < PREFERRED_S and other is not None and other.log.suspect is None)
 
     def _waits_for_others(self) -> bool:
         """Whether one that was in sync, too, is to go first, since its log is longer, or has not told yet how long that is."""

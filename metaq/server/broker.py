@@ -364,7 +364,7 @@ class Broker:
         self._pulls = PullHandler(self.context, self.holds, self._looks, self._hub.loop)
         later = self.later
         sent_back = SendBackHandler(self.context, self.turns, self._looks)
-        beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks)
+        beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks, self._offsets)
         families: list[Family] = [self._sends, decisions, self._pulls, sent_back, self._schedule, self._identity]
         families += self._administration(later)
         replies = ReplyHandler(self.context, self.turns, self._sends)

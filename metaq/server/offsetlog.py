@@ -1,8 +1,8 @@
-"""Keeping consumer offsets: in the log every second, in a snapshot every few.
+"""Keeping consumer offsets: in the log twice a second, in a snapshot every few.
 
-What has changed is appended once a second to the internal topic ``METAQ_SYS_OFFSETS``, as one message (several when more than
-``MOST_CHANGES`` offsets changed), so whoever has the log has the offsets. Its body is JSON: group and topic → partition → the
-offset, -1 for one that was removed::
+What has changed is appended every ``APPEND_S`` to the internal topic ``METAQ_SYS_OFFSETS``, as one message (several when more
+than ``MOST_CHANGES`` offsets changed), so whoever has the log has the offsets. Its body is JSON: group and topic → partition →
+the offset, -1 for one that was removed::
 
     {"orders@billing":{"0":17,"3":5},"audit@billing":{"0":-1}}
 
@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import orjson
 
-from metaq.errors import MetaqError
+from metaq.errors import MetaqError, Overloaded
 from metaq.message import TopicPartition
 from metaq.protocol.record import decode_record
 from metaq.server.context import Context
@@ -35,7 +35,11 @@ from metaq.store.files import Run, read_here
 
 logger = logging.getLogger(__name__)
 
-APPEND_S: Final = 1.0
+APPEND_S: Final = 0.5
+MOST_BACK_S: Final = 1.0
+"""So much of what was committed a failover may take back: a master takes no commit while its replicas lack one that is older.
+Rejected: to answer each commit when they have it, which would be a record in the log for each."""
+RETRY_MS: Final = round(APPEND_S * 1000)
 MOST_CHANGES: Final = 4096
 """Offsets in one message."""
 CHANGE_BYTES: Final = 300
@@ -65,6 +69,7 @@ class OffsetLog:
         self._on_their_way = 0  # messages that are staged and not yet stored
         self._saved_version = self._offsets.version
         self._load()
+        self._taken_at = self._kept_at = self._store.clock.monotonic()  # of the last changes that are staged, and stored
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
@@ -93,11 +98,23 @@ class OffsetLog:
     # -- appending ----------------------------------------------------------------------------------------------------
 
     def append(self) -> None:
-        """Put what has changed into the log, unless the last changes are still on their way; called once a second."""
+        """Put what has changed into the log, unless the last changes are still on their way; called every ``APPEND_S``."""
         if self._store.writable and not self._on_their_way:
             self._stage()
 
+    def check(self) -> None:
+        """``Overloaded`` when the replicas lack offsets that were committed ``MOST_BACK_S`` ago.
+
+        All that was committed before ``_kept_at`` they have. Where none is waited for, nothing is refused.
+        """
+        now = self._store.clock.monotonic()
+        if self._turns.copies is None or not (self._on_their_way or self._offsets.changed):
+            self._kept_at = now
+        elif now - self._kept_at > MOST_BACK_S:
+            raise Overloaded("the replicas do not have the offsets yet that were committed before", retry_after_ms=RETRY_MS)
+
     def _stage(self) -> None:
+        self._taken_at = self._store.clock.monotonic()
         waiting = self._offsets.take_changes()
         try:
             while waiting:
@@ -108,12 +125,17 @@ class OffsetLog:
                 note(self._turns, lambda error, portion=portion: self._stored(portion, error))  # type: ignore[misc]
                 waiting = dict(islice(waiting.items(), self._most, None))
         finally:
-            self._offsets.give_back(waiting)
+            if waiting:
+                self._offsets.give_back(waiting)
+                self._taken_at = self._kept_at
 
     def _stored(self, changes: Mapping[Place, int], error: MetaqError | None) -> None:
         self._on_their_way -= 1
         if error is not None:
             self._offsets.give_back(changes)
+            self._taken_at = self._kept_at
+        elif not self._on_their_way:
+            self._kept_at = self._taken_at
 
     # -- snapshots ----------------------------------------------------------------------------------------------------
 

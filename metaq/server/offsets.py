@@ -129,6 +129,11 @@ class OffsetTable:
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 
+    @property
+    def changed(self) -> bool:
+        """Whether there are changes to take."""
+        return bool(self._changed)
+
     def take_changes(self) -> dict[Place, int]:
         """What has changed since the last call, with the values of now; ``GONE`` for what was removed."""
         changed, self._changed = self._changed, {}

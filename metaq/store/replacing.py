@@ -105,12 +105,27 @@ def replace(directory: Path, settings: StoreSettings, disk: Disk) -> None:
     for key, progress in ends.items():
         _cut_queue(directory, key, progress.next, settings, files)
     CommitLog(directory / LOG, files, settings.segment_bytes, settings.hot_bytes).start_at(content["end"])
+    _sync_all(directory, disk)
     for _ in range(2):  # the backup says the same: what both cover may be trusted
         write_checkpoint(disk, directory, Checkpoint(content["end"], ends))
     files.clear()
     for name in (INTENT, INTENT + BACKUP):
         disk.unlink(directory / name)
     disk.sync_directory(directory)
+
+
+def _sync_all(directory: Path, disk: Disk) -> None:
+    """Make the log and the queues durable: some of them the page cache alone may have, from a process that was killed."""
+    if disk.open(directory / INTENT).sync_file_system():
+        return
+    queues = directory / QUEUES
+    topics = [queues / topic for topic in disk.list_directory(queues)]
+    partitions = [topic / partition for topic in topics for partition in disk.list_directory(topic)]
+    for folder in (directory / LOG, *partitions):
+        for name in disk.list_directory(folder):
+            disk.open(folder / name).datasync()
+    for folder in (directory / LOG, *partitions, *topics, *([queues] if topics else [])):
+        disk.sync_directory(folder)
 
 
 def _delete_log(directory: Path, begin: int, disk: Disk) -> None:

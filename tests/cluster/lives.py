@@ -10,9 +10,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.cluster.life import CalledOff, Campaign, Life
+from tests.cluster.life import EXCUSED, CalledOff, Campaign, Life
 from tests.crash.command import Result
 from tests.crash.driver import CaseFailed
+from tests.crash.model import expect
+from tests.support.canary import MOST_EXCUSED
 from tests.support.zookeeper import ZooKeeperProcess
 
 AT_ONCE: Final = 4
@@ -36,7 +38,8 @@ class Lived(NamedTuple):
 def run_lives(kind: type[Life], name: str, unit: str, seed: int, count: int, rounds: int, at_once: int = AT_ONCE) -> Result:
     """Live groups of at most so many rounds, from ``seed`` on, until ``count`` faults of the unit have been made.
 
-    When one fails (:class:`CaseFailed`) the others end what they have started, and leave nothing.
+    When one fails (:class:`CaseFailed`) the others end what they have started, and leave nothing. ``Violation`` when the canary
+    had to excuse too many.
     """
     context = multiprocessing.get_context("spawn")
     campaign = Campaign(unit, count, context)
@@ -58,10 +61,17 @@ def run_lives(kind: type[Life], name: str, unit: str, seed: int, count: int, rou
         except BaseException:
             campaign.call_off()
             raise
+    check_excused(details, unit)
     details["ms without acknowledgement, median"] = round(1000 * statistics.median(pauses))
     details["ms at most"] = round(1000 * max(pauses))
     details[BACK] = back_ms
     return Result(name, range(seed, following), details[unit], dict(details))
+
+
+def check_excused(details: Counter[str], unit: str) -> None:
+    """``Violation`` when too many cases needed an excuse."""
+    details[EXCUSED] += 0  # it is told in any case
+    expect(details[EXCUSED] <= MOST_EXCUSED * details[unit], "this machine was late too often to prove anything", details)
 
 
 def _join(campaign: Campaign) -> None:

@@ -337,10 +337,10 @@ class Consumer(Reader):
         self._goes_on = self._goes_on or self._take_up(self._remoting)
         if not self._goes_on:
             return False
-        commit = UpdateConsumerOffset(*self._place, self._ordinal)
+        commit, asked = UpdateConsumerOffset(*self._place, self._ordinal), time.monotonic()
         if self._remoting.call(Request.UPDATE_CONSUMER_OFFSET, encode_header(commit)).code != Response.SUCCESS:
             return False
-        self.load.progress.committed(self._ordinal)
+        self.load.progress.committed(self._ordinal, asked)
         return True
 
     def _take_up(self, client: RemotingClient) -> bool:

@@ -1,4 +1,4 @@
-"""A tenth of the failovers and partitions of ``python -m tests.crash.long``."""
+"""A tenth of the failovers and partitions of ``python -m tests.crash.long``, and some of its power cuts."""
 
 import pytest
 
@@ -6,6 +6,7 @@ from tests.cluster.failovers import Failovers
 from tests.cluster.life import Life
 from tests.cluster.lives import run_lives
 from tests.cluster.partitions import Partitions
+from tests.cluster.powercuts import UNIT, PowerCuts
 
 COUNT = 60
 ROUNDS = 24
@@ -24,3 +25,12 @@ def test_nothing_acknowledged_is_lost(kind: type[Life], name: str, unit: str, se
     assert result.cases >= COUNT
     assert result.details["acknowledged"] > COUNT
     assert result.details["with transactions"] > COUNT / 6
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_with_the_power() -> None:
+    """F-FAIL, F-HA: of one machine or of several, as far as one is left that held it, or the disks had it."""
+    result = run_lives(PowerCuts, "powercuts", UNIT, seed=3, count=4, rounds=2, at_once=2)
+    assert result.cases >= 4
+    assert result.details["sectors lost"] > 0
+    assert result.details["groups at replica"] and result.details["groups at disk+replica"]

@@ -7,24 +7,25 @@ replays it. Runs on the faulty disk are spread over the machine's processors; th
 import argparse
 import importlib
 import os
-import subprocess
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from benchmarks.tested import form, tree
 from tests.crash.command import Result
 
 TABLE: Final = Path(__file__).parents[2] / "benchmarks" / "results" / "crash-proof.md"
 HEADER: Final = """# The crash proof
 
 `make test-long` wrote this table. A run that finds a violation writes no row and prints the command that replays it; each row
-found none. What each one does stands at the top of its module in `tests/crash`, `tests/xa`, `tests/cluster` or
-`tests/spark`.
+found none. The tree is what `git rev-parse HEAD^{tree}` said of the files that ran; *to be run again* stands where the history
+has lost it, or where the run has come to prove more since. What each one does stands at the top of its module in `tests/crash`,
+`tests/xa`, `tests/cluster` or `tests/spark`.
 
-| run | cases | seeds | minutes | commit | details |
-|---|---:|---|---:|---|---|
+| run | cases | seeds | minutes | tree | form | details |
+|---|---:|---|---:|---|---|---|
 """
 SEEDS_APART: Final = 1_000_000
 """Between the first seeds of the processes of one run."""
@@ -58,6 +59,7 @@ RUNS: Final = [
     Run("suspects", 20_000, package="tests.cluster"),
     Run("failovers", 600, spread=False, package="tests.cluster"),
     Run("partitions", 600, spread=False, package="tests.cluster"),
+    Run("powercuts", 2_000, spread=False, package="tests.cluster"),
     Run("replication_garbage", 100_000, spread=False, package="tests.cluster"),
     Run("fullcopy", 5_000, spread=False, package="tests.cluster"),
     Run("zookeeper", 30, spread=False, package="tests.cluster"),
@@ -83,23 +85,14 @@ def execute_spread(run: Run, count: int) -> list[Result]:
 
 
 def row(run: Run, results: list[Result], seconds: float, tested: str) -> str:
-    """A line of the table."""
+    """A line of the table; ``tested`` is the tree."""
     cases = sum(result.cases for result in results)
     seeds = ", ".join(f"{result.seeds.start}…{result.seeds.stop - 1}" for result in results)
     details: Counter[str] = Counter()
     for result in results:
         details.update(result.details)
     told = ", ".join(f"{count:,} {name}" for name, count in details.items())
-    return f"| {run.name} | {cases:,} | {seeds} | {seconds / 60:.1f} | {tested} | {told} |"
-
-
-def commit() -> str:
-    """What is tested; results that were written meanwhile do not count as changes."""
-    root = TABLE.parents[2]
-    ask = ["git", "rev-parse", "--short", "HEAD"]
-    name = subprocess.run(ask, cwd=root, check=True, capture_output=True, text=True).stdout.strip()
-    changes = ["git", "diff", "--quiet", "HEAD", "--", ".", ":(exclude)benchmarks/results"]
-    return name + "-changed" * subprocess.run(changes, cwd=root, check=False).returncode
+    return f"| {run.name} | {cases:,} | {seeds} | {seconds / 60:.1f} | {tested} | {form()} | {told} |"
 
 
 def keep(line: str) -> None:
@@ -117,7 +110,7 @@ def main() -> None:
     parser.add_argument("--only", choices=[run.name for run in RUNS])
     parser.add_argument("--fraction", type=float, default=1.0, help="of the full counts; the table keeps full runs only")
     options = parser.parse_args()
-    tested = commit()
+    tested = tree()
     for run in RUNS:
         if options.only in (None, run.name):
             started = time.monotonic()

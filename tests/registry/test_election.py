@@ -10,7 +10,7 @@ import pytest
 from metaq.clock import SystemClock
 from metaq.errors import RegistryUnavailable
 from metaq.registry.zookeeper import ZooKeeper
-from metaq.replication.election import Candidate, Election, Log, Master, State
+from metaq.replication.election import GRACE_S, LOOK_S, Candidate, Election, Log, Master, State
 from tests.support.zookeeper import ZooKeeperProcess
 
 pytestmark = pytest.mark.partner("java")
@@ -101,5 +101,22 @@ def test_a_master_makes_the_state_anew_if_nobody_was_elected_later(tmp_path: Pat
                 else:
                     gevent.sleep(1.5)
                     assert not other.exists(MASTER)
+        finally:
+            replica.stop()
+
+
+def test_others_let_the_preferred_one_go_first_while_it_is_there(tmp_path: Path) -> None:
+    """F-FAIL: however slow it is; ZooKeeper tells that it is gone."""
+    with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
+        other.create(STATE, State(3, 3, (1, 2, 3), preferred=2).encode(), makepath=True)
+        other.create(f"/metaq/groups/{GROUP}/replicas/2", Candidate(Log(3, 0), 0).encode(), ephemeral=True, makepath=True)
+        replica = election(server, 1, Log(3, 0))
+        replica.start()
+        try:
+            wait(lambda: bool(other.exists(f"/metaq/groups/{GROUP}/replicas/1")), "it is there")
+            gevent.sleep(GRACE_S + 2 * LOOK_S)
+            assert not other.exists(MASTER)
+            other.delete(f"/metaq/groups/{GROUP}/replicas/2")
+            wait(lambda: replica.leading, "the next one is elected")
         finally:
             replica.stop()

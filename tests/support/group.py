@@ -1,6 +1,7 @@
 """Three replicas that elect their master through a real ZooKeeper; where wanted, with a proxy in each way between them all."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
@@ -22,6 +23,7 @@ WHOLE_DEADLINE_S: Final = 60.0
 ANSWER_S: Final = 1.0
 """After which a replica is taken for stopped."""
 LOOK_S: Final = 0.02
+ELECTED: Final = re.compile(r" elected epoch=(\d+)\n")
 
 
 class Member(ReplicaProcess):
@@ -164,6 +166,11 @@ class Group(contextlib.ExitStack):
         assert found[0] is not None
         return found[0]
 
+    def elected(self, epoch: int) -> list[Member]:
+        """Who were elected after an epoch, in their order, as far as they have said so."""
+        said = {int(found[1]): member for member in self.members.values() for found in ELECTED.finditer(member.stderr())}
+        return [said[number] for number in sorted(said) if number > epoch]
+
     def whole(self) -> bool:
         """Whether all replicas are in sync, and know the same master."""
         looks = {number: member.look() for number, member in self.members.items()}
@@ -188,8 +195,11 @@ class Group(contextlib.ExitStack):
         for member in self.members.values():
             if member.stopped:
                 member.go_on()
-            if not member.running:
-                member.start()
+        gone = [member for member in self.members.values() if not member.running]
+        for member in gone:
+            member.launch()
+        for member in gone:
+            member.wait_ready()
 
     def stderr(self, size: int = 3000) -> str:
         """The ends of what the replicas have written to standard error."""

@@ -16,6 +16,7 @@ from metaq.server.front import RequestHandler
 from metaq.server.handlers.heartbeat import EMPTY
 from metaq.server.later import Later
 from metaq.server.locklog import LockLog
+from metaq.server.offsetlog import OffsetLog
 from metaq.server.permissions import Action, Principal, demand
 from metaq.server.remoting import DONE, Answer, RemotingSession
 from metaq.store.consumequeue import ConsumeQueue
@@ -29,11 +30,12 @@ UPPER: Final = "UPPER"
 class ConsumerHandler:
     """Answers where a consumer goes on, and who has which queue."""
 
-    def __init__(self, context: Context, later: Later, locks: LockLog) -> None:
+    def __init__(self, context: Context, later: Later, locks: LockLog, offsets: OffsetLog) -> None:
         self._context = context
         self._store = context.store
         self._later = later
         self._locks = locks
+        self._offsets = offsets
         self._young_bytes = round(YOUNG_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
     def requests(self) -> dict[int, RequestHandler]:
@@ -81,9 +83,11 @@ class ConsumerHandler:
     def commit(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """15: from a consumer forward only. An administrator's tool sets the offset of a group without members like this.
 
-        A master that may have been replaced takes none: the next one would not know it.
+        A master that may have been replaced takes none: the next one would not know it. Nor does one whose replicas lack what
+        was committed before, for too long.
         """
         self._store.check_master()
+        self._offsets.check()
         header = decode_header(UpdateConsumerOffset, request.fields)
         _check_member(session.principal, header.consumer_group, header.topic)
         group, place = header.consumer_group, TopicPartition(header.topic, header.queue_id)

@@ -1,0 +1,37 @@
+"""That lateness is excused by what was measured in that very time, and not too often."""
+
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.cluster.life import EXCUSED
+from tests.cluster.lives import check_excused
+from tests.crash.model import Violation
+from tests.support.canary import Canary
+
+STOPPED_S: Final = 0.5
+
+
+def test_a_canary_tells_when_it_was_late(tmp_path: Path) -> None:
+    """Of the time asked for, and no more than that."""
+    with Canary(tmp_path) as canary:
+        before = time.monotonic()
+        os.kill(canary.pid, signal.SIGSTOP)
+        time.sleep(STOPPED_S)
+        os.kill(canary.pid, signal.SIGCONT)
+        middle, after = before + STOPPED_S / 2, time.monotonic()
+        assert STOPPED_S / 2 < canary.late_s(before, after) <= after - before
+        assert canary.late_s(before, middle) <= STOPPED_S / 2 + 0.001
+        assert canary.late_s(before, before) == 0
+
+
+def test_too_many_excuses_fail_a_run() -> None:
+    """5 % of the cases are not too many."""
+    check_excused(Counter({"faults": 100, EXCUSED: 5}), "faults")
+    with pytest.raises(Violation, match="late too often"):
+        check_excused(Counter({"faults": 100, EXCUSED: 6}), "faults")
