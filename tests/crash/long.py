@@ -60,6 +60,7 @@ RUNS: Final = [
     Run("turns", 100_000, spread=False),
     Run("consumers", 2_000),
     Run("atomic", 1_000, spread=False, package="tests.xa"),
+    Run("suspects", 20_000, package="tests.cluster"),
     Run("failovers", 600, spread=False, package="tests.cluster"),
     Run("partitions", 600, spread=False, package="tests.cluster"),
     Run("powercuts", 2_000, spread=False, package="tests.cluster"),

@@ -17,6 +17,7 @@ the process is dead was in the page cache only, and a power cut may take each se
 As in ``tests.support.faultydisk`` a name is durable when its folder was synced, and a rename is one step.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -104,11 +105,25 @@ class Book:
             size = os.fstat(source.fileno()).st_size
             os.ftruncate(target, size)
             for start, end in _merged(ranges):
-                for at in range(start, min(end, size), CHUNK):
-                    data = os.pread(source.fileno(), min(CHUNK, end - at), at)
-                    if data != os.pread(target, len(data), at):  # zeros where nothing was written stay holes
+                for at, length in _pieces(start, min(end, size), source.fileno(), target):
+                    data = os.pread(source.fileno(), length, at)
+                    if data != os.pread(target, length, at):  # zeros where nothing was written stay holes
                         os.pwrite(target, data, at)
             os.close(target)
+
+
+def _pieces(start: int, end: int, *fds: int) -> Iterator[tuple[int, int]]:
+    """Where one of the files at least is no hole, and how many bytes: files of the key index are mostly holes."""
+    at = start
+    while at < end:
+        found = []
+        for fd in fds:
+            with contextlib.suppress(OSError):  # nothing but a hole up to its end
+                found.append(os.lseek(fd, at, os.SEEK_DATA))
+        at = min(found, default=end)
+        if at < end:
+            yield at, min(CHUNK, end - at)
+        at += CHUNK
 
 
 def _merged(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -330,7 +345,7 @@ def _changed(fd: int, durable: int) -> list[int]:
     """The sectors in which a file differs from its durable bytes."""
     size = max(os.fstat(fd).st_size, os.fstat(durable).st_size)
     found = []
-    for at in range(0, size, CHUNK):
+    for at, _ in _pieces(0, size, fd, durable):
         ours, theirs = (os.pread(one, CHUNK, at).ljust(CHUNK, b"\0") for one in (fd, durable))
         if ours != theirs:
             found += [(at + i) // SECTOR for i in range(0, CHUNK, SECTOR) if ours[i : i + SECTOR] != theirs[i : i + SECTOR]]
