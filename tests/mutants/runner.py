@@ -31,11 +31,11 @@ QUIET: Final = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:x
 
 
 class Outcome(enum.Enum):
-    """What became of a test; of several cases of one, the first of these that some case has."""
+    """What became of a test; of several cases of one, or of a case and its end, the first of these that there is."""
 
-    BROKEN = "broken"
     FAILED = "failed"
     TIMED_OUT = "timed out"
+    BROKEN = "broken"
     SKIPPED = "skipped"
     PASSED = "passed"
 

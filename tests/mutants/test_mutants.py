@@ -24,6 +24,7 @@ REPORT: Final = """<testsuites><testsuite>
 <testcase classname="tests.unit.test_a" name="test_failed[1]" time="1" />
 <testcase classname="tests.unit.test_a" name="test_failed[2]" time="1"><failure message="Error: no">x</failure></testcase>
 <testcase classname="tests.unit.test_a" name="test_late" time="9"><failure message="Failed: Timeout">x</failure></testcase>
+<testcase classname="tests.unit.test_a" name="test_late" time="1"><error message="failed on teardown">x</error></testcase>
 <testcase classname="tests.unit.test_a" name="test_import" time="1"><failure message="NameError: x">x</failure></testcase>
 <testcase classname="tests.unit.test_a" name="test_fixture" time="1"><error message="failed on setup">x</error></testcase>
 <testcase classname="tests.unit.test_a" name="test_skipped" time="0"><skipped message="no java" /></testcase>
@@ -43,7 +44,7 @@ def test_every_row_breaks_something() -> None:
         ("test_passed", Outcome.PASSED, 3),
         ("test_passed[2]", Outcome.PASSED, 1.5),
         ("test_failed", Outcome.FAILED, 2),
-        ("test_late", Outcome.TIMED_OUT, 9),
+        ("test_late", Outcome.TIMED_OUT, 10),
         ("test_import", Outcome.BROKEN, 1),
         ("test_fixture", Outcome.BROKEN, 1),
         ("test_skipped", Outcome.SKIPPED, 0),
