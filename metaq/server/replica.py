@@ -27,9 +27,10 @@ from gevent.lock import BoundedSemaphore
 from metaq.clock import SystemClock
 from metaq.config import Settings
 from metaq.errors import BadRequest, ConfigError, MetaqError, NotMaster, RequestTimeout
-from metaq.replication.election import Election, Log
+from metaq.replication.election import Election
 from metaq.replication.follower import Address
 from metaq.replication.frames import encode_control
+from metaq.replication.nodes import Log
 from metaq.server.broker import Broker
 from metaq.server.daemon import STARTED_NOT
 from metaq.server.front import Listener, resolve

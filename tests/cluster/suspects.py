@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple
 
 from metaq.errors import Fenced, OutcomeUnknown, RegistryUnavailable
 from metaq.registry.session import Check, Create, Delete, Node, Operation, Set
-from metaq.replication.election import Election, Log, State
+from metaq.replication.election import Election
 from metaq.replication.insync import InSync
+from metaq.replication.nodes import Log, State
 from tests.crash.command import Result, main, run_until
 from tests.crash.driver import case
 from tests.crash.model import expect

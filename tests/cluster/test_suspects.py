@@ -1,6 +1,6 @@
 """Elections among replicas that lose power: a sample of the model's cases."""
 
-from metaq.replication.election import Candidate, Log
+from metaq.replication.nodes import Candidate, Log
 from tests.cluster.suspects import POWER_CUT, run
 
 

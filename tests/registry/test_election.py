@@ -10,7 +10,8 @@ import pytest
 from metaq.clock import SystemClock
 from metaq.errors import RegistryUnavailable
 from metaq.registry.zookeeper import ZooKeeper
-from metaq.replication.election import GRACE_S, LOOK_S, Candidate, Election, Log, Master, State
+from metaq.replication.election import GRACE_S, LOOK_S, Election
+from metaq.replication.nodes import Candidate, Log, Master, State
 from tests.support.zookeeper import ZooKeeperProcess
 
 pytestmark = pytest.mark.partner("java")

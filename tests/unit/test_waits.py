@@ -9,7 +9,8 @@ import pytest
 
 from metaq.errors import BadRequest
 from metaq.protocol.text import CommandReader, TextLimits
-from metaq.replication.election import Candidate, Election, Log, Master, State
+from metaq.replication.election import Election
+from metaq.replication.nodes import Candidate, Log, Master, State
 from metaq.server.checkback import CheckBack
 from metaq.server.textsession import TextSession
 from metaq.store.documents import write_document
