@@ -272,7 +272,7 @@ class Follower:
             logger.warning("log diverged, cut at=%d own_end=%d", end, store.log.end)
             if "differs" in content:
                 self._suspect(f"its log was not its master's from log offset {end} on, and was cut there")
-            cut_at_next_opening(store, end, self._proved_end, self._run)
+            cut_at_next_opening(store, end, self._proved_end if "differs" in content else None, self._run)
             self._give_up_derived()
         if store.log.begin == end:
             self._suspect("its log was empty")

@@ -30,15 +30,15 @@ Ends = Iterable[tuple[str, int, int, int]]
 """Topic, partition, ordinal and text position of the message that comes next."""
 
 
-def cut_at_next_opening(store: MessageStore, end: int, whole_from: int, run: Run = run_here) -> None:
+def cut_at_next_opening(store: MessageStore, end: int, whole_from: int | None, run: Run = run_here) -> None:
     """Have the log end at a log offset, where a record ends; the store is closed and opened anew at once.
 
-    Behind ``whole_from``, where one ends, no other need end there: the log is cut before what is torn or damaged.
+    With a log offset ``whole_from``, where one ends before, none need end there: the log is cut before what is torn or damaged.
     ``CorruptRecord`` when none ends there before.
     """
     assert store.settled
     if not _goes_on(store.log, end):
-        if end < whole_from:
+        if whole_from is None or end < whole_from:
             raise CorruptRecord(f"the log cannot be cut at {end}, where no record of it ends")
         log = store.log
         segments = [(segment, log.file(segment)) for segment in log.segments if segment.end > whole_from]

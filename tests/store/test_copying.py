@@ -251,7 +251,7 @@ def test_what_diverged_is_cut(tmp_path: Path, seed: int) -> None:
     fill(new, rng, rng.randrange(20))
     end = common_end(epochs.table, new.log.end, Epochs(old).table, old.log.end)
     assert end == common
-    cut_at_next_opening(old, end, end)
+    cut_at_next_opening(old, end, None)
     old.close()
     old, _ = open_store(tmp_path / "old", SLAVE)
     assert old.log.end == common
