@@ -162,7 +162,7 @@ class Producer(GroupProducer):
     ) -> list[SendResult]:
         """Send messages to one partition in one request, all stored or none; one result for each. Errors as for ``send``.
 
-        Bodies are not compressed, and together are at most 4 MiB. A batch has no delayed messages.
+        A batch has at most 1,024 messages, together of at most 4 MiB: bodies are not compressed. None is delayed.
         """
         deadline = self._core.deadline(timeout_s)
         checks.topic(topic)
