@@ -69,7 +69,6 @@ from metaq.server.tls import make_context
 from metaq.server.turn import Turns
 from metaq.store.copying import hide_from
 from metaq.store.disk import Disk
-from metaq.store.epochs import Epochs
 from metaq.store.progress import Tell, nobody
 from metaq.store.recovery import open_store
 from metaq.tx.halves import Halves
@@ -155,8 +154,7 @@ class Broker:
         except BaseException:
             front.close_listeners()
             raise
-        self.role = role = role.judged(self.store.suspicion.reason)
-        self.epochs = self._begin_epoch()
+        self.role, self.epochs = role, _ = role.taken(self.store, settings.replica_number, self.run)
         store_host = host_bytes(*self.addresses.advertised)
         self.context = self._load_tables(store_host, goes_on=bound is not None)
         topics = self.context.topics
@@ -230,16 +228,6 @@ class Broker:
         return Context(
             settings, store, topics, *own, *tables, statistics, counters, self.epochs, Observed(store.clock.monotonic)
         )
-
-    def _begin_epoch(self) -> Epochs:
-        epochs, store = Epochs(self.store), self.store
-        if self.role.epoch:
-            number = max(self.role.epoch, epochs.current.number + 1)  # the log may know later ones than an operator
-            epochs.begin(number, self.settings.replica_number)
-            store.append()
-            if store.settings.durability.on_disk:
-                store.sync(self.run)
-        return epochs
 
     def _take_role(self) -> None:
         """A slave takes no messages, and writes nothing but what comes from the master."""

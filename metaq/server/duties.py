@@ -93,6 +93,8 @@ class Duties:
     def stop(self, deadline_s: float) -> bool:
         """End them all; false when the disk did not answer within ``deadline_s``."""
         self._turns.stop()
+        if self._syncing is None:  # a master that has no room to be one never starts
+            return True
         self._syncing.join(deadline_s)
         end = self._store.clock.monotonic() + deadline_s
         while self._busy and self._store.clock.monotonic() < end:

@@ -26,7 +26,7 @@ from gevent.lock import BoundedSemaphore
 
 from metaq.clock import SystemClock
 from metaq.config import Settings
-from metaq.errors import BadRequest, ConfigError, MetaqError, NotMaster, RequestTimeout
+from metaq.errors import BadRequest, ConfigError, DiskFull, MetaqError, NotMaster, RequestTimeout
 from metaq.replication.election import Election
 from metaq.replication.follower import Address
 from metaq.replication.frames import encode_control
@@ -89,6 +89,8 @@ class Replica:
         self._listener = socket.socket(fileno=listener.socket.detach())
         self.side: MasterSide | SlaveSide
         self._election: Election | None = None
+        self._due: Role | None = None
+        """What it is when there is room for that on its disk."""
         self.broker = self._open(self._first_role(), None, None, tell)
         if settings.role == ELECTED:
             self._election = self._join_group()
@@ -131,15 +133,26 @@ class Replica:
                 self._greenlets.append(gevent.spawn(self._step_down_when_alone, self._election))
 
     def _start_broker(self) -> None:
+        if self._election is None and self.broker.role.is_master:
+            self._remember_epoch()
         if self._held_back is not None:
             logger.error("not master reason=%s", self._held_back)
-        if self._election is None and self.broker.role.is_master:
-            in_sync = self._kept.in_sync or (self.settings.replica_number,)
-            self._keep(in_sync=in_sync, epoch=self.broker.epochs.current.number)
         self.broker.every(KEEP_S, self._keep)
+        self.broker.every(KEEP_S, self._take_due_role)
         self.side.start()
         self.broker.start()
         logger.info("serving role=%s epoch=%d", self.role_name, self.broker.epochs.current.number)
+
+    def _remember_epoch(self) -> None:
+        """Before anybody copies of it. Without room for that this replica is no master yet."""
+        in_sync, role = self._kept.in_sync or (self.settings.replica_number,), self.broker.role
+        try:
+            self._keep(in_sync=in_sync, epoch=self.broker.epochs.current.number)
+        except DiskFull as error:
+            seen = role.readable_end if self.settings.durability.on_replicas else self.broker.store.log.end
+            slave = Role(is_master=False, readable_end=seen, shortage=str(error))
+            self.broker = self._open(slave, self.broker.give_up(), self.gate)
+            self._due = role
 
     def stop(self) -> None:
         if self._election is not None:
@@ -184,6 +197,8 @@ class Replica:
     @property
     def _held_back(self) -> str | None:
         """Why it is not, although it is to be."""
+        if self.broker.role.shortage is not None:
+            return f"there is no room for the begin of its epoch; it is master when there is: {self.broker.role.shortage}"
         if not self._is_to_be_master or self.broker.role.is_master:
             return None
         in_sync = [number for number in self._kept.in_sync if number != self.settings.replica_number]
@@ -204,6 +219,7 @@ class Replica:
     def _open(self, role: Role, bound: Any, gate: Gate | None, tell: Tell = nobody) -> Broker:
         settings = self._with_address(self.settings)
         broker = Broker(settings, disk=self._disk, role=role, bound=bound, tell=tell, gate=gate, owner=self)
+        self._due = None if broker.role.shortage is None else role
         if broker.role.is_master:
             broker.run(broker.store.suspicion.clear)  # what it lacks is lost: from now on its log is the one to be copied
             self.side = MasterSide(broker, self.settings, self._agree if self._election is None else self._election.agree)
@@ -230,8 +246,13 @@ class Replica:
         """The slave's log is to be replaced."""
         self._change(Role(is_master=False))
 
+    def _take_due_role(self) -> None:
+        """Be the master that a full disk has kept this replica from being."""
+        if self._due is not None and self.broker.store.shortage is None:
+            self._change(self._due)
+
     def _change(self, role: Role) -> None:
-        self._wanted = role
+        self._wanted, self._due = role, None
         self._changing.set()
 
     def configure(self, settings: Settings) -> None:

@@ -3,8 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from metaq.errors import DiskFull
 from metaq.registry.routes import MASTER
 from metaq.replication.insync import Standing
+from metaq.store.epochs import Epochs
+from metaq.store.files import Run
+from metaq.store.messagestore import MessageStore
 
 
 class Role(NamedTuple):
@@ -19,10 +23,25 @@ class Role(NamedTuple):
     """Of a master: the replicas of which the next one may be made, until it has others agreed on."""
     yields: bool = False
     """Of a master: while its log may lack what others of these have, it is a slave instead."""
+    shortage: str | None = None
+    """Of a slave that was to be master: why there is no room for the record with which its epoch begins."""
 
-    def judged(self, suspicion: str | None) -> "Role":
-        """What it is with the log that was found, which may lack something."""
-        return self._replace(is_master=False, epoch=0) if self.yields and suspicion is not None else self
+    def taken(self, store: MessageStore, replica: int, run: Run) -> "tuple[Role, Epochs]":
+        """What it is with the log that was found, where a master begins its epoch; and the epochs."""
+        epochs, slave = Epochs(store), self._replace(is_master=False, epoch=0)
+        if self.yields and store.suspicion.reason is not None:
+            return slave, epochs
+        if self.epoch:
+            number = max(self.epoch, epochs.current.number + 1)  # the log may know later ones than an operator
+            try:
+                epochs.begin(number, replica)
+                store.append()
+            except DiskFull as error:
+                epochs.refresh()
+                return slave._replace(shortage=str(error)), epochs
+            if store.settings.durability.on_disk:
+                store.sync(run)
+        return self, epochs
 
 
 ALONE: Final = Role()

@@ -1,0 +1,72 @@
+"""Replicas whose disks are full when they are to be master."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from metaq.client import TextClient
+from metaq.protocol.codes import Request
+from tests.broker import nospace
+from tests.support.admin import Refused, ask, connect
+from tests.support.cluster import ReplicaProcess
+
+SMALL: Final = ("--segment-bytes", "65536", "--max-body-bytes", "20000", "--sweep-interval-ms", "20", "--min-in-sync", "1")
+
+
+class Cramped(ReplicaProcess):
+    """A replica whose disk gets full when a test says so."""
+
+    program = ("-m", nospace.__name__)
+
+    def fill(self) -> None:
+        self.data.with_name("full").write_text(nospace.BRIM, "ascii")
+
+    def empty(self) -> None:
+        self.data.with_name("full").unlink()
+
+    def gives(self, body: bytes) -> None:
+        with TextClient(self.host, self.port) as client:
+            assert [message.body for message in client.get("t").messages] == [body]
+
+    def takes(self, body: bytes) -> None:
+        with TextClient(self.host, self.port) as client:
+            client.put("t", body)
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "stopped"])
+def test_a_master_starts_on_a_full_disk(tmp_path: Path, *, killed: bool) -> None:
+    """F-FULL: it gives messages, and is the master again, in a later epoch, when there is room."""
+    with Cramped(tmp_path / "data", 1, "", *SMALL, durability="disk") as master:
+        master.takes(b"hello")
+        epoch = master.status()["epoch"]
+        master.kill() if killed else master.terminate()
+        master.fill()
+        master.start()
+        master.gives(b"hello")
+        assert master.stands(role="slave")
+        master.wait_problem("no room")
+        master.empty()
+        master.wait_for(role="master")
+        assert master.status()["epoch"] > epoch
+        master.takes(b"later")
+
+
+def test_a_slave_is_promoted_while_its_disk_is_full(tmp_path: Path) -> None:
+    """F-FULL: the order is refused with the reason, and obeyed when there is room."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    with (
+        Cramped(tmp_path / "1" / "data", 1, "", *SMALL, durability="disk") as master,
+        Cramped(tmp_path / "2" / "data", 2, master.replication, *SMALL, durability="disk") as slave,
+    ):
+        master.takes(b"hello")
+        master.wait_for(in_sync=[1, 2])
+        master.terminate()
+        slave.fill()
+        with connect(slave) as client, pytest.raises(Refused, match="no room"):
+            ask(client, Request.CHANGE_ROLE, role="master")
+        slave.gives(b"hello")
+        slave.empty()
+        slave.promote()
+        slave.takes(b"later")
