@@ -190,9 +190,9 @@ class Measured:
         yield _one(measures.HELD, self.holds.of_clients)
         yield _one(measures.COLD, self.looks.cold_reads)
         yield _one(measures.COLD_NOW, self.looks.waiting)
+        yield measures.CONNECTIONS, [((kind,), count) for kind, count in (*known.items(), ("none_yet", silent))]
         yield _one(measures.CONNECTIONS_BYTES, front.memory.held)
         yield _one(measures.EVICTED, front.memory.evicted)
-        yield measures.CONNECTIONS, [((kind,), count) for kind, count in (*known.items(), ("none_yet", silent))]
 
     def _log(self, rest: Rest) -> Iterator[Family]:
         statistics = self.context.store.statistics()

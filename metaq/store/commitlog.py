@@ -130,15 +130,15 @@ class CommitLog:
                 capacity = size if size >= self._segment_bytes else self._segment_bytes
             if size < capacity:  # new, or cut short by a crash: zeros take no room yet
                 self._files.open(path).truncate(capacity)
+                self._disk.sync_directory(self.directory)
             segments.append(Segment(base, capacity, path))
         return segments
 
     def _reserve(self, segment: Segment) -> None:
-        """Give a segment its room, durably, if it has not got it."""
+        """Give a segment its room, durably, if it has not got it: a change of role waits for no sync that changes nothing."""
         file = self.file(segment)
-        file.allocate(segment.capacity)
-        file.datasync()
-        self._disk.sync_directory(self.directory)
+        if file.allocate(segment.capacity):
+            file.datasync()
 
     def _create(self, base: int, run: Run) -> Segment:
         """A new segment whose room, size and name are durable."""

@@ -70,8 +70,8 @@ class File(Protocol):
 
     def size(self) -> int: ...
 
-    def allocate(self, size: int) -> None:
-        """Make the file ``size`` bytes long with room reserved for all of it; new bytes are zero."""
+    def allocate(self, size: int) -> bool:
+        """Make the file ``size`` bytes long with room reserved for all of it; new bytes are zero. False when it was so."""
         ...
 
     def truncate(self, size: int) -> None: ...
@@ -223,14 +223,16 @@ class RealFile:
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
-    def allocate(self, size: int) -> None:
+    def allocate(self, size: int) -> bool:
         with _translated("allocate room for", self._path):
             known, room = os.fstat(self._fd), os.fstatvfs(self._fd)
             lacking = size - known.st_blocks * BLOCK_BYTES
             if lacking > room.f_bavail * room.f_frsize:  # else a part would be taken from everybody else
                 raise OSError(errno.ENOSPC, "")
-            if lacking > 0 or known.st_size < size:
-                os.posix_fallocate(self._fd, 0, size)
+            if lacking <= 0 and known.st_size >= size:
+                return False
+            os.posix_fallocate(self._fd, 0, size)
+            return True
 
     def truncate(self, size: int) -> None:
         with _translated("truncate", self._path):

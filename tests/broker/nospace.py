@@ -29,10 +29,10 @@ class CrampedFile(RealFile):
         super().__init__(path, fd)
         self._full = full
 
-    def allocate(self, size: int) -> None:
+    def allocate(self, size: int) -> bool:
         if self._full.exists() and size > self._room():
             raise DiskFull(f"no room for {self._path}: a test says so; {MAKE_ROOM}")
-        super().allocate(size)
+        return super().allocate(size)
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         if offset + len(data) > self._room() and is_brimful(self._full):

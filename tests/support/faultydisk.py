@@ -189,13 +189,16 @@ class FaultyFile:
     def size(self) -> int:
         return len(self._inode.data)
 
-    def allocate(self, size: int) -> None:
+    def allocate(self, size: int) -> bool:
         if self._disk.stops():
             raise Stopped
         if size > self._inode.allocated and self._disk.is_full():
             raise DiskFull(f"cannot allocate room for {self._path}: the disk is full")
+        if size <= min(self._inode.allocated, len(self._inode.data)):
+            return False
         self._inode.resize(max(size, len(self._inode.data)))
         self._inode.allocated = max(size, self._inode.allocated)
+        return True
 
     def truncate(self, size: int) -> None:
         if self._disk.stops():
