@@ -34,6 +34,11 @@ def read(broker: BrokerProcess) -> list[bytes]:
         return [message.body for message in client.iterate(TOPIC, partition=0)]
 
 
+def wait_read(broker: BrokerProcess, bodies: list[bytes]) -> None:
+    """Wait until readers see them all: a slave hears of that a moment later, a new master when its slaves have reported."""
+    wait_until(lambda: read(broker) == bodies, DEADLINE_S, "readers see everything that was acknowledged")
+
+
 def pair(cluster: Cluster) -> tuple[ReplicaProcess, ReplicaProcess]:
     master = cluster.add(1, kind=PoweredReplica)
     slave = cluster.add(2, master.replication, kind=PoweredReplica)
@@ -47,6 +52,7 @@ def test_a_master_that_lost_power_leaves_its_slaves_what_it_lost(tmp_path: Path,
     with Cluster(tmp_path) as cluster:
         master, slave = pair(cluster)
         bodies = put(master)
+        wait_read(slave, bodies)
         cut_power(master, random.Random(SEED), how)
         master.start()
         master.wait_problem("replicas [2], which were in sync, have them")
@@ -58,7 +64,7 @@ def test_a_master_that_lost_power_leaves_its_slaves_what_it_lost(tmp_path: Path,
         master.demote(slave.replication)
         wait_caught_up(slave, master)
         check_prefix(slave, master)
-        assert read(master) == bodies
+        wait_read(master, bodies)
         wait_until(lambda: master.status()["suspect"] is None, DEADLINE_S, "it is suspect no more")
 
 
@@ -114,6 +120,7 @@ def test_a_slave_with_a_hole_copies_again_what_it_lacks(tmp_path: Path, durabili
         wait_caught_up(master, slave)
         check_prefix(master, slave)
         wait_until(lambda: slave.status()["suspect"] is None, DEADLINE_S, "it is suspect no more")
+        wait_read(slave, bodies)
         master.kill()
         slave.promote()
         assert read(slave) == bodies
@@ -136,7 +143,7 @@ def test_an_elected_master_that_lost_power_is_not_elected_again(tmp_path: Path, 
         master.start()
         after = group.wait_master()
         assert after.number != master.number
-        assert read(after) == bodies
+        wait_read(after, bodies)
         group.wait_whole()
         bodies += put(after, 50)
         whole, *others = group.members.values()
@@ -150,7 +157,7 @@ def test_an_elected_master_that_lost_power_is_not_elected_again(tmp_path: Path, 
         whole.start()
         group.wait_whole()
         assert group.wait_master().number == whole.number
-        assert read(whole) == bodies
+        wait_read(whole, bodies)
 
 
 @pytest.mark.partner("java")
@@ -167,4 +174,4 @@ def test_when_all_have_lost_power_the_longest_log_goes_on(tmp_path: Path, zookee
         for member in group.members.values():
             member.wait_ready()
         group.wait_whole()
-        assert read(group.wait_master()) == bodies
+        wait_read(group.wait_master(), bodies)
