@@ -237,7 +237,7 @@ def test_every_port_speaks_tls_and_asks_who_is_there(tmp_path: Path) -> None:
                 if port == http:
                     secured.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
                 elif port == others[0]:
-                    secured.sendall(Hello("DefaultCluster", "metaq", 0, 2, 1 << 25, 0, 0, [[0, 0, 0]], None, "h:1").encode())
+                    secured.sendall(Hello("DefaultCluster", "metaq", 0, 2, 1 << 25, 0, 0, [[0, 0, 0]], None, "h:1", 0).encode())
                 else:
                     secured.sendall(encode_request(Request.UPDATE_BROKER_CONFIG, 1, {}, b"brokerPermission=4"))
                 found[port] = secured.recv(1 << 16)

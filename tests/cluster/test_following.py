@@ -214,7 +214,7 @@ def test_a_silent_slave_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ours = socket.create_connection(listener.getsockname(), timeout=DEADLINE_S)
         theirs, _ = listener.accept()
     begin, end = store.log.begin, store.log.end
-    ours.sendall(Hello("c", "b", 0, 2, SETTINGS.segment_bytes, begin, end, [[0, 0, 0]], None, "127.0.0.1:1").encode())
+    ours.sendall(Hello("c", "b", 0, 2, SETTINGS.segment_bytes, begin, end, [[0, 0, 0]], None, "127.0.0.1:1", end).encode())
     reader, said = FrameReader(), 0
     with gevent.Timeout(DEADLINE_S):
         feeding.serve(theirs, "127.0.0.1:2")
