@@ -19,6 +19,7 @@ from metaq.protocol.remoting import RemotingCommand
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
 from metaq.server.handlers.send import SendHandler, read_header
+from metaq.server.permissions import Action, demand
 from metaq.server.registration import written
 from metaq.server.remoting import Answer, Kept, RemotingSession
 from metaq.server.tables import reply_topic
@@ -62,6 +63,7 @@ class ReplyHandler:
     def reply(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Answered when the requester has taken the reply and it is stored, if replies are."""
         header = read_header(request)
+        demand(session.principal, Action.PUBLISH, header.topic)
         if header.topic != self._topic:  # who may publish anywhere else has no say here
             raise AccessDenied(f"replies go to the topic {self._topic}, not to {header.topic:.255}")
         queue = self._sends.admit(session, header, request.body)
