@@ -75,6 +75,7 @@ class OffsetLog:
         self._saved_version = self._offsets.version
         self._load()
         self._taken_at = self._kept_at = self._store.clock.monotonic()  # of the last changes that are staged, and stored
+        self._found_end = self._store.log.end  # what a former master has put into the log is before it
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
@@ -111,8 +112,11 @@ class OffsetLog:
     def check(self) -> None:
         """``Overloaded`` when the replicas lack offsets that were committed ``MOST_BACK_S`` ago.
 
-        All that was committed before ``_kept_at`` they have. Where none is waited for, nothing is refused.
+        All that was committed before ``_kept_at`` they have. What a new master has found in its log may be older than that,
+        and not be theirs yet: it takes nothing before it is. Where none is waited for, nothing is refused.
         """
+        if not self._turns.is_copied(self._found_end):
+            raise Overloaded("the replicas do not have the offsets yet that another master took", retry_after_ms=RETRY_MS)
         now = self._store.clock.monotonic()
         if self._turns.copies is None or not (self._on_their_way or self._offsets.changed):
             self._kept_at = now
