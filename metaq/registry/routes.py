@@ -31,7 +31,7 @@ UNIT_SUBSCRIBED: Final = 2
 MAX_DEPARTED: Final = 64
 """Brokers remembered after they went, so that a missing route can be explained."""
 MASTER: Final = 0
-TOPICS_BEFORE_REST: Final = 4096
+TOPICS_BEFORE_REST: Final = 1024
 """That are entered in a millisecond or two."""
 
 
