@@ -19,6 +19,7 @@ it counts as far as the log is the same. Other messages took the places of those
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -75,7 +76,7 @@ class OffsetLog:
         self._saved_version = self._offsets.version
         self._load()
         self._taken_at = self._kept_at = self._store.clock.monotonic()  # of the last changes that are staged, and stored
-        self._found_end = self._store.log.end  # what a former master has put into the log is before it
+        self._logged_end = self._store.log.end  # all that is in the log is before it, also what a former master put there
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
@@ -112,11 +113,11 @@ class OffsetLog:
     def check(self) -> None:
         """``Overloaded`` when the replicas lack offsets that were committed ``MOST_BACK_S`` ago.
 
-        All that was committed before ``_kept_at`` they have. What a new master has found in its log may be older than that,
-        and not be theirs yet: it takes nothing before it is. Where none is waited for, nothing is refused.
+        All that was committed before ``_kept_at`` they have, or the log has. They may lack what that has had for longer: what a
+        new master has found there, and what has waited for them in vain. Where none is waited for, nothing is refused.
         """
-        if not self._turns.is_copied(self._found_end):
-            raise Overloaded("the replicas do not have the offsets yet that another master took", retry_after_ms=RETRY_MS)
+        if not self._turns.is_copied(self._logged_end):
+            raise Overloaded("the replicas do not have the offsets yet that are in the log", retry_after_ms=RETRY_MS)
         now = self._store.clock.monotonic()
         if self._turns.copies is None or not (self._on_their_way or self._offsets.changed):
             self._kept_at = now
@@ -132,19 +133,22 @@ class OffsetLog:
                 host, now_ms = self._context.store_host, self._store.clock.now_ms()
                 stage(self._context, Draft(*_KEY, orjson.dumps(rows_of(portion.items())), {}, 0, 0, now_ms, host))
                 self._on_their_way += 1
-                note(self._turns, lambda error, portion=portion: self._stored(portion, error))  # type: ignore[misc]
+                note(self._turns, partial(self._stored, portion, self._store.log.staged_end))
                 waiting = dict(islice(waiting.items(), self._most, None))
         finally:
             if waiting:
                 self._offsets.give_back(waiting)
                 self._taken_at = self._kept_at
 
-    def _stored(self, changes: Mapping[Place, int], error: MetaqError | None) -> None:
+    def _stored(self, changes: Mapping[Place, int], end: int, error: MetaqError | None) -> None:
+        """They are in the log, before a log offset, and the replicas have them, or have not had them in time."""
         self._on_their_way -= 1
         if error is not None:
             self._offsets.give_back(changes)
             self._taken_at = self._kept_at
-        elif not self._on_their_way:
+            return
+        self._logged_end = end
+        if not self._on_their_way:
             self._kept_at = self._taken_at
 
     # -- snapshots ----------------------------------------------------------------------------------------------------
