@@ -43,6 +43,7 @@ def test_a_slave_asks_its_registries_for_the_master(cluster: Cluster) -> None:
     third = cluster.add(3, "", "--role", "slave")
     master.wait_for(in_sync=[1, 2, 3])
     assert slave.status()["master"] == master.replication
+    third.wait_for(suspect=None)
     master.kill()
     third.promote()
     slave.wait_for(master=third.replication)

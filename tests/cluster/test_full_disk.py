@@ -62,6 +62,7 @@ def test_a_slave_is_promoted_while_its_disk_is_full(tmp_path: Path) -> None:
     ):
         master.takes(b"hello")
         master.wait_for(in_sync=[1, 2])
+        slave.wait_for(suspect=None)
         master.terminate()
         slave.fill()
         with connect(slave) as client, pytest.raises(Refused, match="no room"):

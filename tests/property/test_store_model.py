@@ -108,7 +108,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(messages=MESSAGES, short=st.booleans())
     def put_on_a_full_disk(self, messages: list[tuple[TopicPartition, bytes, int, str | None]], short: bool) -> None:
-        """The next call that needs room fails; then there is room again."""
+        """The next call that needs room fails; then there is room again, which the duties find."""
         disk = self.driver.disk
         disk.full_from, disk.full_for = disk.space_calls + 1, 1
         disk.short_writes, disk.copy_on_write = short, True
@@ -120,6 +120,9 @@ class StoreMachine(RuleBasedStateMachine):
             expect(disk.space_calls < disk.full_from, "a full disk is noticed")
         disk.full_from = None
         expect(self.driver.store.failure is None, "a full disk is no failure")
+        self.driver.prepare()
+        self.driver.sweep()
+        expect(self.driver.store.shortage is None, "room is found again", self.driver.store.shortage)
 
     @rule()
     def stop(self) -> None:

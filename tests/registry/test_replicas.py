@@ -53,6 +53,7 @@ def test_a_slave_finds_its_master_through_zookeeper(cluster: Cluster, look: Kazo
     master.wait_for(in_sync=[1, 2, 3])
     node = decode_broker_node(look.get(OWN_NODE)[0])
     assert node.replication == master.replication == slave.status()["master"]
+    third.wait_for(suspect=None)
     master.kill()
     third.promote()
     slave.wait_for(master=third.replication)

@@ -58,7 +58,8 @@ class ReplicaProcess(BrokerProcess):
         wait_until(lambda: self.stands(**expected), DEADLINE_S, f"replica {self.number} stands as {expected}; see {self.log}")
 
     def promote(self) -> None:
-        """Make it the master, and wait until it is."""
+        """Make it the master, and wait until it is. One that was in sync knows so a moment after its master."""
+        self.wait_for(suspect=None)
         with connect(self) as client:
             ask(client, Request.CHANGE_ROLE, role="master")
         self.wait_for(role="master")
@@ -113,6 +114,7 @@ class Cluster(contextlib.ExitStack):
         master = self.add(1)
         slave = self.add(2, master.replication)
         master.wait_for(in_sync=[1, 2])
+        slave.wait_for(suspect=None)
         return master, slave
 
     def proxied_pair(self) -> tuple[ReplicaProcess, ReplicaProcess, Proxy]:
@@ -121,6 +123,7 @@ class Cluster(contextlib.ExitStack):
         proxy = self.proxy(master)
         slave = self.add(2, proxy.address)
         master.wait_for(in_sync=[1, 2])
+        slave.wait_for(suspect=None)
         return master, slave, proxy
 
     def proxy(self, master: ReplicaProcess) -> Proxy:
@@ -130,7 +133,7 @@ class Cluster(contextlib.ExitStack):
 
 
 def wait_caught_up(master: ReplicaProcess, slave: ReplicaProcess) -> int:
-    """Wait until a slave is in sync, has all of its master's log and shows it; the log's end."""
+    """Wait until a slave is in sync and knows it, has all of its master's log and shows it; the log's end."""
     end = 0
 
     def caught_up() -> bool:
@@ -141,7 +144,7 @@ def wait_caught_up(master: ReplicaProcess, slave: ReplicaProcess) -> int:
             return False
         end = ours["end"]
         same = all(theirs[name] == end for name in ("end", "readable_end"))
-        return same and slave.number in ours["in_sync"]
+        return same and slave.number in ours["in_sync"] and theirs["suspect"] is None
 
     wait_until(caught_up, DEADLINE_S, f"replica {slave.number} has caught up with {master.number}; see {slave.log}")
     return end
