@@ -479,7 +479,8 @@ class MessageStore:
     def query(self, topic: str, key: str, begin_ms: int, end_ms: int, most: int, read: Read) -> list[Stored]:
         """The newest readable messages of a topic that have a key and were stored in a time, both ends included.
 
-        At most ``most``, and never more than ``MOST_FOUND``. Raises ``Overloaded`` while the key index is being made anew.
+        At most ``most``, never more than ``MOST_FOUND`` or, but for the first one, ``MOST_BYTES``. Raises ``Overloaded`` while
+        the key index is being made anew.
         """
         return query(self.indexing, self.reader, topic, key, begin_ms, end_ms, most, read)
 

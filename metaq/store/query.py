@@ -5,12 +5,17 @@ from typing import Final
 from metaq.protocol.keys import keys_of
 from metaq.protocol.record import decode_record
 from metaq.protocol.textmessage import Stored
-from metaq.store.files import Read
+from metaq.store.disk import File
+from metaq.store.files import ColdRead, Read, read_cached
 from metaq.store.indexing import Indexing
 from metaq.store.reading import Reader
 
 MOST_FOUND: Final = 64
 """Messages in the answer to one query, whatever was asked for."""
+MOST_BYTES: Final = 4 << 20
+"""Of the messages in one answer, but for a first one that is larger: clients take no frame of more than 16 MiB."""
+READS_AT_ONCE: Final = 1000
+"""By a query that may not wait, some 5 ms; one that needs more, because many messages have its key, lets others go on."""
 
 
 def query(
@@ -18,7 +23,10 @@ def query(
 ) -> list[Stored]:
     """See ``MessageStore.query``."""
     indexing.catch_up(read)
+    if read is read_cached:
+        read = _few_reads()
     found: dict[int, Stored] = {}
+    found_bytes = 0
     for log_offset in indexing.find(topic, key, begin_ms, end_ms, read):
         if len(found) >= min(most, MOST_FOUND):
             break
@@ -27,5 +35,22 @@ def query(
             record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
             keys = keys_of(record.topic, record.sys_flag, record.properties)
             if record.topic == topic and key in keys and begin_ms <= record.store_ms <= end_ms:
+                found_bytes += stored.size
+                if found and found_bytes > MOST_BYTES:
+                    break
                 found[log_offset] = stored
     return list(found.values())
+
+
+def _few_reads() -> Read:
+    """``read_cached``, which gives up after so many reads."""
+    left = READS_AT_ONCE
+
+    def read(file: File, size: int, offset: int) -> bytes:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ColdRead
+        return read_cached(file, size, offset)
+
+    return read

@@ -19,7 +19,7 @@ from metaq.message import INTERNAL_TOPICS
 from metaq.protocol.keys import KEYS, UNIQ_KEY, KeyHasher, key_hash, keys_of
 from metaq.protocol.record import constant_middle, encode_properties, host_bytes, java_hash, record_tail
 from metaq.protocol.textmessage import HEADER_SIZE_TEXT
-from metaq.store import indexing
+from metaq.store import indexing, query
 from metaq.store.disk import RealDisk, Usage
 from metaq.store.files import ColdRead, FileCache, read_cached, read_here, run_here
 from metaq.store.indexfile import HEADER, ITEM, SLOT, Entry, file_size
@@ -191,6 +191,31 @@ def test_files_roll_when_full(store: MessageStore, folder: Path, clock: ManualCl
     assert found(store, "t", "u60") == [offsets["u60"]]
     store.indexing.index.drop_before(1 << 60, files[2].name, run_here)
     assert index_files(folder) == files[2:]
+
+
+def test_a_query_lets_others_go_on(store: MessageStore, clock: ManualClock) -> None:
+    """E-05: one that looks at many messages, all of the file's first second, does so where it may wait."""
+    for _ in range(400):
+        put(store, "t", b"", keys="k")
+    store.index_keys()
+    store.sync()
+    later = (clock.now_ms() + 1, clock.now_ms() + 1)
+    with pytest.raises(ColdRead):
+        store.query("t", "k", *later, 1, read_cached)
+    assert found(store, "t", "k", later) == []
+    assert len(store.query("t", "k", *ALWAYS, 64, read_cached)) == 64
+
+
+def test_an_answer_is_no_longer_than_clients_take(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-05: the newest that fit; the first one always."""
+    monkeypatch.setattr(query, "MOST_BYTES", 2500)
+    offsets = [put(store, "t", bytes(size), keys="k") for size in (10, 1000, 1000, 3000, 1000, 1000)]
+    store.sync()
+    assert found(store, "t", "k") == [offsets[5], offsets[4]]
+    assert found(store, "t", "k", most=1) == [offsets[5]]
+    offsets.append(put(store, "t", bytes(3000), keys="k"))
+    store.sync()
+    assert found(store, "t", "k") == [offsets[6]]
 
 
 # -- behind the log ---------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Single messages: by key 12, by place 33 (specs: remoting protocol, section 3.2.5)."""
 
-from itertools import accumulate
 from typing import Final
 
 from metaq.errors import RequestFailed
@@ -20,8 +19,6 @@ UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """Field that says: the key is a unique one."""
 MOST_UNIQUE: Final = 32
 """Messages with one unique key: the original, its retries and its dead letter are of different topics."""
-MOST_BYTES: Final = 4 << 20
-"""In one answer, but for a first message that is larger: clients take no frame of more than 16 MiB."""
 EVER: Final = 1 << 62
 """A time that does not come."""
 
@@ -56,9 +53,7 @@ class QueryHandler:
             # all that is stored until now was searched
             fields = {"indexLastUpdateTimestamp": self._store.clock.now_ms(), "indexLastUpdatePhyoffset": self._store.log.end}
             texts = {name: str(value) for name, value in fields.items()}
-            sizes = accumulate(stored.size for stored in found)
-            fitting = [stored for stored, size in zip(found, sizes, strict=True) if size <= MOST_BYTES] or found[:1]
-            return Answer(fields=texts, body=[_bytes(stored) for stored in fitting])
+            return Answer(fields=texts, body=[_bytes(stored) for stored in found])
 
         self._later.read(session, request, find)
         return None
