@@ -1,0 +1,140 @@
+"""When a master takes commits of offsets: a real store and its turns, with a clock and copies that the test moves."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from metaq.clock import ManualClock
+from metaq.config import Settings
+from metaq.errors import Overloaded
+from metaq.message import Durability
+from metaq.server.offsetlog import MOST_BACK_S, OffsetLog
+from metaq.server.offsets import OffsetTable
+from metaq.server.tables import TopicTable
+from metaq.server.turn import Turns
+from metaq.store.epochs import Epochs
+from metaq.store.files import run_here
+from metaq.store.messagestore import MessageStore
+from metaq.store.recovery import open_store
+from metaq.store.settings import StoreSettings
+
+STORE: Final = StoreSettings(segment_bytes=1 << 16, queue_file_bytes=256, durability=Durability.MEMORY)
+
+
+class Copies:
+    """What the replicas hold."""
+
+    def __init__(self) -> None:
+        self.held_end = 0
+        self.hopeful = True
+
+
+class Hub:
+    """Ends no turn: the test does."""
+
+    class loop:  # noqa: N801 - an attribute of gevent's hub
+        @staticmethod
+        def run_callback(_: Callable[[], None]) -> None:
+            pass
+
+
+class Master:
+    """The parts of a broker at REPLICA that keep offsets."""
+
+    def __init__(self, data: Path) -> None:
+        self.clock = ManualClock()
+        self.store: MessageStore = open_store(data, STORE, self.clock)[0]
+        settings = Settings(data=data, durability=Durability.REPLICA, replica_timeout_ms=500, replication_listen="127.0.0.1:0")
+        hub: Any = Hub
+        self.turns = Turns(self.store, settings, hub, run_here, lambda _: None)
+        self.turns.copies = self.copies = Copies()
+        self.offsets = OffsetTable()
+        context: Any = SimpleNamespace(
+            store=self.store,
+            settings=settings,
+            offsets=self.offsets,
+            epochs=Epochs(self.store),
+            topics=TopicTable(data, 10),
+            store_host=bytes(8),
+        )
+        self.log = OffsetLog(context, self.turns, run_here)
+
+    def commit(self, offset: int) -> None:
+        self.log.check()
+        self.offsets.commit("billing", "orders", 0, offset, self.clock.monotonic())
+
+    def append(self) -> None:
+        """What the duty does."""
+        self.log.append()
+        self.turns.finish()
+
+    def copy(self) -> None:
+        """The replicas have everything."""
+        self.copies.held_end = self.store.log.end
+        self.turns.release()
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[Master]:
+    made = Master(tmp_path / "data")
+    yield made
+    made.store.close()
+
+
+def test_commits_are_taken_while_the_replicas_follow(master: Master) -> None:
+    """P09: what they lack is never older than half a second."""
+    for offset in range(1, 9):
+        master.commit(offset)
+        master.append()
+        master.clock.advance(MOST_BACK_S * 0.45)
+        master.commit(offset * 10)
+        master.copy()
+
+
+def test_none_is_taken_while_an_older_one_is_on_its_way(master: Master) -> None:
+    """P09: for longer than a failover may take back."""
+    master.commit(1)
+    master.append()
+    master.clock.advance(MOST_BACK_S + 0.001)
+    with pytest.raises(Overloaded, match="committed before"):
+        master.commit(2)
+    master.copy()
+    master.commit(2)
+
+
+def test_none_is_taken_after_one_was_answered_late(master: Master) -> None:
+    """P09: it has waited in vain, so the replicas may lack it however long ago it was committed."""
+    master.commit(1)
+    master.append()
+    master.clock.advance(0.501)
+    master.turns.expire()
+    assert master.turns.nothing_parked()
+    with pytest.raises(Overloaded, match="that are in the log"):
+        master.commit(2)
+    master.copy()
+    master.commit(2)
+
+
+def test_none_is_taken_before_the_replicas_have_what_a_new_master_found(tmp_path: Path) -> None:
+    """P09: the master before may have put offsets there that nobody else has."""
+    before = Master(tmp_path / "data")
+    before.commit(1)
+    before.append()
+    before.store.close()
+    after = Master(tmp_path / "data")
+    with pytest.raises(Overloaded, match="that are in the log"):
+        after.commit(2)
+    after.copy()
+    after.commit(2)
+    after.store.close()
+
+
+def test_all_are_taken_where_no_replica_is_waited_for(master: Master) -> None:
+    """P09: at DISK and MEMORY the log of the master alone counts."""
+    master.turns.copies = None
+    master.commit(1)
+    master.clock.advance(10 * MOST_BACK_S)
+    master.commit(2)
