@@ -9,6 +9,9 @@ PACKAGING := setup.py pyproject.toml
 # Debian keeps some servers that the tests talk to in sbin, which is not on everyone's PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
+# Where compiled modules are not kept, each broker compiles all of its own again: twice the time of a start, a thousand times.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: run test test-long lint format bench compile interpret test-compiled
 
 run: .venv/.stamp-run
