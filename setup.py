@@ -36,14 +36,14 @@ REPORT = ["matplotlib>=3.9"]
 
 # The way of a put and of a get. mypyc makes extension modules of the same sources; without them all works the same, slower.
 COMPILED = [
-    "metaq/protocol/batch.py",
-    "metaq/protocol/commands.py",
+    "metaq/protocol/remoting/batch.py",
+    "metaq/protocol/text/commands.py",
     "metaq/protocol/keys.py",
     "metaq/protocol/properties.py",
     "metaq/protocol/record.py",
-    "metaq/protocol/remoting.py",
-    "metaq/protocol/text.py",
-    "metaq/protocol/textmessage.py",
+    "metaq/protocol/remoting/frames.py",
+    "metaq/protocol/text/codec.py",
+    "metaq/protocol/text/messages.py",
     "metaq/server/handlers/get.py",
     "metaq/server/handlers/pull.py",
     "metaq/server/handlers/put.py",

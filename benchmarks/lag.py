@@ -9,9 +9,9 @@ from typing import Self
 
 from benchmarks.figures import MeasurementError
 from benchmarks.peers import REPLY_SECONDS
-from metaq.protocol.replies import NOT_FOUND, OK, VALUE, Reply, ReplyReader
-from metaq.protocol.text import write_get, write_put
-from metaq.protocol.textmessage import decode_messages
+from metaq.protocol.text.codec import write_get, write_put
+from metaq.protocol.text.messages import decode_messages
+from metaq.protocol.text.replies import NOT_FOUND, OK, VALUE, Reply, ReplyReader
 
 TOPIC = "probe"
 GROUP = "bench"

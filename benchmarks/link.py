@@ -8,9 +8,9 @@ from typing import Self
 
 from benchmarks.figures import MeasurementError
 from benchmarks.peers import REPLY_SECONDS
-from metaq.protocol.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
-from metaq.protocol.headers import Int32, PullMessage, SendMessage, encode_header, with_letters
-from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request
+from metaq.protocol.remoting.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
+from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
+from metaq.protocol.remoting.headers import Int32, PullMessage, SendMessage, encode_header, with_letters
 
 GROUP = "bench"
 TEMPLATE_TOPIC = "TBW102"

@@ -14,7 +14,7 @@ from benchmarks.figures import MeasurementError
 from benchmarks.link import Link
 from benchmarks.peers import Level, Server, metaq
 from benchmarks.programs import LoadPlan, run_load
-from metaq.protocol.codes import Request
+from metaq.protocol.remoting.codes import Request
 
 LISTENS = ("--replication-listen", "127.0.0.1:0")
 MASTER, SLAVE = 1, 2

@@ -10,9 +10,9 @@ from pyspark.sql.types import StructType
 
 from metaq.client.bulk import BulkConnection
 from metaq.protocol import record as layout
-from metaq.protocol.bulk import UNIT_SIZE, BulkFetch
-from metaq.protocol.headers import Int32
 from metaq.protocol.properties import KEYS, parse
+from metaq.protocol.remoting.bulk import UNIT_SIZE, BulkFetch
+from metaq.protocol.remoting.headers import Int32
 from metaq.spark.source import COLUMNS
 
 Row = tuple[bytes | None, bytes, str, int, int, datetime, int, str | None]

@@ -131,7 +131,7 @@ class MessageIllegal(BrokerError):
 
 
 class RequestFailed(BrokerError):
-    """A remoting request that ends with ``code`` (``metaq.protocol.codes.Response``)."""
+    """A remoting request that ends with ``code`` (``metaq.protocol.remoting.codes.Response``)."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)

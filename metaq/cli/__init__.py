@@ -21,8 +21,8 @@ from metaq.errors import (
     RouteProblem,
     SendFailed,
 )
-from metaq.protocol.codes import Response
-from metaq.protocol.replies import NOT_FOUND
+from metaq.protocol.remoting.codes import Response
+from metaq.protocol.text.replies import NOT_FOUND
 
 EXIT_CODES: Final = f"""\
 \b

@@ -12,7 +12,7 @@ from metaq.cli.replicas import Place, chosen, known_places, places_of, replica_o
 from metaq.client import Admin
 from metaq.config import Settings, load
 from metaq.errors import ClientError
-from metaq.protocol.adminbodies import decode_settings, encode_settings
+from metaq.protocol.remoting.adminbodies import decode_settings, encode_settings
 
 MIB: Final = 1024**2
 LOOK_S: Final = 0.5

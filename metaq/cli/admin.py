@@ -7,7 +7,7 @@ import click
 
 from metaq.cli.common import broker_option, connect, json_option, partition_option, print_json
 from metaq.client import parse_stats
-from metaq.protocol.commands import END_OF_LOG
+from metaq.protocol.text.commands import END_OF_LOG
 
 TOPICS: Final = "topics"
 CONFIG: Final = "config"

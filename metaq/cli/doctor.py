@@ -17,7 +17,7 @@ from metaq.client.link import split_address
 from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from metaq.client.routing import MASTER
 from metaq.client.views import permission_text
-from metaq.protocol.codes import READ, WRITE
+from metaq.protocol.remoting.codes import READ, WRITE
 
 CLOCK_WARNING_MS: Final = 1_000
 CLOCK_PROBLEM_MS: Final = 60_000

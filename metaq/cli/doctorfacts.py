@@ -11,7 +11,7 @@ from metaq.client.routing import MASTER
 from metaq.client.views import BrokerIdentity, BrokerView, TopicView
 from metaq.errors import ClientError, Refused
 from metaq.message import MessageQueue
-from metaq.protocol.codes import Response
+from metaq.protocol.remoting.codes import Response
 
 
 class RegistryState(NamedTuple):

@@ -19,8 +19,8 @@ from metaq.client import PutManyFailed, TextClient
 from metaq.client.textclient import DEFAULT_MAX_BYTES
 from metaq.errors import Refused
 from metaq.message import Message, PutResult, TextPosition
-from metaq.protocol.commands import BROKER_CHOOSES, END_OF_LOG
-from metaq.protocol.replies import NOT_FOUND
+from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG
+from metaq.protocol.text.replies import NOT_FOUND
 
 _LINES_AT_ONCE: Final = 10_000
 """Nothing is in flight between two calls of put_many; so many lines make that pause, and their results, small."""

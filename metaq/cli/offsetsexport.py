@@ -1,4 +1,4 @@
-"""``metaq offsets export``: rows of ``metaq.protocol.offsetrows`` into a file."""
+"""``metaq offsets export``: rows of ``metaq.protocol.remoting.offsetrows`` into a file."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from metaq.cli.common import FAILED, connect_registry, examples, json_option, pr
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin
 from metaq.errors import ConfigError
-from metaq.protocol.offsetrows import OffsetRow, encode_row
+from metaq.protocol.remoting.offsetrows import OffsetRow, encode_row
 
 PARQUET: Final = "parquet"
 JSON_LINES: Final = "jsonl"

@@ -25,7 +25,7 @@ from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from metaq.client.routing import MASTER
 from metaq.client.views import TopicView, permission_text
 from metaq.errors import RouteNotFound, RouteProblem
-from metaq.protocol.codes import READ, WRITE
+from metaq.protocol.remoting.codes import READ, WRITE
 
 PERMISSIONS: Final = {"rw": READ | WRITE, "r": READ, "w": WRITE, "none": 0}
 _ROUTE_ONLY: Final = "needs a registry: leave --broker out"

@@ -23,7 +23,7 @@ from metaq.client.transactionadmin import TransactionAdmin
 from metaq.client.views import BranchView, BrokerView
 from metaq.errors import BadRequest
 from metaq.protocol.ids import decode_offset_id
-from metaq.protocol.undecided import Branch, BranchMessage, Half, State
+from metaq.protocol.remoting.undecided import Branch, BranchMessage, Half, State
 from metaq.tx.branches import Outcome
 
 DEFAULT_COUNT: Final = 1000

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeVar, cast
 
 from metaq.errors import BadRequest, NotConnected
-from metaq.protocol.signature import Credentials
+from metaq.protocol.remoting.signature import Credentials
 
 Tls = bool | str | ssl.SSLContext
 """Whether to speak TLS: checked with the certificates of this machine, with those in a file (PEM), or by a context."""

@@ -46,13 +46,13 @@ from metaq.client.views import (
 )
 from metaq.errors import BadRequest, ClientError, Refused, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue
-from metaq.protocol import headers
-from metaq.protocol.codes import INHERIT, READ, WRITE, Request, Response
-from metaq.protocol.headers import Int32
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import DELAY, RETRY_TOPIC
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.routes import TopicRoute, decode_topic_list, decode_topic_table
+from metaq.protocol.remoting import headers
+from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import Int32
+from metaq.protocol.remoting.routes import TopicRoute, decode_topic_list, decode_topic_table
 
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 _ORDERED_TOPICS: Final = "ORDER_TOPIC_CONFIG"

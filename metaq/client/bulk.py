@@ -12,10 +12,10 @@ from metaq.client.forks import renewed_in_children
 from metaq.client.link import LANGUAGE, split_address
 from metaq.client.transport import refusal, unanswered
 from metaq.errors import BrokerBusy, ConnectionFailed, OffsetOutOfRange, ProtocolError, RequestTimeout, StreamLost
-from metaq.protocol.bulk import Bulk, BulkFetch, decode_bulk
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import encode_header
-from metaq.protocol.remoting import HEAD, HEAD_SIZE, MAX_FRAME_BYTES, FrameReader, RemotingCommand, encode_request
+from metaq.protocol.remoting.bulk import Bulk, BulkFetch, decode_bulk
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import HEAD, HEAD_SIZE, MAX_FRAME_BYTES, FrameReader, RemotingCommand, encode_request
+from metaq.protocol.remoting.headers import encode_header
 
 _HEADER_LENGTH: Final = 0xFFFFFF
 _INT31: Final = 0x7FFFFFFF

@@ -21,10 +21,10 @@ from metaq.client.routing import Routes
 from metaq.client.scheduler import Scheduler, Task
 from metaq.client.transport import Answer, Asked, Greet, Outcome, Question, Transport, ask, call
 from metaq.errors import ClientClosed, ClientError, ConnectionFailed, MetaqError, ProtocolError, Refused
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import UnregisterClient
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import UnregisterClient
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from metaq.client.routing import MASTER
 from metaq.client.transport import Outcome, Question, refusal
 from metaq.errors import ChecksumMismatch, ClientError, ConnectionFailed
 from metaq.message import MessageQueue, QueueOffset
-from metaq.protocol.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import ExpressionKind, Subscription, parse_subscription
 

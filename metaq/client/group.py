@@ -23,12 +23,12 @@ from metaq.client.presence import level_of
 from metaq.client.transport import Answer, Question, successful
 from metaq.errors import ClientClosed, ClientError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue, QueueOffset
-from metaq.protocol import fastjson
-from metaq.protocol.adminbodies import decode_offsets
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import ConsumerGroupOnly
-from metaq.protocol.heartbeats import subscription_row
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.adminbodies import decode_offsets
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import ConsumerGroupOnly
+from metaq.protocol.remoting.heartbeats import subscription_row
 from metaq.protocol.subscription import EVERYTHING, Subscription
 from metaq.registry.assign import Assign, average
 

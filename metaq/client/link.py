@@ -14,7 +14,7 @@ from metaq.client.access import OPEN, Access
 from metaq.client.presence import Presence, level_of
 from metaq.client.transport import Answer, Asked, Done, Greet, Question, unanswered
 from metaq.errors import BadRequest, ClientClosed, ClientError, ConnectionFailed, NotConnected, ProtocolError, RequestTimeout
-from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request, encode_response
+from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request, encode_response
 
 logger = logging.getLogger(__name__)
 

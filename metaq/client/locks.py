@@ -13,9 +13,9 @@ from metaq.client.presence import level_of
 from metaq.client.transport import Question
 from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue
-from metaq.protocol import fastjson
-from metaq.protocol.codes import Request
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import RemotingCommand
 
 logger = logging.getLogger(__name__)
 

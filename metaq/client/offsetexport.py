@@ -6,8 +6,8 @@ from datetime import datetime
 from metaq.client.core import Core
 from metaq.client.message import ReceivedMessage
 from metaq.client.transport import Question, ask
-from metaq.protocol.codes import Request
-from metaq.protocol.offsetrows import HISTORY_TOPIC, ExportOffsets, OffsetPage, OffsetRow, decode_lines, decode_page
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC, ExportOffsets, OffsetPage, OffsetRow, decode_lines, decode_page
 
 Recorded = Callable[[str, datetime, datetime | None], Iterator[ReceivedMessage]]
 

@@ -13,9 +13,9 @@ from metaq.client.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.transport import Outcome, Question, refusal, successful
 from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue, QueueOffset
-from metaq.protocol.adminbodies import decode_offsets, encode_offsets
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import Int32, QueryConsumerOffset, QueueOnly, SearchOffset, UpdateConsumerOffset
+from metaq.protocol.remoting.adminbodies import decode_offsets, encode_offsets
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.headers import Int32, QueryConsumerOffset, QueueOnly, SearchOffset, UpdateConsumerOffset
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from metaq.client.sending import Outgoing, QueueChoice, Sending, deliver, send_f
 from metaq.client.transport import Outcome
 from metaq.errors import BadRequest, ClientError, MetaqError
 from metaq.message import MessageQueue
-from metaq.protocol.batch import BatchItem, encode_batch
-from metaq.protocol.codes import Request
 from metaq.protocol.properties import CLUSTER, KEYS, REPLY_TO, UNIQUE_KEY
+from metaq.protocol.remoting.batch import BatchItem, encode_batch
+from metaq.protocol.remoting.codes import Request
 
 DEFAULT_GROUP: Final = "metaq_producer"
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
@@ -187,7 +187,7 @@ class Producer(GroupProducer):
         return self._send(outgoing, deadline)
 
     def send_packed(self, topic: str, packed: bytes, count: int, *, queue: MessageQueue | None = None) -> list[SendResult]:
-        """As ``send_batch``, for who has its ``count`` messages in the form of ``metaq.protocol.batch``, with no ids of ours.
+        """Send ``count`` messages that are in the form of ``metaq.protocol.remoting.batch`` already; they get no ids from us.
 
         ``queue``: of ``queues``, which all of them go to; by default any.
         """

@@ -23,9 +23,9 @@ from metaq.client.sendback import MAX_RECONSUME_TIMES, TO_DEAD_LETTERS, send_bac
 from metaq.client.transport import Answer
 from metaq.errors import ClientError
 from metaq.message import MessageQueue, QueueOffset
-from metaq.protocol import fastjson
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.subscription import EVERYTHING
 from metaq.registry.assign import Assign, average
 

@@ -3,7 +3,7 @@
 from metaq.client.core import Core
 from metaq.client.transport import Question, ask, call, successful
 from metaq.client.views import ReplicaView, read_replica
-from metaq.protocol.codes import Request, Response
+from metaq.protocol.remoting.codes import Request, Response
 
 
 class ReplicaAdmin:

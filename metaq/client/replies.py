@@ -15,11 +15,11 @@ from metaq.client.message import CORRELATION_ID, ReceivedMessage
 from metaq.client.transport import Answer
 from metaq.errors import BadRequest, RequestTimeout
 from metaq.message import MessageQueue
-from metaq.protocol.codes import Response
-from metaq.protocol.headers import PushReply, decode_header
 from metaq.protocol.properties import parse
 from metaq.protocol.record import MAGIC
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import PushReply, decode_header
 
 _HOST: Final = struct.Struct(">4si")
 

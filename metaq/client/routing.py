@@ -11,10 +11,17 @@ from metaq.client.presence import level_of
 from metaq.client.transport import Question, Transport, call, successful
 from metaq.errors import ClientError, ProtocolError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue
-from metaq.protocol.codes import INHERIT, READ, WRITE, Request, Response
-from metaq.protocol.headers import TopicOnly
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.routes import NO_LIVE_BROKER, BrokerData, ClusterInfo, TopicRoute, decode_cluster_info, decode_route
+from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import TopicOnly
+from metaq.protocol.remoting.routes import (
+    NO_LIVE_BROKER,
+    BrokerData,
+    ClusterInfo,
+    TopicRoute,
+    decode_cluster_info,
+    decode_route,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from metaq.client.message import RETRY_PREFIX, ReceivedMessage, properties_text
 from metaq.client.sending import Outgoing, QueueChoice, deliver, send_fields
 from metaq.client.transport import Question
 from metaq.errors import ClientError
-from metaq.protocol.codes import Request
-from metaq.protocol.headers import Int32, SendBack
 from metaq.protocol.properties import DELAY, ORIGIN_ID, RETRY_TOPIC
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.headers import Int32, SendBack
 
 logger = logging.getLogger(__name__)
 

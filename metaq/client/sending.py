@@ -25,9 +25,9 @@ from metaq.errors import (
     SendFailed,
 )
 from metaq.message import MessageQueue, QueueOffset
-from metaq.protocol.codes import Request, Response
 from metaq.protocol.record import java_hash
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
 
 logger = logging.getLogger(__name__)
 

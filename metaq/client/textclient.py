@@ -14,10 +14,10 @@ from metaq.client.connection import Connection, Exchange
 from metaq.client.forks import renewed_in_children
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout
 from metaq.message import Message, PutResult, TextPosition
-from metaq.protocol.commands import BROKER_CHOOSES, END_OF_LOG
-from metaq.protocol.replies import MOVED, NOT_FOUND, OK, VALUE, Reply
-from metaq.protocol.text import write_get, write_line, write_offset, write_put
-from metaq.protocol.textmessage import decode_messages, join_attribute
+from metaq.protocol.text.codec import write_get, write_line, write_offset, write_put
+from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG
+from metaq.protocol.text.messages import decode_messages, join_attribute
+from metaq.protocol.text.replies import MOVED, NOT_FOUND, OK, VALUE, Reply
 
 DEFAULT_PORT: Final = 8123
 DEFAULT_GROUP: Final = "metaq"

@@ -6,10 +6,10 @@ from typing import TypeVar
 from metaq.client.core import Core
 from metaq.client.transport import Question, ask, call, successful
 from metaq.client.views import BranchView, read_branch, read_branches, read_half, read_halves
-from metaq.protocol import headers
-from metaq.protocol.codes import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, Request, Response
-from metaq.protocol.headers import Int32
-from metaq.protocol.undecided import (
+from metaq.protocol.remoting import headers
+from metaq.protocol.remoting.codes import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, Request, Response
+from metaq.protocol.remoting.headers import Int32
+from metaq.protocol.remoting.undecided import (
     FORGET,
     Branch,
     DecideTransaction,

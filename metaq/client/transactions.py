@@ -36,12 +36,12 @@ from metaq.client.records import decode_messages
 from metaq.client.sending import BORN, QueueChoice, deliver
 from metaq.client.transport import Question
 from metaq.errors import BadRequest, ClientError, ProtocolError
-from metaq.protocol.codes import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, Request
-from metaq.protocol.headers import CheckTransaction, EndTransaction, Int32, decode_header
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import DELAY, KEYS, PRODUCER_GROUP, REPLY_TO, TIMERS, TRANSACTION, UNIQUE_KEY
 from metaq.protocol.record import TAGS
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, Request
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import CheckTransaction, EndTransaction, Int32, decode_header
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from metaq.errors import BrokerBusy, ClientError, Refused, RequestTimeout
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import encode_header
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import encode_header
 
 BUSY_WAIT_S: Final = 0.1
 """How long to leave a busy broker alone that does not say it itself."""

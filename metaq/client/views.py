@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue
-from metaq.protocol import fastjson
-from metaq.protocol.codes import READ, WRITE
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import READ, WRITE
+from metaq.protocol.remoting.undecided import Branch, BranchMessage, Half, Page, read_row
 from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
-from metaq.protocol.undecided import Branch, BranchMessage, Half, Page, read_row
 
 T = TypeVar("T")
 

@@ -27,10 +27,10 @@ from metaq.client.identity import own_address
 from metaq.client.textclient import TextClient
 from metaq.client.xaerrors import OutcomeUnknown, XaFailed
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout
-from metaq.protocol.commands import BROKER_CHOOSES, NO_OPAQUE
-from metaq.protocol.replies import OK, Reply
-from metaq.protocol.text import write_line, write_put
-from metaq.protocol.textmessage import join_attribute
+from metaq.protocol.text.codec import write_line, write_put
+from metaq.protocol.text.commands import BROKER_CHOOSES, NO_OPAQUE
+from metaq.protocol.text.messages import join_attribute
+from metaq.protocol.text.replies import OK, Reply
 from metaq.tx.branches import XaCode
 from metaq.tx.xid import Xid, parse_key
 

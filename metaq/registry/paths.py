@@ -23,7 +23,7 @@ import re
 from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest
-from metaq.protocol.routes import DataVersion
+from metaq.protocol.remoting.routes import DataVersion
 
 BROKERS: Final = "/metaq/brokers"
 """Our own nodes, whatever the root of MetaQ's is."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest, UnknownTopic
-from metaq.protocol.codes import READ, WRITE
-from metaq.protocol.routes import (
+from metaq.protocol.remoting.codes import READ, WRITE
+from metaq.protocol.remoting.routes import (
     NO_LIVE_BROKER,
     BrokerData,
     ClusterInfo,

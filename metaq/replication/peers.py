@@ -20,7 +20,7 @@ import orjson
 from gevent import socket, ssl
 
 from metaq.errors import AccessDenied, ConfigError, ProtocolError
-from metaq.protocol.signature import Credentials
+from metaq.protocol.remoting.signature import Credentials
 from metaq.replication.frames import LENGTH
 
 SLAVE: Final = b"slave"

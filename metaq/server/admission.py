@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest
-from metaq.protocol.codes import Request
-from metaq.protocol.remoting import MAX_FRAME_BYTES, RemotingCommand
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import MAX_FRAME_BYTES, RemotingCommand
 from metaq.server.permissions import Action, Principal, denied
 
 NONE_BYTES: Final = 4096

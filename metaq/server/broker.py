@@ -13,8 +13,8 @@ from gevent.hub import get_hub
 from metaq.clock import Clock, SystemClock
 from metaq.config import Settings
 from metaq.errors import ConfigError, MetaqError, NotMaster
-from metaq.protocol.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.protocol.record import host_bytes
+from metaq.protocol.text.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.checkback import CheckBack
 from metaq.server.clients import Clients

@@ -1,8 +1,8 @@
 """Requests that store something about a message which has to be read first."""
 
 from metaq.errors import MetaqError
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.textmessage import Stored
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.text.messages import Stored
 from metaq.server.context import Context
 from metaq.server.look import Question
 from metaq.server.remoting import DONE, Kept, RemotingSession, failure

@@ -15,8 +15,6 @@ from typing import Final, NamedTuple
 
 from metaq.errors import MetaqError
 from metaq.protocol import properties
-from metaq.protocol.codes import Request
-from metaq.protocol.headers import CheckTransaction, encode_header
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
@@ -28,6 +26,8 @@ from metaq.protocol.record import (
     decode_record,
     record_tail,
 )
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.headers import CheckTransaction, encode_header
 from metaq.server.handlers.half import HalfHandler, pairs_of, parked
 from metaq.server.tables import GIVEN_UP_TOPIC, HALF_TOPIC
 from metaq.server.writing import note, stage

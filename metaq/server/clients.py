@@ -12,8 +12,8 @@ from functools import partial
 from typing import Final
 
 from metaq.errors import BadRequest
-from metaq.protocol.codes import Request
-from metaq.protocol.heartbeats import MOST_GROUPS, MOST_SUBSCRIPTIONS, Heartbeat
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.heartbeats import MOST_GROUPS, MOST_SUBSCRIPTIONS, Heartbeat
 from metaq.server.consumergroup import ConsumerGroup, Identity, Member, topics_of
 from metaq.server.groups import GroupTable
 from metaq.server.remoting import RemotingSession

@@ -15,11 +15,11 @@ import gevent
 
 from metaq.config import Settings
 from metaq.errors import ConfigError, MetaqError
-from metaq.protocol.codes import Response
-from metaq.protocol.commands import Command
-from metaq.protocol.remoting import FrameReader, RemotingCommand
-from metaq.protocol.replies import write_result
-from metaq.protocol.text import CommandReader, PutHead, TextLimits
+from metaq.protocol.remoting.codes import Response
+from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
+from metaq.protocol.text.codec import CommandReader, PutHead, TextLimits
+from metaq.protocol.text.commands import Command
+from metaq.protocol.text.replies import write_result
 from metaq.server.admission import Admission, admission
 from metaq.server.gate import Gate
 from metaq.server.memory import Memory

@@ -19,8 +19,8 @@ from gevent.lock import BoundedSemaphore
 
 from metaq.config import Settings
 from metaq.errors import AccessDenied, ConfigError, Overloaded
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.signature import ACCESS_KEY, Credentials, is_signed_with
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.signature import ACCESS_KEY, Credentials, is_signed_with
 from metaq.replication.peers import Peers
 from metaq.server.guesses import Guesses, Taken
 from metaq.server.permissions import ANONYMOUS, ANYBODY, Principal

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from metaq.errors import BadRequest, Overloaded, RequestFailed
 from metaq.message import MAX_PARTITIONS
-from metaq.protocol.codes import Response
-from metaq.protocol.fastjson import shown
 from metaq.protocol.record import MAX_TOPIC_LENGTH
+from metaq.protocol.remoting.codes import Response
+from metaq.protocol.remoting.fastjson import shown
 from metaq.server.tables import DEAD_PREFIX, FOLDER, RETRY_PREFIX
 from metaq.store.disk import Disk
 from metaq.store.documents import read_document, write_document

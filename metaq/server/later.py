@@ -7,7 +7,7 @@ from typing import Final
 import gevent
 
 from metaq.errors import MetaqError, Overloaded
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.server.look import Looks, Question
 from metaq.server.remoting import Answer, Kept, RemotingSession, failure
 from metaq.store.files import Read

@@ -18,9 +18,9 @@ import orjson
 
 from metaq.errors import DiskFull, MetaqError
 from metaq.message import MessageQueue, TopicPartition
-from metaq.protocol.heartbeats import QueueSet, encode_locked
 from metaq.protocol.record import decode_record
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.heartbeats import QueueSet, encode_locked
 from metaq.server.context import Context
 from metaq.server.locks import LOCK_S, QueueLocks
 from metaq.server.remoting import Answer, Kept, RemotingSession

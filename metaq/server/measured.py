@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 
 from metaq.errors import MetaqError
 from metaq.message import INTERNAL_TOPICS, TopicPartition
-from metaq.protocol.codes import Response
 from metaq.protocol.record import store_ms
+from metaq.protocol.remoting.codes import Response
 from metaq.server import measures
 from metaq.server.context import Context
 from metaq.server.handlers.registry import RegistryHandler

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from metaq.message import TextPosition
-from metaq.protocol.commands import Get
+from metaq.protocol.text.commands import Get
 from metaq.store.files import Rest
 
 MOST_PLACES: Final = 10_000

@@ -1,4 +1,4 @@
-"""How far all groups are, of whichever kind, as rows (``metaq.protocol.offsetrows``).
+"""How far all groups are, of whichever kind, as rows (``metaq.protocol.remoting.offsetrows``).
 
 There may be thousands of groups and partitions, so a look at all of them works for a few milliseconds at a time, a fifth of the
 time at most, and what is not in the page cache is read off the hub. The rows of one look have one time; each is as it was when
@@ -13,7 +13,7 @@ import gevent
 
 from metaq.errors import RegistryUnavailable
 from metaq.message import TextPosition, TopicPartition
-from metaq.protocol.offsetrows import Kind, OffsetRow, encode_row
+from metaq.protocol.remoting.offsetrows import Kind, OffsetRow, encode_row
 from metaq.registry.groupoffsets import GroupOffsets
 from metaq.server.context import Context
 from metaq.server.observed import Asked

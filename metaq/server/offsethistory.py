@@ -1,8 +1,8 @@
 """Recording how far all groups are, every ``offset_export_interval_ms``, in the internal topic ``METAQ_SYS_OFFSET_HISTORY``.
 
-A record is JSON lines (``metaq.protocol.offsetrows``) as a compressed body: some 50 bytes a row, a seventh of its size. A look
-at many groups takes several records; all their rows have its time. What is recorded ages out with everything else; who wants
-weeks of it copies it (``metaq offsets export``).
+A record is JSON lines (``metaq.protocol.remoting.offsetrows``) as a compressed body: some 50 bytes a row, a seventh of its
+size. A look at many groups takes several records; all their rows have its time. What is recorded ages out with everything else;
+who wants weeks of it copies it (``metaq offsets export``).
 """
 
 import logging
@@ -11,8 +11,8 @@ from functools import partial
 from typing import Final
 
 from metaq.errors import MetaqError
-from metaq.protocol.codes import COMPRESSED
-from metaq.protocol.offsetrows import HISTORY_TOPIC
+from metaq.protocol.remoting.codes import COMPRESSED
+from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
 from metaq.server.context import Context
 from metaq.server.offsetexport import OffsetExport
 from metaq.server.turn import Turns

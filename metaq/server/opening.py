@@ -12,8 +12,8 @@ import logging
 import socket
 from typing import Any, Final, Protocol
 
-from metaq.protocol.commands import NO_OPAQUE
-from metaq.protocol.replies import BAD_REQUEST, write_result
+from metaq.protocol.text.commands import NO_OPAQUE
+from metaq.protocol.text.replies import BAD_REQUEST, write_result
 from metaq.server.session import READABLE, RECEIVE_BYTES, Host, Session, Stream
 from metaq.server.tls import TlsContext, TlsStream
 

@@ -8,7 +8,7 @@ import gevent
 from gevent.event import AsyncResult
 
 from metaq.errors import ConnectionFailed, Refused, RequestTimeout
-from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request
+from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
 from metaq.replication.peers import STRANGER, Peers
 from metaq.server.front import Address
 

@@ -16,9 +16,9 @@ from gevent.event import Event
 from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.errors import ConfigError, MetaqError
-from metaq.protocol.codes import Request
-from metaq.protocol.headers import BrokerIdentity, RegisterBroker, encode_header
-from metaq.protocol.routes import DataVersion, TopicConfig, TopicTable, decode_kv_table, encode_registration
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.headers import BrokerIdentity, RegisterBroker, encode_header
+from metaq.protocol.remoting.routes import DataVersion, TopicConfig, TopicTable, decode_kv_table, encode_registration
 from metaq.registry.routes import MASTER, BrokerKey
 from metaq.replication.peers import Peers
 from metaq.server import tables

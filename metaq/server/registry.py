@@ -11,8 +11,8 @@ from gevent.hub import get_hub
 import metaq
 from metaq.clock import Clock, SystemClock
 from metaq.config import Settings
-from metaq.protocol.commands import Auth, Command, Create, Get, Help, Offset, Put, Stats, Sync, Transaction, Version
-from metaq.protocol.replies import BAD_REQUEST, FORBIDDEN, OK, write_result
+from metaq.protocol.text.commands import Auth, Command, Create, Get, Help, Offset, Put, Stats, Sync, Transaction, Version
+from metaq.protocol.text.replies import BAD_REQUEST, FORBIDDEN, OK, write_result
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.front import Front
 from metaq.server.gate import LOOK_S, Gate

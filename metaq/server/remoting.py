@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from metaq.errors import MetaqError
-from metaq.protocol.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG, Request
-from metaq.protocol.remoting import Asked, FrameReader, RemotingCommand, encode_request, encode_response
+from metaq.protocol.remoting.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG, Request
+from metaq.protocol.remoting.frames import Asked, FrameReader, RemotingCommand, encode_request, encode_response
 from metaq.server.session import Buffer, Host, Session, Stream
 
 logger = logging.getLogger(__name__)

@@ -25,11 +25,12 @@ from gevent.event import AsyncResult, Event
 
 from metaq.errors import BadRequest, MessageIllegal, MetaqError
 from metaq.message import TopicPartition
-from metaq.protocol import fastjson, properties
-from metaq.protocol.codes import Request
+from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.textmessage import Stored
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.text.messages import Stored
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
 from metaq.server.hold import Holds

@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 
 from metaq.clock import Clock
 from metaq.message import INTERNAL_TOPICS, TopicPartition
-from metaq.protocol.adminbodies import Rate, Rates
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.protocol.remoting.adminbodies import Rate, Rates
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.counters import Counters
 from metaq.server.observed import LONGEST_GROUP
 from metaq.store.consumequeue import ConsumeQueue

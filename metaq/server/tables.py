@@ -14,9 +14,9 @@ from typing import Any, Final
 from metaq.config import TopicSettings
 from metaq.errors import AccessDenied, BadRequest, ConfigError, Overloaded
 from metaq.message import MAX_PARTITIONS, TopicPartition
-from metaq.protocol.codes import INHERIT, READ, WRITE
-from metaq.protocol.offsetrows import HISTORY_TOPIC
 from metaq.protocol.record import MAX_TOPIC_LENGTH
+from metaq.protocol.remoting.codes import INHERIT, READ, WRITE
+from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
 from metaq.store.disk import Disk
 from metaq.store.documents import read_document, write_document
 from metaq.store.files import Run

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from metaq.errors import MetaqError
-from metaq.protocol.commands import Command, Invalid, Put, Quit
-from metaq.protocol.replies import ERROR, OK, write_result
-from metaq.protocol.text import CommandReader
+from metaq.protocol.text.codec import CommandReader
+from metaq.protocol.text.commands import Command, Invalid, Put, Quit
+from metaq.protocol.text.replies import ERROR, OK, write_result
 from metaq.server.counters import Counters
 from metaq.server.session import Host, Session, Stream
 from metaq.server.turn import Short

@@ -16,7 +16,7 @@ from gevent.hub import Hub
 from metaq.config import Settings
 from metaq.errors import Fenced, MetaqError, Overloaded, StoreError
 from metaq.message import Durability
-from metaq.protocol.codes import Response
+from metaq.protocol.remoting.codes import Response
 from metaq.server.metrics import Histogram
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.files import Run

@@ -38,7 +38,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, SecretStr, ValidationError, model_validator
 
 from metaq.errors import ConfigError
-from metaq.protocol.signature import Credentials
+from metaq.protocol.remoting.signature import Credentials
 from metaq.server.permissions import ANONYMOUS, Permission
 
 SCRYPT_LOG2_N: Final = 14

@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 
 from metaq.errors import MessageIllegal, MetaqError
 from metaq.protocol import properties
-from metaq.protocol.codes import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_TYPE
 from metaq.protocol.keys import keys_of
 from metaq.protocol.record import TAGS, constant_middle, java_hash, record_tail
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.protocol.remoting.codes import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_TYPE
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.context import Context
 from metaq.server.remoting import Answer, Kept, RemotingSession
 from metaq.server.tables import LEVELS, SCHEDULE_TOPIC

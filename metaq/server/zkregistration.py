@@ -17,8 +17,8 @@ from gevent.event import Event
 from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.errors import BadRequest, ConfigError, MetaqError
-from metaq.protocol.codes import INHERIT, READ, WRITE, Request
-from metaq.protocol.routes import DataVersion, TopicTable, decode_topic_table
+from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request
+from metaq.protocol.remoting.routes import DataVersion, TopicTable, decode_topic_table
 from metaq.registry.groupoffsets import GroupOffsets
 from metaq.registry.members import Members
 from metaq.registry.paths import (

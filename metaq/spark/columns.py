@@ -23,11 +23,11 @@ import pyarrow as pa
 
 from metaq.client.message import CORRELATION_ID, MESSAGE_TYPE, RESERVED, TTL
 from metaq.errors import CorruptRecord, DecodeError
-from metaq.protocol.bulk import Bulk
-from metaq.protocol.codes import COMPRESSED
 from metaq.protocol.inflating import MAX_INFLATED_BYTES, inflated
 from metaq.protocol.properties import CLUSTER, KEYS, ORIGIN_ID, OWN, PREPARED_OFFSET, PRODUCER_GROUP, REPLY_TO, TIMERS
 from metaq.protocol.record import CHECKSUM_SIZE, FIXED_SIZE, HEADER_SIZE, MAGIC, TAGS
+from metaq.protocol.remoting.bulk import Bulk
+from metaq.protocol.remoting.codes import COMPRESSED
 
 logger = logging.getLogger(__name__)
 

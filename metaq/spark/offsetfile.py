@@ -7,7 +7,7 @@ from typing import BinaryIO, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metaq.protocol.offsetrows import OffsetRow
+from metaq.protocol.remoting.offsetrows import OffsetRow
 
 _TIME: Final = pa.timestamp("us", "UTC")
 SCHEMA: Final = pa.schema(

@@ -14,8 +14,8 @@ from pyspark.sql.datasource import InputPartition
 from metaq.client.bulk import BulkConnection
 from metaq.errors import AgedOut, ConnectionFailed, DataLost, MetaqError, OffsetOutOfRange, RequestTimeout
 from metaq.message import MessageQueue, TopicPartition
-from metaq.protocol.bulk import Bulk, BulkFetch
-from metaq.protocol.headers import Int32
+from metaq.protocol.remoting.bulk import Bulk, BulkFetch
+from metaq.protocol.remoting.headers import Int32
 from metaq.spark.checking import intact_piece
 from metaq.spark.columns import Piece, Shape, missing, piece_of, record_batches
 from metaq.spark.login import Login

@@ -11,8 +11,8 @@ from itertools import accumulate, compress, count, islice
 from operator import add, ne, sub
 from typing import Final, NamedTuple
 
-from metaq.protocol.bulk import MISSING, UNIT_SIZE, are_intact, unit_columns
-from metaq.protocol.textmessage import Stored
+from metaq.protocol.remoting.bulk import MISSING, UNIT_SIZE, are_intact, unit_columns
+from metaq.protocol.text.messages import Stored
 from metaq.store.commitlog import SMALLEST_RECORD, CommitLog
 from metaq.store.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
 from metaq.store.files import Read

@@ -33,7 +33,7 @@ from metaq.protocol.record import (
     is_intact,
     store_ms,
 )
-from metaq.protocol.textmessage import Stored
+from metaq.protocol.text.messages import Stored
 from metaq.store.disk import File
 from metaq.store.files import FileCache, Read, Run, read_here, run_here
 from metaq.store.owed import Owed

@@ -19,7 +19,7 @@ from metaq.protocol.record import (
     identity,
     is_intact,
 )
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT, Stored
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored
 from metaq.store.commitlog import SMALLEST_RECORD, CommitLog, Segment
 from metaq.store.consumequeue import FILLER_SIZE, ConsumeQueue
 from metaq.store.dispatch import enter

@@ -1,7 +1,7 @@
 """Entering records of a log into the queues that are derived from it: those that recovery walks, and those that are copied."""
 
 from metaq.protocol.record import Identity
-from metaq.protocol.textmessage import Stored, text_size_and_tag
+from metaq.protocol.text.messages import Stored, text_size_and_tag
 from metaq.store.consumequeue import ConsumeQueue
 
 

@@ -12,7 +12,7 @@ from typing import Final
 from metaq.errors import CorruptRecord
 from metaq.protocol.keys import key_hash, keys_of
 from metaq.protocol.record import decode_record
-from metaq.protocol.textmessage import Stored
+from metaq.protocol.text.messages import Stored
 from metaq.store.disk import Disk
 from metaq.store.files import FileCache
 from metaq.store.indexfile import HEADER, HEADER_SIZE, SLOT_SIZE, IndexFile, Item, created_ms, swapped

@@ -25,7 +25,7 @@ from metaq.protocol.record import (
     record_tail,
     with_sys_flag,
 )
-from metaq.protocol.textmessage import Stored, plain_overhead
+from metaq.protocol.text.messages import Stored, plain_overhead
 from metaq.store import ending
 from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress, write_checkpoint, write_live
 from metaq.store.commitlog import CommitLog

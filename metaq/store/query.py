@@ -4,7 +4,7 @@ from typing import Final
 
 from metaq.protocol.keys import keys_of
 from metaq.protocol.record import decode_record
-from metaq.protocol.textmessage import Stored
+from metaq.protocol.text.messages import Stored
 from metaq.store.disk import File
 from metaq.store.files import ColdRead, Read, read_cached
 from metaq.store.indexing import Indexing

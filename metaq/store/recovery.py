@@ -18,7 +18,7 @@ from typing import Any, Final
 from metaq.clock import Clock
 from metaq.errors import CorruptRecord, DiskFull, StoreError, UnknownVersion, WrongBroker
 from metaq.protocol.record import identity
-from metaq.protocol.textmessage import Stored, tag_hash, text_size
+from metaq.protocol.text.messages import Stored, tag_hash, text_size
 from metaq.store.checkpoint import (
     FAILED,
     LIVE_NAME,

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from metaq.errors import BadRequest
 from metaq.protocol.properties import GROUP_END
 from metaq.protocol.record import BLANK_SIZE, CHECKSUM_SIZE, GROUP_MEMBER, HEADER_SIZE, identity, longer_tail
-from metaq.protocol.textmessage import Stored
+from metaq.protocol.text.messages import Stored
 from metaq.store.commitlog import Gap
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.messagestore import Message, MessageStore

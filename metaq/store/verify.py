@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from metaq.errors import CorruptRecord, StoreError, UnknownVersion
 from metaq.message import TopicPartition
 from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, identity
-from metaq.protocol.textmessage import Stored, plain_overhead, tag_hash, text_size
+from metaq.protocol.text.messages import Stored, plain_overhead, tag_hash, text_size
 from metaq.store.checkpoint import LIVE_NAME, LIVE_SIZE, NAME, NOTHING, decode_live, read_checkpoint, read_live
 from metaq.store.commitlog import SMALLEST_RECORD, Gap, Segment, is_segment_name, walk
 from metaq.store.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE

@@ -17,14 +17,14 @@ from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessa
 from metaq.client.transport import Answer, Asked, Done, Question
 from metaq.errors import BadRequest, ClientClosed, MetaqError
 from metaq.message import MessageQueue
-from metaq.protocol import headers
 from metaq.protocol import properties as names
-from metaq.protocol.adminbodies import encode_offsets
-from metaq.protocol.batch import decode_batch
-from metaq.protocol.codes import READ, WRITE, Request, Response
-from metaq.protocol.headers import decode_header, with_names
-from metaq.protocol.heartbeats import Heartbeat, decode_heartbeat, decode_queue_set, encode_locked
-from metaq.protocol.routes import (
+from metaq.protocol.remoting import headers
+from metaq.protocol.remoting.adminbodies import encode_offsets
+from metaq.protocol.remoting.batch import decode_batch
+from metaq.protocol.remoting.codes import READ, WRITE, Request, Response
+from metaq.protocol.remoting.headers import decode_header, with_names
+from metaq.protocol.remoting.heartbeats import Heartbeat, decode_heartbeat, decode_queue_set, encode_locked
+from metaq.protocol.remoting.routes import (
     BrokerData,
     ClusterInfo,
     QueueData,

@@ -5,9 +5,9 @@ from typing import Final, NamedTuple
 from metaq.client.message import ReceivedMessage
 from metaq.client.transport import Answer
 from metaq.protocol import properties as names
-from metaq.protocol.codes import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_TYPE, Response
-from metaq.protocol.headers import CheckTransaction, EndTransaction
 from metaq.protocol.ids import decode_offset_id
+from metaq.protocol.remoting.codes import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_TYPE, Response
+from metaq.protocol.remoting.headers import CheckTransaction, EndTransaction
 from metaq.testing.log import Letter, Log, Placed, decode
 
 _TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"

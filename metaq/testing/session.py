@@ -8,9 +8,9 @@ from typing import Protocol
 
 from metaq.client.transport import Answer, Asked, Done, Question
 from metaq.errors import ClientClosed
-from metaq.protocol.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Request
-from metaq.protocol.headers import encode_header
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Request
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import encode_header
 from metaq.testing.log import ADDRESS
 
 logger = logging.getLogger(__name__)

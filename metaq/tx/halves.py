@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 from metaq.message import LogOffset, TopicPartition
 from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record, identity, store_ms
-from metaq.protocol.textmessage import Stored
+from metaq.protocol.text.messages import Stored
 from metaq.store.documents import write_document
 from metaq.store.epochs import Epochs
 from metaq.store.files import Read, Run, read_here, run_here

@@ -42,7 +42,7 @@ from metaq.protocol.record import (
     longer_tail,
     store_ms,
 )
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT, Stored
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored
 from metaq.store.commitlog import SMALLEST_RECORD, CommitLog
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.files import Read

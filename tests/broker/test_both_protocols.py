@@ -8,14 +8,14 @@ import pytest
 
 from metaq.client import TextClient
 from metaq.message import Message
-from metaq.protocol.batch import BatchItem, encode_batch
-from metaq.protocol.codes import COMPRESSED, PULL_HAS_SUBSCRIPTION, Request, Response
-from metaq.protocol.headers import Int32, PullMessage, encode_header
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.record import Record, decode_record
-from metaq.protocol.replies import OK, ReplyReader
-from metaq.protocol.text import write_put
-from metaq.protocol.textmessage import COMPRESSED_FLAG, EPOCH_SHIFT, join_attribute
+from metaq.protocol.remoting.batch import BatchItem, encode_batch
+from metaq.protocol.remoting.codes import COMPRESSED, PULL_HAS_SUBSCRIPTION, Request, Response
+from metaq.protocol.remoting.headers import Int32, PullMessage, encode_header
+from metaq.protocol.text.codec import write_put
+from metaq.protocol.text.messages import COMPRESSED_FLAG, EPOCH_SHIFT, join_attribute
+from metaq.protocol.text.replies import OK, ReplyReader
 from tests.support.broker import BrokerProcess
 from tests.support.messages import count, pairs_of, records, send, send_header, sent
 from tests.support.remoting import RemotingClient

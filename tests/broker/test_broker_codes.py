@@ -9,8 +9,8 @@ import pytest
 from metaq.client.textclient import TextClient, parse_stats
 from metaq.config import load
 from metaq.errors import Refused as TextRefused
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.fastjson import decode
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.fastjson import decode
 from tests.broker.slowdisk import Controlled
 from tests.support.admin import Refused, ask, ask_body, connect, create_topic, fields_of, pull, send
 from tests.support.broker import BrokerProcess, wait_until

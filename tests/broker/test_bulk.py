@@ -14,11 +14,11 @@ from metaq.client import TextClient
 from metaq.client.bulk import BulkConnection
 from metaq.errors import ConnectionFailed, OffsetOutOfRange, Refused
 from metaq.message import TopicPartition
-from metaq.protocol.batch import BatchItem, encode_batch
-from metaq.protocol.bulk import MISSING, UNIT_SIZE, Bulk, BulkFetch, decode_bulk
-from metaq.protocol.codes import COMPRESSED, Request, Response
-from metaq.protocol.headers import Int32, encode_header
 from metaq.protocol.record import TAGS, decode_properties, decode_record, java_hash
+from metaq.protocol.remoting.batch import BatchItem, encode_batch
+from metaq.protocol.remoting.bulk import MISSING, UNIT_SIZE, Bulk, BulkFetch, decode_bulk
+from metaq.protocol.remoting.codes import COMPRESSED, Request, Response
+from metaq.protocol.remoting.headers import Int32, encode_header
 from metaq.spark.checking import intact_piece
 from metaq.store.consumequeue import FILLER, UNIT
 from tests.support.admin import ask, connect, create_topic, fields_of, pull, send

@@ -10,10 +10,10 @@ from metaq.client import TextClient
 from metaq.client.access import OPEN, Access
 from metaq.client.bulk import BulkConnection
 from metaq.errors import ConnectionFailed, Refused
-from metaq.protocol.bulk import Bulk, BulkFetch
-from metaq.protocol.codes import Response
-from metaq.protocol.headers import Int32
 from metaq.protocol.record import decode_record
+from metaq.protocol.remoting.bulk import Bulk, BulkFetch
+from metaq.protocol.remoting.codes import Response
+from metaq.protocol.remoting.headers import Int32
 from metaq.store.consumequeue import UNIT
 from tests.support.broker import BrokerProcess
 from tests.support.tls import Certificates, issue

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from metaq.protocol.offsetrows import OffsetRow, decode_lines
+from metaq.protocol.remoting.offsetrows import OffsetRow, decode_lines
 from tests.support.admin import connect, create_topic, send
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cli import Cli

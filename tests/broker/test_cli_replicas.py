@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from metaq.client import TextClient
-from metaq.protocol.codes import Request, Response
+from metaq.protocol.remoting.codes import Request, Response
 from tests.support.admin import connect, fields_of
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cli import Cli

@@ -6,8 +6,8 @@ from typing import Final
 
 import metaq.client.xa
 from metaq.client import Outcome, connect
-from metaq.protocol.codes import Request
-from metaq.protocol.undecided import State
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.undecided import State
 from metaq.tx.xid import Xid
 from tests.support.admin import ask, ask_body
 from tests.support.admin import connect as connect_remoting

@@ -12,9 +12,9 @@ import pytest
 
 import metaq
 from metaq.client import TextClient, parse_stats
-from metaq.protocol import fastjson
-from metaq.protocol.codes import COMPACT, JSON, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
-from metaq.protocol.headers import Int32, PullMessage, encode_header
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import COMPACT, JSON, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
+from metaq.protocol.remoting.headers import Int32, PullMessage, encode_header
 from tests.support.admin import ask, ask_body, connect, create_topic, pull, records, send
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.consumer import Consumer, subscription

@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-from metaq.protocol.codes import COMPACT, Request, Response
-from metaq.protocol.fastjson import decode
-from metaq.protocol.headers import CreateTopic, Int32, encode_header
+from metaq.protocol.remoting.codes import COMPACT, Request, Response
+from metaq.protocol.remoting.fastjson import decode
+from metaq.protocol.remoting.headers import CreateTopic, Int32, encode_header
 from metaq.store.checkpoint import LIVE_NAME
 from tests.support import admin
 from tests.support.broker import BrokerProcess, wait_until

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from metaq.message import MessageQueue
-from metaq.protocol import fastjson
-from metaq.protocol.adminbodies import decode_offsets
-from metaq.protocol.codes import COMPACT, JSON, Request, Response
-from metaq.protocol.remoting import RemotingCommand, encode_response
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.adminbodies import decode_offsets
+from metaq.protocol.remoting.codes import COMPACT, JSON, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand, encode_response
 from tests.support.admin import Refused, ask, ask_body, connect, create_topic, pull, queue, records, send
 from tests.support.broker import BrokerProcess
 from tests.support.remoting import RemotingClient

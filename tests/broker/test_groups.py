@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from metaq.client import TextClient
-from metaq.protocol.codes import COMPACT, JSON, PULL_SUSPENDS, Request, Response
+from metaq.protocol.remoting.codes import COMPACT, JSON, PULL_SUSPENDS, Request, Response
 from metaq.server.groups import Group, GroupTable
 from metaq.store.disk import RealDisk
 from metaq.store.files import run_here

@@ -11,7 +11,7 @@ import pytest
 
 from metaq.client import TextClient
 from metaq.errors import Refused
-from metaq.protocol.codes import Request, Response
+from metaq.protocol.remoting.codes import Request, Response
 from tests.broker import nospace
 from tests.support.admin import create_topic, send
 from tests.support.broker import BrokerProcess, wait_until

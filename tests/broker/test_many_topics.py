@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.fastjson import decode
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.fastjson import decode
 from tests.support.admin import ask_body, connect, fields_of, pull, records
 from tests.support.broker import BrokerProcess
 from tests.support.remoting import RemotingClient

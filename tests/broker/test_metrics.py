@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from metaq.client import TextClient
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.replies import ERROR, NOT_FOUND, OK, UNAVAILABLE
-from metaq.protocol.text import write_get
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.text.codec import write_get
+from metaq.protocol.text.replies import ERROR, NOT_FOUND, OK, UNAVAILABLE
 from metaq.server.httpserver import MOST_CONNECTIONS
 from metaq.server.metrics import Histogram, Kind, Metric, write
 from metaq.server.replica import KEPT

@@ -9,10 +9,10 @@ from typing import Final
 
 import pytest
 
-from metaq.protocol import fastjson
-from metaq.protocol.batch import BatchItem, encode_batch
-from metaq.protocol.codes import COMPACT, JSON, PULL_COMMITS_OFFSET, PULL_SUSPENDS, Request, Response
-from metaq.protocol.headers import encode_header, with_letters
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.batch import BatchItem, encode_batch
+from metaq.protocol.remoting.codes import COMPACT, JSON, PULL_COMMITS_OFFSET, PULL_SUSPENDS, Request, Response
+from metaq.protocol.remoting.headers import encode_header, with_letters
 from metaq.store.disk import RealDisk
 from metaq.store.documents import BACKUP, write_document
 from tests.support.admin import ask, connect, create_topic, send

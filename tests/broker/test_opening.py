@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 import trustme
 
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess
 
 Stream = socket.socket

@@ -6,11 +6,11 @@ from typing import Final
 
 import pytest
 
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import Int32, QueryMessage, encode_header
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.record import decode_record
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import Int32, QueryMessage, encode_header
 from tests.support.broker import BrokerProcess
 from tests.support.messages import records, send, send_header, sent
 from tests.support.remoting import RemotingClient

@@ -10,10 +10,10 @@ import pytest
 
 from metaq.client import TextClient
 from metaq.config import load
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import KvKey, KvPair, RegisterBroker, TopicOnly, encode_header
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.routes import (
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import KvKey, KvPair, RegisterBroker, TopicOnly, encode_header
+from metaq.protocol.remoting.routes import (
     BrokerData,
     DataVersion,
     QueueData,

@@ -18,8 +18,8 @@ from metaq.cli.admin import parse_config
 from metaq.client import parse_stats
 from metaq.config import LIVE, Settings
 from metaq.errors import MetaqError, RouteNotFound
-from metaq.protocol import fastjson
-from metaq.protocol.codes import Request
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import Request
 from metaq.server.tables import DEFAULT_TOPIC
 from tests.support.admin import Refused, ask, ask_body, connect, create_topic
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until

@@ -7,10 +7,10 @@ from typing import Final
 
 import pytest
 
-from metaq.protocol import fastjson
-from metaq.protocol.codes import COMPACT, Request, Response
-from metaq.protocol.headers import Int32, KvPair, QueryMessage, encode_header
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import COMPACT, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import Int32, KvPair, QueryMessage, encode_header
 from tests.support.admin import ask, ask_body, connect, create_topic, fields_of, records, send
 from tests.support.broker import BrokerProcess
 from tests.support.consumer import Consumer, subscription

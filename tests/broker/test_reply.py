@@ -7,10 +7,10 @@ from typing import Final
 
 import pytest
 
-from metaq.protocol.codes import COMPACT, JSON, Request, Response
-from metaq.protocol.headers import PushReply, SendMessage, decode_header, encode_header
 from metaq.protocol.properties import parse
-from metaq.protocol.remoting import RemotingCommand, encode_response
+from metaq.protocol.remoting.codes import COMPACT, JSON, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand, encode_response
+from metaq.protocol.remoting.headers import PushReply, SendMessage, decode_header, encode_header
 from tests.support.broker import BrokerProcess
 from tests.support.messages import BORN_MS, pairs_of, records, send, send_header, sent
 from tests.support.remoting import RemotingClient

@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import Int32
 from metaq.protocol.record import Record
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.headers import Int32
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.messages import pairs_of, records, send, send_header, sent
 from tests.support.remoting import RemotingClient

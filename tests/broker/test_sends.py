@@ -6,9 +6,9 @@ from typing import Final
 
 import pytest
 
-from metaq.protocol.codes import COMPACT, Request, Response
-from metaq.protocol.headers import CreateTopic, Int32, encode_header, with_letters
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import COMPACT, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import CreateTopic, Int32, encode_header, with_letters
 from tests.support.broker import BrokerProcess
 from tests.support.messages import records, send, send_header, sent
 from tests.support.remoting import RemotingClient

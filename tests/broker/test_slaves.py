@@ -10,9 +10,9 @@ import pytest
 from metaq.client import TextClient
 from metaq.client.textclient import parse_stats
 from metaq.errors import Refused
-from metaq.protocol import fastjson
-from metaq.protocol.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.server.handlers.masteronly import CODES
 from tests.support.admin import ask, ask_body, connect, create_topic, fields_of, send
 from tests.support.broker import RegistryProcess, wait_until

@@ -8,11 +8,11 @@ from typing import Final
 
 import pytest
 
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import encode_header, with_letters
-from metaq.protocol.remoting import encode_response
-from metaq.protocol.signature import Credentials
-from metaq.protocol.text import write_line, write_put
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import encode_response
+from metaq.protocol.remoting.headers import encode_header, with_letters
+from metaq.protocol.remoting.signature import Credentials
+from metaq.protocol.text.codec import write_line, write_put
 from metaq.server.admission import ADMITTED
 from metaq.store.disk import RealDisk
 from metaq.store.documents import read_document, write_document

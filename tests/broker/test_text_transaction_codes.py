@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from metaq.protocol.replies import BAD_REQUEST, ERROR, OK
+from metaq.protocol.text.replies import BAD_REQUEST, ERROR, OK
 from metaq.store.disk import RealDisk
 from metaq.store.documents import write_document
 from tests.broker.slowdisk import Controlled

@@ -7,8 +7,8 @@ from typing import Final
 import pytest
 
 from metaq.client.textclient import TextClient, parse_stats
-from metaq.protocol.codes import Request
-from metaq.protocol.replies import ERROR, OK
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.text.replies import ERROR, OK
 from tests.broker.slowdisk import Controlled
 from tests.support.admin import ask, connect, create_topic
 from tests.support.broker import BrokerProcess, wait_until

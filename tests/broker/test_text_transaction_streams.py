@@ -6,8 +6,8 @@ from typing import Final
 
 import pytest
 
-from metaq.protocol.replies import ERROR, OK
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT
+from metaq.protocol.text.replies import ERROR, OK
 from tests.support.broker import BrokerProcess
 from tests.support.talk import Talk
 from tests.support.wire import random_slices

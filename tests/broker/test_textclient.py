@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from metaq import ConnectionFailed, PutManyFailed, PutResult, TextClient
-from metaq.protocol.commands import END_OF_LOG
+from metaq.protocol.text.commands import END_OF_LOG
 from tests.support.broker import BrokerProcess
 
 DEADLINE_S = 60.0

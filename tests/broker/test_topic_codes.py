@@ -8,8 +8,8 @@ import pytest
 
 from metaq.client.textclient import TextClient
 from metaq.errors import Refused as TextRefused
-from metaq.protocol.codes import COMPACT, Request, Response
-from metaq.protocol.fastjson import decode
+from metaq.protocol.remoting.codes import COMPACT, Request, Response
+from metaq.protocol.remoting.fastjson import decode
 from metaq.store.disk import RealDisk
 from metaq.store.documents import read_document, write_document
 from tests.support.admin import Refused, ask, ask_body, connect, create_topic, fields_of, pull, queue, records, send

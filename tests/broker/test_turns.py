@@ -5,9 +5,9 @@ from typing import Final
 
 import pytest
 
-from metaq.protocol.codes import COMPACT, JSON, Request
 from metaq.protocol.properties import MOST_BYTES
-from metaq.protocol.remoting import MAX_HEADER_BYTES, MOST_FIELDS
+from metaq.protocol.remoting.codes import COMPACT, JSON, Request
+from metaq.protocol.remoting.frames import MAX_HEADER_BYTES, MOST_FIELDS
 from metaq.protocol.sql92 import MAX_LENGTH
 from metaq.protocol.subscription import MAX_EXPRESSION_LENGTH
 from metaq.server.admission import ADMITTED, TABLE_BYTES, admission

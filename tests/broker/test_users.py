@@ -19,8 +19,8 @@ import metaq.aio
 import metaq.client.xa
 from metaq.config import load
 from metaq.errors import BadRequest, ConfigError, ConnectionFailed, MetaqError, Refused, SendFailed
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.text import write_line
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.text.codec import write_line
 from metaq.server.front import resolve
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.tls import Certificates, issue

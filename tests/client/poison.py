@@ -6,8 +6,8 @@ from typing import Final
 from metaq.client import Client, SendResult
 from metaq.client.message import properties_text
 from metaq.client.sending import Outgoing, QueueChoice, deliver, send_fields
-from metaq.protocol.codes import Request
 from metaq.protocol.properties import UNIQUE_KEY
+from metaq.protocol.remoting.codes import Request
 
 ZLIB: Final = 0x301
 POISON: Final = {

@@ -9,10 +9,10 @@ import pytest
 import metaq.testing
 from metaq.client.bulk import BulkConnection
 from metaq.errors import BadRequest, BrokerBusy, ConnectionFailed, OffsetOutOfRange, Refused, RequestTimeout
-from metaq.protocol.bulk import Bulk, BulkFetch, encode_bulk_head
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import Int32
-from metaq.protocol.remoting import MAX_FRAME_BYTES, RemotingCommand, encode_request, encode_response
+from metaq.protocol.remoting.bulk import Bulk, BulkFetch, encode_bulk_head
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import MAX_FRAME_BYTES, RemotingCommand, encode_request, encode_response
+from metaq.protocol.remoting.headers import Int32
 from tests.support.fakeremoting import FakeRemoting, Reply, Script
 
 TIMEOUT_S: Final = 60.0

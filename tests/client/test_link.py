@@ -12,8 +12,8 @@ import pytest
 from metaq.client.link import Link, Links, split_address
 from metaq.client.transport import Answer, Question, call
 from metaq.errors import BadRequest, ClientClosed, ConnectionFailed, RequestTimeout
-from metaq.protocol.codes import Request
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import RemotingCommand
 from tests.support.broker import wait_until
 from tests.support.fakeremoting import FakeRemoting, Reply
 

@@ -10,8 +10,8 @@ import pytest
 import metaq
 import metaq.testing
 from metaq.client import xa
-from metaq.protocol.codes import Request
-from metaq.protocol.headers import CreateTopic, Int32
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.headers import CreateTopic, Int32
 from tests.support.broker import BrokerProcess
 
 Call = Callable[[Any], object]

@@ -22,13 +22,13 @@ from metaq.client.records import decode_messages
 from metaq.client.scheduler import Scheduler
 from metaq.errors import BadRequest, ChecksumMismatch, ClientError, StreamLost
 from metaq.message import MessageQueue, QueueOffset
-from metaq.protocol import fastjson
-from metaq.protocol.adminbodies import decode_offsets, encode_offsets
-from metaq.protocol.codes import JSON, Request, Response
 from metaq.protocol.inflating import inflated
 from metaq.protocol.properties import parse
 from metaq.protocol.record import BLANK_MAGIC, HEADER, encode_properties
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.adminbodies import decode_offsets, encode_offsets
+from metaq.protocol.remoting.codes import JSON, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.testing import InMemoryBroker
 from metaq.testing.log import Letter, Log
 from tests.client.test_consumers import DEADLINE_S, FIRST, Heard, send, take

@@ -7,7 +7,7 @@ import pytest
 
 from metaq.client import core
 from metaq.client.core import Core
-from metaq.protocol.codes import Request
+from metaq.protocol.remoting.codes import Request
 from tests.support.broker import wait_until
 from tests.support.fakeremoting import FakeRemoting, route_to
 

@@ -10,9 +10,9 @@ import pytest
 from metaq.client import ConsumeFrom, ReceivedMessage, SimpleConsumer, connect
 from metaq.errors import SendFailed
 from metaq.message import MessageQueue
-from metaq.protocol.codes import Request
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.routes import BrokerData, QueueData, TopicRoute, encode_route
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.routes import BrokerData, QueueData, TopicRoute, encode_route
 from tests.support.admin import connect as connect_remoting
 from tests.support.broker import RegistryProcess, wait_until
 from tests.support.cluster import Cluster, ReplicaProcess, wait_caught_up

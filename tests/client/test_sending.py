@@ -25,9 +25,9 @@ from metaq.errors import (
     SendFailed,
 )
 from metaq.message import MessageQueue
-from metaq.protocol.codes import READ, Request, Response
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.routes import BrokerData, QueueData, TopicRoute, encode_route
+from metaq.protocol.remoting.codes import READ, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.routes import BrokerData, QueueData, TopicRoute, encode_route
 from tests.support.broker import wait_until
 from tests.support.fakeremoting import FakeRemoting, Reply, Script, accept, route_to
 

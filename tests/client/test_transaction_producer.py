@@ -11,12 +11,12 @@ from metaq.client import HalfMessage, Outcome, connect
 from metaq.client.link import Links
 from metaq.errors import BadRequest, ClientClosed, ClientError, Refused, RequestTimeout
 from metaq.message import LogOffset
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.heartbeats import decode_heartbeat
 from metaq.protocol.ids import OffsetId, encode_offset_id
 from metaq.protocol.properties import parse
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.routes import BrokerData, ClusterInfo, encode_cluster_info
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.heartbeats import decode_heartbeat
+from metaq.protocol.remoting.routes import BrokerData, ClusterInfo, encode_cluster_info
 from metaq.testing.log import Letter, Log
 from tests.support.broker import wait_until
 from tests.support.fakeremoting import FakeRemoting, Reply, Script, route_to

@@ -11,8 +11,8 @@ import pytest
 
 from metaq.client.xa import OutcomeUnknown, Resolved, XaFailed, connect, default_qualifier, resolve
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused
-from metaq.protocol.commands import NO_OPAQUE, Command, Put, Stats, Transaction
-from metaq.protocol.replies import write_result
+from metaq.protocol.text.commands import NO_OPAQUE, Command, Put, Stats, Transaction
+from metaq.protocol.text.replies import write_result
 from metaq.tx.branches import XaCode
 from metaq.tx.xid import Xid
 from tests.support.fakebroker import FakeBroker, opaque

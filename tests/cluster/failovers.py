@@ -7,7 +7,7 @@ moods of their own, a seed draws the same faults and the same load again, but no
 import time
 from typing import Final
 
-from metaq.protocol.codes import Request
+from metaq.protocol.remoting.codes import Request
 from tests.cluster.life import Fault, Life
 from tests.cluster.lives import main, run_lives
 from tests.crash.command import Result

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from metaq.client import TextClient
-from metaq.protocol.codes import Request
+from metaq.protocol.remoting.codes import Request
 from metaq.store.verify import verify
 from tests.cluster.history import TOPICS, History, Progress
 from tests.cluster.load import Consumer, Load, Putter, Reader, Sender

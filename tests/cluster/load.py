@@ -14,11 +14,11 @@ from metaq.client import TextClient
 from metaq.client.textclient import Batch
 from metaq.errors import ClientError, StreamLost
 from metaq.message import TopicPartition
-from metaq.protocol.batch import BatchItem, encode_batch
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import Int32, QueryConsumerOffset, UpdateConsumerOffset, encode_header, with_letters
-from metaq.protocol.replies import OK, UNAVAILABLE, Reply, ReplyReader
-from metaq.protocol.text import write_put
+from metaq.protocol.remoting.batch import BatchItem, encode_batch
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.headers import Int32, QueryConsumerOffset, UpdateConsumerOffset, encode_header, with_letters
+from metaq.protocol.text.codec import write_put
+from metaq.protocol.text.replies import OK, UNAVAILABLE, Reply, ReplyReader
 from tests.cluster.history import PARTITIONS, History, Progress
 from tests.support.messages import send_header
 from tests.support.remoting import ConnectionEnded, RemotingClient

@@ -15,8 +15,8 @@ from kazoo.exceptions import NoNodeError
 
 from metaq.client import TextClient, connect
 from metaq.errors import ClientError, RequestTimeout
-from metaq.protocol.codes import Request
-from metaq.protocol.routes import decode_cluster_info
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.routes import decode_cluster_info
 from metaq.registry.paths import TOPICS_TO_SUBSCRIBE, Layout, Member, Replica
 from tests.crash.model import expect
 from tests.support.broker import BrokerProcess, wait_until

@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 
 from metaq.client import TextClient
-from metaq.protocol.codes import Request
+from metaq.protocol.remoting.codes import Request
 from tests.broker import nospace
 from tests.support.admin import Refused, ask, connect
 from tests.support.cluster import ReplicaProcess

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.protocol.codes import Request
+from metaq.protocol.remoting.codes import Request
 from tests.cluster.test_stepping_down import put_acknowledged
 from tests.cluster.traffic import read_all
 from tests.support.broker import wait_until

@@ -10,7 +10,7 @@ import pytest
 
 from metaq.client.textclient import TextClient
 from metaq.errors import ClientError
-from metaq.protocol.codes import Request
+from metaq.protocol.remoting.codes import Request
 from tests.cluster.traffic import TOPIC, read_all
 from tests.support.admin import ask, connect
 from tests.support.broker import wait_until

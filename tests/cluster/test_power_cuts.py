@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from metaq.client.textclient import TextClient
-from metaq.protocol.codes import Request
+from metaq.protocol.remoting.codes import Request
 from tests.cluster.traffic import TOPIC
 from tests.support.admin import ask, connect
 from tests.support.broker import BrokerProcess, wait_until

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from metaq.client.textclient import TextClient
-from metaq.protocol.codes import Request, Response
+from metaq.protocol.remoting.codes import Request, Response
 from metaq.store.disk import RealDisk
 from metaq.store.documents import read_document, write_document
 from tests.broker import nospace

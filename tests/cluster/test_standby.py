@@ -8,8 +8,8 @@ from typing import Any, Final
 import pytest
 
 from metaq.client import ConsumeFrom, connect
-from metaq.protocol import fastjson
-from metaq.protocol.codes import Request
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import Request
 from metaq.server.sides import MasterSide
 from tests.cluster.traffic import TOPIC, try_put
 from tests.support.admin import ask

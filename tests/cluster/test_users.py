@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from metaq.protocol.codes import Request, Response
+from metaq.protocol.remoting.codes import Request, Response
 from metaq.replication.frames import CONTROL, FRAME, LENGTH, Hello
 from metaq.replication.peers import SLAVE, Proof, prove
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, RegistryProcess, wait_until

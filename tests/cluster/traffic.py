@@ -4,10 +4,10 @@ from typing import Final, NamedTuple
 
 from metaq.client.textclient import TextClient
 from metaq.errors import Refused as TextRefused
-from metaq.protocol.batch import BatchItem, encode_batch
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import encode_header, with_letters
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.batch import BatchItem, encode_batch
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import encode_header, with_letters
 from tests.support.admin import connect
 from tests.support.broker import BrokerProcess
 from tests.support.halves import COMMIT, ROLLBACK, Producer

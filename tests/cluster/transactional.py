@@ -7,11 +7,11 @@ from typing import Final, Literal
 import orjson
 
 from metaq.message import TopicPartition
-from metaq.protocol.codes import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, Request, Response
-from metaq.protocol.headers import CheckTransaction, EndTransaction, Int32, decode_header, encode_header, with_letters
 from metaq.protocol.ids import decode_offset_id
-from metaq.protocol.replies import OK, Reply
-from metaq.protocol.text import write_line, write_put
+from metaq.protocol.remoting.codes import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, Request, Response
+from metaq.protocol.remoting.headers import CheckTransaction, EndTransaction, Int32, decode_header, encode_header, with_letters
+from metaq.protocol.text.codec import write_line, write_put
+from metaq.protocol.text.replies import OK, Reply
 from tests.cluster.history import PARTITIONS
 from tests.cluster.load import Load, RemotingWorker, TextWorker, in_doubt
 from tests.crash.model import Violation

@@ -25,9 +25,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from metaq.protocol.codes import COMPACT, JSON, Request
-from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request, encode_response
-from metaq.protocol.signature import Credentials
+from metaq.protocol.remoting.codes import COMPACT, JSON, Request
+from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request, encode_response
+from metaq.protocol.remoting.signature import Credentials
 from tests.crash.command import Result
 from tests.crash.garbage import LEECHES, NUMBERS, Chance, Control, Violation, converse, hang_up, resident_kb, send_some
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until

@@ -26,11 +26,19 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import metaq
-from metaq.protocol.commands import Command, Get, Invalid, Put, Quit, Stats, Transaction, Version
-from metaq.protocol.replies import MOVED, NOT_FOUND, OK, VALUE, Reply, ReplyReader
-from metaq.protocol.signature import Credentials
-from metaq.protocol.text import TRANSACTION_TYPES, CommandReader, TextLimits, write_get, write_line, write_offset, write_put
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT, decode_messages
+from metaq.protocol.remoting.signature import Credentials
+from metaq.protocol.text.codec import (
+    TRANSACTION_TYPES,
+    CommandReader,
+    TextLimits,
+    write_get,
+    write_line,
+    write_offset,
+    write_put,
+)
+from metaq.protocol.text.commands import Command, Get, Invalid, Put, Quit, Stats, Transaction, Version
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT, decode_messages
+from metaq.protocol.text.replies import MOVED, NOT_FOUND, OK, VALUE, Reply, ReplyReader
 from tests.crash.command import Result
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
 from tests.support.wire import random_slices

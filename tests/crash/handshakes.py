@@ -30,10 +30,10 @@ from typing import Final
 import orjson
 
 import metaq
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.remoting import FrameReader, encode_request
-from metaq.protocol.signature import ACCESS_KEY, is_signed_with
-from metaq.protocol.text import write_line
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import FrameReader, encode_request
+from metaq.protocol.remoting.signature import ACCESS_KEY, is_signed_with
+from metaq.protocol.text.codec import write_line
 from metaq.replication.feeder import MOST_NAMELESS
 from metaq.replication.frames import CONTROL, FRAME, HELLO_HEAD, LENGTH, MAGIC, Hello
 from metaq.replication.peers import SLAVE, Proof, prove

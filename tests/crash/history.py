@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 from metaq.client import TextClient
 from metaq.client.textclient import Batch
 from metaq.message import Message, TopicPartition
-from metaq.protocol.commands import BROKER_CHOOSES, END_OF_LOG
-from metaq.protocol.replies import OK, Reply
-from metaq.protocol.text import write_put
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT, join_attribute
+from metaq.protocol.text.codec import write_put
+from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT, join_attribute
+from metaq.protocol.text.replies import OK, Reply
 from tests.crash.model import expect
 
 CREATED: Final = {"orders": 4, "t": 2}

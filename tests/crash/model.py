@@ -26,7 +26,7 @@ from metaq.protocol.record import (
     java_hash,
     record_tail,
 )
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT, Stored, decode_messages, encode_stored
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored, decode_messages, encode_stored
 from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.files import read_here
 from metaq.store.messagestore import MessageStore

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from metaq.protocol.codes import COMPACT, JSON
-from metaq.protocol.remoting import FrameReader, encode_request
-from metaq.protocol.signature import Credentials
+from metaq.protocol.remoting.codes import COMPACT, JSON
+from metaq.protocol.remoting.frames import FrameReader, encode_request
+from metaq.protocol.remoting.signature import Credentials
 from metaq.server.admission import ADMITTED, TABLE_BYTES
 from tests.broker.test_access import FIELDS
 from tests.crash.command import Result

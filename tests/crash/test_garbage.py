@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from metaq.protocol.replies import OK
-from metaq.protocol.text import write_get, write_put
+from metaq.protocol.text.codec import write_get, write_put
+from metaq.protocol.text.replies import OK
 from tests.crash.garbage import Control, hang_up, resident_kb, run, send_some
 from tests.support.broker import BrokerProcess, wait_until
 

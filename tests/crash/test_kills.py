@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from metaq.client import TextClient
-from metaq.protocol.replies import OK, UNAVAILABLE, Reply, ReplyReader
+from metaq.protocol.text.replies import OK, UNAVAILABLE, Reply, ReplyReader
 from tests.crash.history import CREATED, LARGEST_TEXT_BODY, History
 from tests.crash.kills import run
 from tests.crash.model import Violation

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from metaq.protocol.codes import Request
-from metaq.protocol.headers import Int32, PullMessage, encode_header
-from metaq.protocol.remoting import encode_request
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import encode_request
+from metaq.protocol.remoting.headers import Int32, PullMessage, encode_header
 from tests.crash import strangers
 from tests.crash.frames import RemotingControl, run
 from tests.crash.garbage import hang_up, resident_kb, send_some

@@ -21,11 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from metaq.protocol.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, TRANSACTION_PREPARED, Request
-from metaq.protocol.headers import encode_header
-from metaq.protocol.remoting import FrameReader, encode_request, encode_response
-from metaq.protocol.replies import ReplyReader
-from metaq.protocol.text import write_get, write_line, write_offset, write_put
+from metaq.protocol.remoting.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, TRANSACTION_PREPARED, Request
+from metaq.protocol.remoting.frames import FrameReader, encode_request, encode_response
+from metaq.protocol.remoting.headers import encode_header
+from metaq.protocol.text.codec import write_get, write_line, write_offset, write_put
+from metaq.protocol.text.replies import ReplyReader
 from tests.crash.command import Result, run_until
 from tests.crash.garbage import Violation
 from tests.support.admin import fields_of

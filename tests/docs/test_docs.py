@@ -15,9 +15,9 @@ from metaq.config import REGISTRY_SETTINGS, Settings, load
 from metaq.deploy.unit import OPEN_FILES
 from metaq.errors import ConfigError
 from metaq.protocol.record import HEADER_SIZE
-from metaq.protocol.replies import BAD_REQUEST, ERROR, FORBIDDEN, MOVED, NOT_FOUND, OK, UNAVAILABLE
-from metaq.protocol.text import _READERS
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.protocol.text.codec import _READERS
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT
+from metaq.protocol.text.replies import BAD_REQUEST, ERROR, FORBIDDEN, MOVED, NOT_FOUND, OK, UNAVAILABLE
 from metaq.server.http import OWN
 from metaq.server.measures import OF_BROKERS
 from metaq.store import indexfile

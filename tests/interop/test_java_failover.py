@@ -12,7 +12,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from metaq.client import TextClient
-from metaq.protocol.commands import END_OF_LOG
+from metaq.protocol.text.commands import END_OF_LOG
 from metaq.registry.paths import TOPICS_TO_SUBSCRIBE, Layout, decode_offset, parse_partition
 from tests.interop import clients as rocketmq
 from tests.interop.clients import ClientProcess

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.protocol.codes import Request, Response
+from metaq.protocol.remoting.codes import Request, Response
 from tests.interop.clients import ClientError, ClientProcess, Outgoing, go_command
 from tests.interop.conftest import Spawn
 from tests.support.broker import BrokerProcess

@@ -336,7 +336,7 @@ USERS: Final = [
     ),
     M(
         "E-05",
-        "protocol/signature.py",
+        "protocol/remoting/signature.py",
         'return hmac.compare_digest(sign(secret, fields, body).encode(), fields.get(SIGNATURE, "").encode())',
         "return True",
         "broker/test_access.py::test_a_wrong_signature_is_refused",

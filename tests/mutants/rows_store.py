@@ -187,28 +187,28 @@ STORE: Final = [
 PROTOCOLS: Final = [
     M(
         "SG-093",
-        "protocol/remoting.py",
+        "protocol/remoting/frames.py",
         "            at = stop\n",
         "            at = end\n",
         "property/test_remoting.py::test_requests_come_as_they_were_written",
     ),
     M(
         "RD-021",
-        "protocol/remoting.py",
+        "protocol/remoting/frames.py",
         "_decode_compact if header >> 24 else _decode_json",
         "_decode_json",
         "property/test_remoting.py::test_requests_come_as_they_were_written",
     ),
     M(
         "RD-019",
-        "protocol/remoting.py",
+        "protocol/remoting/frames.py",
         '_COMPACT_HEAD: Final = struct.Struct(">hbhiii")',
         '_COMPACT_HEAD: Final = struct.Struct(">hhbiii")',
         "wire/test_golden_frames.py::test_a_golden_frame_is_written",
     ),
     M(
         "SG-096",
-        "protocol/remoting.py",
+        "protocol/remoting/frames.py",
         "remark or None, _language(language)",
         "None, _language(language)",
         "wire/test_golden_frames.py::test_a_golden_frame_is_read_however_it_is_cut",

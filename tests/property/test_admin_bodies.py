@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from metaq.errors import BadRequest
 from metaq.message import MessageQueue
-from metaq.protocol.adminbodies import (
+from metaq.protocol.remoting.adminbodies import (
     ConsumeStats,
     QueueProgress,
     QueueSpan,

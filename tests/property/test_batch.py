@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import MessageIllegal
-from metaq.protocol.batch import BatchItem, decode_batch, encode_batch
 from metaq.protocol.record import MAX_PROPERTIES_LENGTH
+from metaq.protocol.remoting.batch import BatchItem, decode_batch, encode_batch
 
 SMALLEST: Final = 22
 

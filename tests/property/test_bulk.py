@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from metaq.checksum import body_crc
 from metaq.errors import StreamLost
-from metaq.protocol.bulk import MISSING, UNIT_SIZE, are_intact, decode_bulk, encode_bulk_head, unit_columns
+from metaq.protocol.remoting.bulk import MISSING, UNIT_SIZE, are_intact, decode_bulk, encode_bulk_head, unit_columns
 from tests.support.wire import stored_record
 
 UNIT: Final = struct.Struct(">qii")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from metaq.errors import BadRequest
 from metaq.message import MessageQueue
-from metaq.protocol.fastjson import MAX_LENIENT_BYTES, MAX_NESTING, decode, encode
+from metaq.protocol.remoting.fastjson import MAX_LENIENT_BYTES, MAX_NESTING, decode, encode
 
 QUEUE: Final = MessageQueue("TopicA", "broker-a", 3)
 OBJECT: Final = '{"brokerName":"broker-a","queueId":3,"topic":"TopicA"}'

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import BadRequest
-from metaq.protocol.offsetrows import Kind, OffsetPage, OffsetRow, decode_lines, decode_page, encode_page, encode_row
+from metaq.protocol.remoting.offsetrows import Kind, OffsetPage, OffsetRow, decode_lines, decode_page, encode_page, encode_row
 
 TIMES = st.integers(0, 253_402_300_799_999)  # to the end of the year 9999
 NUMBERS = st.integers(0, (1 << 63) - 1)

@@ -23,7 +23,7 @@ from metaq.protocol.record import (
     is_intact,
     java_hash,
 )
-from metaq.protocol.textmessage import (
+from metaq.protocol.text.messages import (
     COMPRESSED_FLAG,
     HEADER_SIZE_TEXT,
     MAX_ATTRIBUTE_BYTES,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from metaq.errors import UnknownTopic
-from metaq.protocol.codes import READ, WRITE
-from metaq.protocol.routes import DataVersion, QueueData, TopicConfig, TopicTable
+from metaq.protocol.remoting.codes import READ, WRITE
+from metaq.protocol.remoting.routes import DataVersion, QueueData, TopicConfig, TopicTable
 from metaq.registry.routes import BrokerKey, RouteTables
 
 EXPIRY_MS: Final = 1000

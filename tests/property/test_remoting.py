@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from metaq.errors import BadRequest
 from metaq.protocol import properties
-from metaq.protocol.codes import COMPACT, JSON, LANGUAGES, ONEWAY_FLAG, RESPONSE_FLAG, VERSION
 from metaq.protocol.keys import keys_of
 from metaq.protocol.record import decode_properties
-from metaq.protocol.remoting import MAX_FRAME_BYTES, FrameReader, RemotingCommand, encode_request, encode_response
+from metaq.protocol.remoting.codes import COMPACT, JSON, LANGUAGES, ONEWAY_FLAG, RESPONSE_FLAG, VERSION
+from metaq.protocol.remoting.frames import MAX_FRAME_BYTES, FrameReader, RemotingCommand, encode_request, encode_response
 from tests.support.wire import feed, random_slices
 
 INT16: Final = st.integers(-(1 << 15), (1 << 15) - 1)

@@ -10,7 +10,20 @@ from hypothesis import strategies as st
 
 from metaq.checksum import body_crc
 from metaq.errors import BadRequest, StreamLost
-from metaq.protocol.commands import (
+from metaq.protocol.text.codec import (
+    INT32,
+    INT64,
+    OPAQUE,
+    TRANSACTION_TYPES,
+    CommandReader,
+    PutHead,
+    TextLimits,
+    write_get,
+    write_line,
+    write_offset,
+    write_put,
+)
+from metaq.protocol.text.commands import (
     NO_CHECKSUM,
     NO_OPAQUE,
     Auth,
@@ -27,20 +40,7 @@ from metaq.protocol.commands import (
     Transaction,
     Version,
 )
-from metaq.protocol.replies import VALUE, Reply, ReplyReader, write_result, write_value_head
-from metaq.protocol.text import (
-    INT32,
-    INT64,
-    OPAQUE,
-    TRANSACTION_TYPES,
-    CommandReader,
-    PutHead,
-    TextLimits,
-    write_get,
-    write_line,
-    write_offset,
-    write_put,
-)
+from metaq.protocol.text.replies import VALUE, Reply, ReplyReader, write_result, write_value_head
 from tests.support.wire import comparable, feed, random_slices
 
 Frame = tuple[bytes, list[Command]]

@@ -11,9 +11,9 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from metaq.client import TextClient
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import TopicOnly, encode_header
-from metaq.protocol.routes import decode_cluster_info, decode_route
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.headers import TopicOnly, encode_header
+from metaq.protocol.remoting.routes import decode_cluster_info, decode_route
 from metaq.registry.paths import BROKERS, Member
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.remoting import RemotingClient

@@ -10,7 +10,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from metaq.client import TextClient, connect
-from metaq.protocol.offsetrows import Kind, OffsetRow
+from metaq.protocol.remoting.offsetrows import Kind, OffsetRow
 from metaq.registry.paths import Layout
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.offsets import page, rows

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import BadRequest
-from metaq.protocol.routes import DataVersion
+from metaq.protocol.remoting.routes import DataVersion
 from metaq.registry.paths import (
     TOPICS,
     TOPICS_TO_PUBLISH,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from metaq.client import Client, connect
-from metaq.protocol.offsetrows import HISTORY_TOPIC
+from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
 from metaq.spark import alarms
 from metaq.spark.alarms import ENDED, RAISED, Watch, follow, raise_alarms
 from metaq.spark.findings import Finding

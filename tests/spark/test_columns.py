@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from metaq.checksum import body_crc
 from metaq.errors import CorruptRecord
-from metaq.protocol.bulk import MISSING, Bulk
-from metaq.protocol.codes import COMPRESSED
 from metaq.protocol.inflating import COMPRESSED_ZLIB
 from metaq.protocol.properties import KEYS, UNIQUE_KEY
 from metaq.protocol.record import (
@@ -28,6 +26,8 @@ from metaq.protocol.record import (
     host_bytes,
     record_tail,
 )
+from metaq.protocol.remoting.bulk import MISSING, Bulk
+from metaq.protocol.remoting.codes import COMPRESSED
 from metaq.spark.columns import (
     MOST_BYTES,
     MOST_ROWS,

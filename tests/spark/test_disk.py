@@ -16,7 +16,6 @@ from metaq.checksum import body_crc
 from metaq.clock import ManualClock
 from metaq.errors import AgedOut, StoreError, UnknownTopic, UnknownVersion
 from metaq.message import TopicPartition
-from metaq.protocol.codes import COMPRESSED, Request
 from metaq.protocol.properties import KEYS, UNIQUE_KEY
 from metaq.protocol.record import (
     HEADER_SIZE,
@@ -29,7 +28,8 @@ from metaq.protocol.record import (
     java_hash,
     record_tail,
 )
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.protocol.remoting.codes import COMPRESSED, Request
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.spark.columns import MOST_BYTES, NOT_USERS, UNIT, Piece, Shape, missing, record_batches
 from metaq.spark.disk import Ends, Folder
 from metaq.store.commitlog import segment_name

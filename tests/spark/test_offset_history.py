@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from metaq.client import connect
-from metaq.protocol.offsetrows import HISTORY_TOPIC, OffsetRow
+from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC, OffsetRow
 from metaq.spark.history import SCHEMA, read_files, read_topic
 from tests.support.admin import connect as connect_remoting
 from tests.support.admin import create_topic, send

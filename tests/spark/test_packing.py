@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import BadRequest
-from metaq.protocol.batch import decode_batch
 from metaq.protocol.properties import parse
 from metaq.protocol.record import java_hash
+from metaq.protocol.remoting.batch import decode_batch
 from metaq.spark.packing import WRITE, java_hashes, keys_of, pack
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

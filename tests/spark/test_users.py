@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 
 import metaq
 from metaq.errors import ConfigError
-from metaq.protocol.offsetrows import HISTORY_TOPIC
+from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
 from metaq.spark.groups import GroupOffsets
 from metaq.spark.login import Login
 from metaq.spark.options import read_options

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metaq.client import Client, OutgoingMessage, TextClient, connect
-from metaq.protocol.codes import Request
+from metaq.protocol.remoting.codes import Request
 from metaq.spark.columns import NOT_USERS
 from tests.support.admin import ask
 from tests.support.admin import connect as admin_connect

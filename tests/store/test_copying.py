@@ -9,7 +9,7 @@ import pytest
 from metaq.errors import CorruptRecord
 from metaq.message import Durability, TopicPartition
 from metaq.protocol.record import encode_properties, identity, java_hash, record_tail
-from metaq.protocol.textmessage import encode_stored, text_size_and_tag
+from metaq.protocol.text.messages import encode_stored, text_size_and_tag
 from metaq.store.copying import Copier, hide_from, piece
 from metaq.store.epochs import FIRST, Epoch, Epochs, common_end, last_record
 from metaq.store.files import read_here

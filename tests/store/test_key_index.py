@@ -18,7 +18,7 @@ from metaq.errors import DiskFull, Overloaded
 from metaq.message import INTERNAL_TOPICS
 from metaq.protocol.keys import KEYS, UNIQ_KEY, KeyHasher, key_hash, keys_of
 from metaq.protocol.record import constant_middle, encode_properties, host_bytes, java_hash, record_tail
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.store import indexing, query
 from metaq.store.disk import RealDisk, Usage
 from metaq.store.files import ColdRead, FileCache, read_cached, read_here, run_here

@@ -24,7 +24,7 @@ from metaq.protocol.record import (
     java_hash,
     record_tail,
 )
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.store.consumequeue import FILLER_SIZE
 from metaq.store.disk import File, RealDisk, RealFile, Usage
 from metaq.store.ending import Ending

@@ -10,7 +10,7 @@ import pytest
 from metaq.clock import ManualClock
 from metaq.message import Durability
 from metaq.protocol.record import HEADER_SIZE, constant_middle, host_bytes
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.store.disk import File
 from metaq.store.files import read_here, run_here
 from metaq.store.messagestore import MessageStore

@@ -27,7 +27,7 @@ from metaq.protocol.record import (
     host_bytes,
     record_tail,
 )
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.store.commitlog import Gap
 from metaq.store.documents import read_document
 from metaq.store.files import read_here

@@ -3,10 +3,10 @@
 from typing import Any
 
 from metaq.message import MessageQueue
-from metaq.protocol import fastjson
-from metaq.protocol.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
 from metaq.protocol.record import Record, decode_record
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
 from tests.support.broker import BrokerProcess
 from tests.support.remoting import RemotingClient
 

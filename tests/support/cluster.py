@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from metaq.protocol.codes import Request
+from metaq.protocol.remoting.codes import Request
 from metaq.store.commitlog import is_segment_name
 from metaq.store.messagestore import LOG, QUEUES
 from tests.support.admin import ask, ask_body, connect

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 from metaq.client.group import GroupConsumer
 from metaq.message import MessageQueue
-from metaq.protocol import fastjson
-from metaq.protocol.codes import JSON, PULL_HAS_SUBSCRIPTION, Request, Response
-from metaq.protocol.headers import Int32, PullMessage, UpdateConsumerOffset, encode_header
-from metaq.protocol.heartbeats import CLUSTERING, FROM_END, PUSH
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import JSON, PULL_HAS_SUBSCRIPTION, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import Int32, PullMessage, UpdateConsumerOffset, encode_header
+from metaq.protocol.remoting.heartbeats import CLUSTERING, FROM_END, PUSH
 from tests.support.admin import records
 from tests.support.broker import BrokerProcess
 from tests.support.remoting import RemotingClient

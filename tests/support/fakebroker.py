@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Self
 
 from metaq.checksum import body_crc
-from metaq.protocol.commands import Command, Put, Quit
-from metaq.protocol.replies import write_result, write_value_head
-from metaq.protocol.text import CommandReader, TextLimits
-from metaq.protocol.textmessage import HEADER
+from metaq.protocol.text.codec import CommandReader, TextLimits
+from metaq.protocol.text.commands import Command, Put, Quit
+from metaq.protocol.text.messages import HEADER
+from metaq.protocol.text.replies import write_result, write_value_head
 
 Answer = Callable[[list[Command]], bytes | None]
 

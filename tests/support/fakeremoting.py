@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from metaq.protocol.codes import READ, WRITE, Request
-from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request, encode_response
-from metaq.protocol.routes import BrokerData, QueueData, TopicRoute, encode_route
+from metaq.protocol.remoting.codes import READ, WRITE, Request
+from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request, encode_response
+from metaq.protocol.remoting.routes import BrokerData, QueueData, TopicRoute, encode_route
 
 
 class Reply(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import orjson
 
-from metaq.protocol.codes import Request
+from metaq.protocol.remoting.codes import Request
 from tests.support.admin import ask, ask_body
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.cluster import ROLE_CHANGES, ReplicaProcess

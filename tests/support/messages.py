@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import Int32, PullMessage, SendMessage, encode_header, with_letters
 from metaq.protocol.properties import parse
 from metaq.protocol.record import Record, decode_record
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.headers import Int32, PullMessage, SendMessage, encode_header, with_letters
 from tests.support.remoting import RemotingClient
 
 BORN_MS: Final = 1_700_000_000_000

@@ -1,7 +1,7 @@
 """How far groups are, as a broker exports it, for tests."""
 
-from metaq.protocol.codes import Request
-from metaq.protocol.offsetrows import Kind, OffsetPage, OffsetRow, decode_page
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.offsetrows import Kind, OffsetPage, OffsetRow, decode_page
 from tests.support.admin import ask, connect
 from tests.support.broker import BrokerProcess
 

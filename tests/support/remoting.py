@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final, Self
 
-from metaq.protocol.codes import JSON
-from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request
+from metaq.protocol.remoting.codes import JSON
+from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
 
 TIMEOUT_S: Final = 30.0
 RECEIVE_BYTES: Final = 64 * 1024

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from metaq.protocol.codes import JSON
-from metaq.protocol.signature import Credentials
+from metaq.protocol.remoting.codes import JSON
+from metaq.protocol.remoting.signature import Credentials
 from tests.support.remoting import TIMEOUT_S, RemotingClient
 
 ADMIN: Final = Credentials("admin", "admin-secret-1")

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from metaq.message import LogOffset
-from metaq.protocol.commands import Command, Invalid
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
@@ -16,7 +15,8 @@ from metaq.protocol.record import (
     host_bytes,
     record_tail,
 )
-from metaq.protocol.textmessage import Stored, encode_stored, plain_overhead
+from metaq.protocol.text.commands import Command, Invalid
+from metaq.protocol.text.messages import Stored, encode_stored, plain_overhead
 
 Event = TypeVar("Event")
 

@@ -19,10 +19,10 @@ from benchmarks.peers import Level, metaq
 from benchmarks.programs import LoadPlan, run_load
 from benchmarks.suites.remoting import SENDS, held_checks, topic_checks
 from benchmarks.topics import Serving, Topics, measure_topics
-from metaq.protocol.batch import BatchItem, decode_batch
-from metaq.protocol.codes import Request, Response
 from metaq.protocol.properties import KEYS, UNIQUE_KEY, parse
-from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_response
+from metaq.protocol.remoting.batch import BatchItem, decode_batch
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_response
 from tests.support.broker import BrokerProcess
 
 pytestmark = pytest.mark.partner("gcc")

@@ -7,9 +7,9 @@ from typing import Final
 import pytest
 
 from metaq.errors import MetaqError
-from metaq.protocol.commands import Put, Transaction
-from metaq.protocol.replies import write_result
-from metaq.protocol.text import CommandReader, TextLimits
+from metaq.protocol.text.codec import CommandReader, TextLimits
+from metaq.protocol.text.commands import Put, Transaction
+from metaq.protocol.text.replies import write_result
 from metaq.tx.branches import Branches, Outcome, Room, Work, XaCode, XaError
 from metaq.tx.local import LocalBranches
 from metaq.tx.xid import LocalKey, parse_key

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from metaq.errors import BadRequest
-from metaq.protocol.codes import Request
-from metaq.protocol.heartbeats import MOST_GROUPS, MOST_SUBSCRIPTIONS, ConsumerData, Heartbeat
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.heartbeats import MOST_GROUPS, MOST_SUBSCRIPTIONS, ConsumerData, Heartbeat
 from metaq.protocol.subscription import Subscription, parse_subscription
 from metaq.server.clients import Clients
 from metaq.server.groups import Group, GroupTable, group_of

@@ -8,9 +8,9 @@ import gevent
 import pytest
 
 from metaq.errors import AccessDenied, Overloaded
-from metaq.protocol.codes import Request
-from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request
-from metaq.protocol.signature import Credentials
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
+from metaq.protocol.remoting.signature import Credentials
 from metaq.server import gate as gate_module
 from metaq.server.gate import MOST_WAITING, WRONG, Gate
 from metaq.server.guesses import ALL_TIMES

@@ -10,7 +10,9 @@ import pytest
 from metaq.checksum import body_crc
 from metaq.errors import CorruptRecord
 from metaq.message import Message, TextPosition
-from metaq.protocol.commands import (
+from metaq.protocol.record import TAGS, encode_properties
+from metaq.protocol.text.codec import CommandReader, TextLimits, write_get, write_line, write_offset, write_put
+from metaq.protocol.text.commands import (
     BROKER_CHOOSES,
     END_OF_LOG,
     NO_CHECKSUM,
@@ -23,10 +25,8 @@ from metaq.protocol.commands import (
     Transaction,
     Version,
 )
-from metaq.protocol.record import TAGS, encode_properties
-from metaq.protocol.replies import VALUE, Reply, ReplyReader, write_result, write_value_head
-from metaq.protocol.text import CommandReader, TextLimits, write_get, write_line, write_offset, write_put
-from metaq.protocol.textmessage import decode_messages, join_attribute, split_attribute
+from metaq.protocol.text.messages import decode_messages, join_attribute, split_attribute
+from metaq.protocol.text.replies import VALUE, Reply, ReplyReader, write_result, write_value_head
 from tests.support.wire import feed, slicings, stored_record, text_form
 
 HEX: Final = {

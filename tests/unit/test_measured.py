@@ -13,7 +13,7 @@ import pytest
 from metaq.clock import ManualClock
 from metaq.errors import DiskFailed
 from metaq.message import TopicPartition
-from metaq.protocol.commands import Get
+from metaq.protocol.text.commands import Get
 from metaq.server import measures
 from metaq.server.context import Context
 from metaq.server.counters import Counters

@@ -1,7 +1,7 @@
 """The table of text readers and what is kept of store times are bounded."""
 
 from metaq.clock import ManualClock
-from metaq.protocol.commands import Get
+from metaq.protocol.text.commands import Get
 from metaq.server.observed import FORGOTTEN_S, LONGEST_GROUP, MOST_PLACES, OWNS_S, Observed
 from metaq.server.offsetexport import MOST_TIMES, StoreTimes
 from metaq.store.files import go_on

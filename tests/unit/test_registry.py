@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from metaq.errors import BadRequest, DiskFull, UnknownTopic
-from metaq.protocol.routes import NO_LIVE_BROKER, BrokerData, DataVersion, QueueData, TopicConfig, TopicTable
+from metaq.protocol.remoting.routes import NO_LIVE_BROKER, BrokerData, DataVersion, QueueData, TopicConfig, TopicTable
 from metaq.registry.kvconfig import FILE, ORDER_TOPICS, KvConfig
 from metaq.registry.routes import MAX_DEPARTED, BrokerKey, MasterAddress, RouteTables
 from metaq.store.disk import RealDisk

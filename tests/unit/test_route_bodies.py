@@ -7,8 +7,8 @@ import pytest
 
 from metaq.checksum import body_crc
 from metaq.errors import BadRequest
-from metaq.protocol.codes import VERSION, VERSION_WITH_TOPIC_VERSION
-from metaq.protocol.routes import (
+from metaq.protocol.remoting.codes import VERSION, VERSION_WITH_TOPIC_VERSION
+from metaq.protocol.remoting.routes import (
     MAX_INFLATED_BYTES,
     BrokerData,
     ClusterInfo,

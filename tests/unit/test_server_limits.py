@@ -9,9 +9,9 @@ import pytest
 
 from metaq.config import load
 from metaq.message import MessageQueue
-from metaq.protocol.codes import Request
-from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request
-from metaq.protocol.text import CommandReader, TextLimits
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
+from metaq.protocol.text.codec import CommandReader, TextLimits
 from metaq.server import locks
 from metaq.server.front import Front
 from metaq.server.locks import LOCK_S, QueueLocks

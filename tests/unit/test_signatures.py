@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.protocol.signature import ACCESS_KEY, SIGNATURE, Credentials, is_signed_with, sign
+from metaq.protocol.remoting.signature import ACCESS_KEY, SIGNATURE, Credentials, is_signed_with, sign
 
 SECRET = "12345678"
 NINE = {

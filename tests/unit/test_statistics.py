@@ -6,8 +6,8 @@ import pytest
 
 from metaq.clock import ManualClock
 from metaq.message import TopicPartition
-from metaq.protocol.adminbodies import Rates
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.protocol.remoting.adminbodies import Rates
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server import statistics
 from metaq.server.counters import Counters
 from metaq.server.observed import LONGEST_GROUP

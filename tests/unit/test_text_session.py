@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from metaq.protocol.commands import Command, Stats
-from metaq.protocol.text import CommandReader, TextLimits
+from metaq.protocol.text.codec import CommandReader, TextLimits
+from metaq.protocol.text.commands import Command, Stats
 from metaq.server.memory import Memory
 from metaq.server.permissions import ANYBODY
 from metaq.server.textsession import TextSession

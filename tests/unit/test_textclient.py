@@ -17,8 +17,8 @@ from metaq.client.access import Stream
 from metaq.client.textclient import _CHUNK_MESSAGES, _CHUNKS_AHEAD
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, CorruptRecord, Refused, RequestTimeout
 from metaq.message import PutResult, TextPosition
-from metaq.protocol.commands import END_OF_LOG, NO_OPAQUE, Command, Create, Get, Offset, Put, Stats, Version
-from metaq.protocol.replies import write_result
+from metaq.protocol.text.commands import END_OF_LOG, NO_OPAQUE, Command, Create, Get, Offset, Put, Stats, Version
+from metaq.protocol.text.replies import write_result
 from tests.support.broker import wait_until
 from tests.support.fakebroker import Answer, FakeBroker, answering, each, opaque, record, store, value
 

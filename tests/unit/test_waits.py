@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, cast
 import pytest
 
 from metaq.errors import BadRequest
-from metaq.protocol.text import CommandReader, TextLimits
+from metaq.protocol.text.codec import CommandReader, TextLimits
 from metaq.replication.election import Election
 from metaq.replication.nodes import Candidate, Log, Master, State
 from metaq.server.checkback import CheckBack

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from metaq.errors import BadRequest, ProtocolError, StreamLost
-from metaq.protocol.text import TextLimits
+from metaq.protocol.text.codec import TextLimits
 
 
 class Refusal(NamedTuple):

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from metaq.protocol.codes import Request
-from metaq.protocol.remoting import FrameReader
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import FrameReader
 from tests.interop.clients import ClientProcess, go_command, java_command
 from tests.interop.mqadmin import AdminTool
 from tests.interop.scenarios import Scenarios, create_topic

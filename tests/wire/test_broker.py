@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from metaq.protocol.text import CommandReader
+from metaq.protocol.text.codec import CommandReader
 from tests.crash.garbage import FLAGS, LIMITS, OPENING, check_replies, converse, read_replies
 from tests.support.broker import BrokerProcess
 from tests.support.wire import feed, slicings

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from metaq.protocol.bulk import MISSING, BulkFetch, are_intact, decode_bulk, encode_bulk_head, unit_columns
-from metaq.protocol.codes import Request
-from metaq.protocol.headers import Int32, decode_header, encode_header
 from metaq.protocol.record import decode_record, java_hash
+from metaq.protocol.remoting.bulk import MISSING, BulkFetch, are_intact, decode_bulk, encode_bulk_head, unit_columns
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
 
 HEAD: Final = bytes.fromhex(
     "00000002"

@@ -11,11 +11,11 @@ import pytest
 
 from metaq.client.records import decode_messages
 from metaq.errors import ChecksumMismatch, StreamLost
-from metaq.protocol.codes import COMPACT, JSON, ONEWAY_FLAG, RESPONSE_FLAG, Request, Response
-from metaq.protocol.headers import EndTransaction, SendMessage, decode_header, with_names
 from metaq.protocol.properties import parse
 from metaq.protocol.record import BLANK, BLANK_MAGIC, checksum_property, decode_properties
-from metaq.protocol.remoting import FrameReader, RemotingCommand, encode_request, encode_response
+from metaq.protocol.remoting.codes import COMPACT, JSON, ONEWAY_FLAG, RESPONSE_FLAG, Request, Response
+from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request, encode_response
+from metaq.protocol.remoting.headers import EndTransaction, SendMessage, decode_header, with_names
 from tests.support.wire import feed, slicings
 
 FRAMES: Final = {

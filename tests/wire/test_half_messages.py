@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import Int32
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.headers import Int32
 from tests.broker.test_delay import Controlled
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.halves import (

@@ -4,11 +4,11 @@ from typing import Any, Final
 
 import pytest
 
-from metaq.protocol import headers
-from metaq.protocol.codes import Request
-from metaq.protocol.headers import decode_header, with_names
-from metaq.protocol.heartbeats import decode_heartbeat, decode_queue_set
-from metaq.protocol.remoting import FrameReader, RemotingCommand
+from metaq.protocol.remoting import headers
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
+from metaq.protocol.remoting.headers import decode_header, with_names
+from metaq.protocol.remoting.heartbeats import decode_heartbeat, decode_queue_set
 from tests.support.wire import feed, slicings
 from tests.wire.recordings import Recording, read_recordings
 

@@ -8,8 +8,9 @@ from typing import Final
 import pytest
 
 from metaq.checksum import body_crc
-from metaq.protocol.codes import COMPACT, JSON, Request, Response
-from metaq.protocol.headers import (
+from metaq.protocol.remoting.codes import COMPACT, JSON, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import (
     BrokerBeat,
     BrokerGroup,
     BrokerIdentity,
@@ -23,8 +24,7 @@ from metaq.protocol.headers import (
     TopicOnly,
     encode_header,
 )
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.routes import (
+from metaq.protocol.remoting.routes import (
     BrokerData,
     ClusterInfo,
     DataVersion,

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 import pytest
 
 from metaq.checksum import body_crc
-from metaq.protocol.replies import write_result, write_value_head
-from metaq.protocol.text import write_get, write_line
-from metaq.protocol.textmessage import HEADER
+from metaq.protocol.text.codec import write_get, write_line
+from metaq.protocol.text.messages import HEADER
+from metaq.protocol.text.replies import write_result, write_value_head
 from tests.crash.garbage import converse, read_replies
 from tests.support.broker import BrokerProcess
 from tests.support.talk import Talk

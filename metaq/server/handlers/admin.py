@@ -12,9 +12,9 @@ import gevent
 import metaq
 from metaq.errors import MetaqError, NotWritable, StoreError
 from metaq.message import INTERNAL_TOPICS, TopicPartition
-from metaq.protocol.codes import READ, WRITE
-from metaq.protocol.commands import Create, Help, Stats, Sync, Version
-from metaq.protocol.replies import FORBIDDEN, OK, UNAVAILABLE, write_result
+from metaq.protocol.remoting.codes import READ, WRITE
+from metaq.protocol.text.commands import Create, Help, Stats, Sync, Version
+from metaq.protocol.text.replies import FORBIDDEN, OK, UNAVAILABLE, write_result
 from metaq.server.context import Context
 from metaq.server.counters import Meter
 from metaq.server.permissions import Action, allowed, demand, denied

@@ -10,12 +10,12 @@ import metaq
 from metaq.config import MOST_HOURS
 from metaq.errors import BadRequest, MetaqError, RequestFailed
 from metaq.message import TopicPartition
-from metaq.protocol.adminbodies import decode_settings, encode_rates, encode_settings
-from metaq.protocol.codes import READ, VERSION, WRITE, Request, Response
-from metaq.protocol.headers import ViewStats, decode_header
 from metaq.protocol.record import decode_record
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.routes import DataVersion, encode_data_version, encode_kv_table
+from metaq.protocol.remoting.adminbodies import decode_settings, encode_rates, encode_settings
+from metaq.protocol.remoting.codes import READ, VERSION, WRITE, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import ViewStats, decode_header
+from metaq.protocol.remoting.routes import DataVersion, encode_data_version, encode_kv_table
 from metaq.registry.routes import MASTER
 from metaq.server.context import Context
 from metaq.server.front import Address, RequestHandler

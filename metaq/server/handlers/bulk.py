@@ -1,4 +1,4 @@
-"""Bulk fetches, 30030: much of a partition in one answer (metaq.protocol.bulk has the format). They are never held."""
+"""Bulk fetches, 30030: much of a partition in one answer (metaq.protocol.remoting.bulk has the format). They are never held."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,10 +7,10 @@ from gevent.lock import BoundedSemaphore
 
 from metaq.errors import MetaqError, Overloaded
 from metaq.message import TopicPartition
-from metaq.protocol.bulk import UNIT_SIZE, BulkFetch, encode_bulk_head
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import decode_header
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.bulk import UNIT_SIZE, BulkFetch, encode_bulk_head
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import decode_header
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
 from metaq.server.handlers.pull import check_readable

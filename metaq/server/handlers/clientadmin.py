@@ -12,11 +12,11 @@ from gevent.event import AsyncResult
 
 from metaq.errors import BadRequest, RequestFailed
 from metaq.message import MessageQueue
-from metaq.protocol.adminbodies import decode_offsets, encode_consumer_status
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import ConsumeDirectly, ConsumerStatus, RunningInfo, decode_header, encode_header
 from metaq.protocol.ids import decode_offset_id
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.adminbodies import decode_offsets, encode_consumer_status
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import ConsumeDirectly, ConsumerStatus, RunningInfo, decode_header, encode_header
 from metaq.server.consumergroup import Member
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler

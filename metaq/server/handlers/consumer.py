@@ -5,12 +5,12 @@ from typing import Final
 
 from metaq.errors import RequestFailed, UnknownTopic, WrongPartition
 from metaq.message import TopicPartition
-from metaq.protocol import fastjson
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import QueryConsumerOffset, QueueOnly, SearchOffset, UpdateConsumerOffset, decode_header
-from metaq.protocol.heartbeats import decode_queue_set
 from metaq.protocol.record import decode_record
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import QueryConsumerOffset, QueueOnly, SearchOffset, UpdateConsumerOffset, decode_header
+from metaq.protocol.remoting.heartbeats import decode_queue_set
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
 from metaq.server.handlers.heartbeat import EMPTY

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from metaq.errors import AccessDenied, MetaqError
 from metaq.message import TopicPartition
-from metaq.protocol.codes import READ
-from metaq.protocol.commands import END_OF_LOG, Get, Offset
-from metaq.protocol.replies import BAD_REQUEST, FORBIDDEN, MOVED, NOT_FOUND, OK, write_result, write_value_head
-from metaq.protocol.textmessage import encode_stored, id_base
+from metaq.protocol.remoting.codes import READ
+from metaq.protocol.text.commands import END_OF_LOG, Get, Offset
+from metaq.protocol.text.messages import encode_stored, id_base
+from metaq.protocol.text.replies import BAD_REQUEST, FORBIDDEN, MOVED, NOT_FOUND, OK, write_result, write_value_head
 from metaq.server.context import Context
 from metaq.server.hold import Holds
 from metaq.server.look import Looks, Question

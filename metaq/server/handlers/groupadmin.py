@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from functools import partial
 
 from metaq.errors import BadRequest, RequestFailed
-from metaq.protocol import fastjson
-from metaq.protocol.adminbodies import (
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.adminbodies import (
     Connection,
     encode_all_producers,
     encode_consumers,
@@ -16,8 +16,9 @@ from metaq.protocol.adminbodies import (
     encode_producers,
     encode_subscription,
 )
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import (
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import (
     ConsumerGroupOnly,
     DeleteGroup,
     GroupAndTopic,
@@ -26,8 +27,7 @@ from metaq.protocol.headers import (
     TopicOnly,
     decode_header,
 )
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.routes import encode_topic_list
+from metaq.protocol.remoting.routes import encode_topic_list
 from metaq.server.consumergroup import ConsumerGroup, Member
 from metaq.server.context import Context
 from metaq.server.duties import Duties

@@ -12,12 +12,12 @@ from typing import Final
 
 from metaq.errors import BadRequest, MetaqError, RequestFailed, StoreError, UnknownTopic
 from metaq.protocol import properties
-from metaq.protocol.codes import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_TYPE, Request, Response
-from metaq.protocol.headers import EndTransaction, ResumeCheck, decode_header
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.record import TAGS, Record, decode_record
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.textmessage import Stored
+from metaq.protocol.remoting.codes import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_TYPE, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import EndTransaction, ResumeCheck, decode_header
+from metaq.protocol.text.messages import Stored
 from metaq.server.change import Change
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler

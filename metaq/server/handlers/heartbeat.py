@@ -5,10 +5,10 @@ from typing import Final
 import orjson
 
 from metaq.errors import RequestFailed
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import ConsumerGroupOnly, UnregisterClient, decode_header
-from metaq.protocol.heartbeats import ConsumerData, Heartbeat, decode_client_check, decode_heartbeat
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import ConsumerGroupOnly, UnregisterClient, decode_header
+from metaq.protocol.remoting.heartbeats import ConsumerData, Heartbeat, decode_client_check, decode_heartbeat
 from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import ExpressionKind
 from metaq.server.context import Context

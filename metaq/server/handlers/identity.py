@@ -2,8 +2,8 @@
 
 import secrets
 
-from metaq.protocol.codes import Request
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.server.front import RequestHandler
 from metaq.server.remoting import Answer, RemotingSession
 

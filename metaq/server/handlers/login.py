@@ -3,8 +3,8 @@
 import gevent
 
 from metaq.errors import BrokerError
-from metaq.protocol.commands import Auth
-from metaq.protocol.replies import BAD_REQUEST, OK, write_result
+from metaq.protocol.text.commands import Auth
+from metaq.protocol.text.replies import BAD_REQUEST, OK, write_result
 from metaq.server.gate import Gate
 from metaq.server.textsession import TextSession
 

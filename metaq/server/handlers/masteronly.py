@@ -3,8 +3,8 @@
 from typing import Final
 
 from metaq.errors import NotMaster
-from metaq.protocol.codes import Request
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.server.front import RequestHandler
 from metaq.server.remoting import Answer, RemotingSession
 

@@ -11,7 +11,7 @@ import gevent
 
 from metaq.errors import BadRequest, RequestFailed, UnknownTopic, WrongPartition
 from metaq.message import MessageQueue, TopicPartition
-from metaq.protocol.adminbodies import (
+from metaq.protocol.remoting.adminbodies import (
     ConsumeStats,
     QueueEntry,
     QueueProgress,
@@ -24,8 +24,9 @@ from metaq.protocol.adminbodies import (
     encode_queue_entries,
     encode_time_spans,
 )
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import (
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import (
     BrokerConsumeStats,
     CloneOffset,
     CorrectionOffset,
@@ -34,8 +35,7 @@ from metaq.protocol.headers import (
     ResetOffset,
     decode_header,
 )
-from metaq.protocol.headers import ConsumeStats as ConsumeStatsHeader
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.headers import ConsumeStats as ConsumeStatsHeader
 from metaq.protocol.subscription import ExpressionKind, Subscription
 from metaq.server.consumergroup import ConsumerGroup
 from metaq.server.context import Context

@@ -6,10 +6,10 @@ from typing import Final
 import orjson
 
 from metaq.errors import BadRequest
-from metaq.protocol.codes import Request
-from metaq.protocol.headers import decode_header
-from metaq.protocol.offsetrows import MOST_ROWS, ExportOffsets, encode_page
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import decode_header
+from metaq.protocol.remoting.offsetrows import MOST_ROWS, ExportOffsets, encode_page
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
 from metaq.server.later import Later

@@ -7,11 +7,12 @@ from typing import Any, Final, NamedTuple
 
 from metaq.errors import AccessDenied, MetaqError, RequestFailed, UnknownTopic, WrongPartition
 from metaq.message import TopicPartition
-from metaq.protocol import codes, properties
-from metaq.protocol.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
-from metaq.protocol.headers import PullMessage, decode_header
+from metaq.protocol import properties
 from metaq.protocol.record import decode_record
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting import codes
+from metaq.protocol.remoting.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import PullMessage, decode_header
 from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
 from metaq.server.context import Context

@@ -14,10 +14,10 @@ from metaq.errors import (
     WrongPartition,
 )
 from metaq.message import TopicPartition
-from metaq.protocol.codes import WRITE
-from metaq.protocol.commands import BROKER_CHOOSES, NO_CHECKSUM, Command, Put
 from metaq.protocol.record import MAX_PROPERTIES_LENGTH, TAGS, constant_middle, encode_properties, java_hash, record_tail
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT, id_base, split_attribute
+from metaq.protocol.remoting.codes import WRITE
+from metaq.protocol.text.commands import BROKER_CHOOSES, NO_CHECKSUM, Command, Put
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT, id_base, split_attribute
 from metaq.server.context import Context
 from metaq.server.permissions import Action, Principal, allowed, demand, denied
 from metaq.server.tables import FORBIDDEN

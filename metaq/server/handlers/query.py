@@ -3,11 +3,11 @@
 from typing import Final
 
 from metaq.errors import RequestFailed
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import QueryMessage, ViewMessage, decode_header
 from metaq.protocol.record import identity
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.textmessage import Stored
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import QueryMessage, ViewMessage, decode_header
+from metaq.protocol.text.messages import Stored
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
 from metaq.server.later import Later

@@ -16,9 +16,10 @@ from metaq.checksum import body_crc
 from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.errors import AccessDenied, BadRequest, ChecksumMismatch, MetaqError, Overloaded, RequestFailed
-from metaq.protocol.adminbodies import decode_settings, encode_settings
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import (
+from metaq.protocol.remoting.adminbodies import decode_settings, encode_settings
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import (
     BrokerBeat,
     BrokerGroup,
     BrokerIdentity,
@@ -32,8 +33,7 @@ from metaq.protocol.headers import (
     TopicOnly,
     decode_header,
 )
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.routes import (
+from metaq.protocol.remoting.routes import (
     TopicTable,
     decode_data_version,
     decode_registration,

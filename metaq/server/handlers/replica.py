@@ -21,8 +21,8 @@ import orjson
 
 from metaq.config import Settings
 from metaq.errors import BadRequest
-from metaq.protocol.codes import Request
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.server.broker import Broker
 from metaq.server.front import Address, RequestHandler
 from metaq.server.later import Later

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 from metaq.errors import AccessDenied, MetaqError, Overloaded
 from metaq.protocol import properties
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import PushReply, SendMessage, encode_header
-from metaq.protocol.remoting import RemotingCommand
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import PushReply, SendMessage, encode_header
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler
 from metaq.server.handlers.send import SendHandler, read_header

@@ -10,8 +10,9 @@ from typing import Final, NamedTuple
 from metaq.config import Settings
 from metaq.errors import AccessDenied, MessageIllegal, MetaqError, UnknownTopic, WrongPartition
 from metaq.protocol import properties
-from metaq.protocol.batch import decode_batch
-from metaq.protocol.codes import (
+from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, HEADER_SIZE, constant_middle, java_hash, longer_tail
+from metaq.protocol.remoting.batch import decode_batch
+from metaq.protocol.remoting.codes import (
     COMPRESSED,
     COMPRESSION_KIND,
     INHERIT,
@@ -23,10 +24,9 @@ from metaq.protocol.codes import (
     Request,
     Response,
 )
-from metaq.protocol.headers import Int32, SendMessage, decode_header, with_names
-from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, HEADER_SIZE, constant_middle, java_hash, longer_tail
-from metaq.protocol.remoting import HEAD, RemotingCommand, encode_response
-from metaq.protocol.textmessage import HEADER_SIZE_TEXT
+from metaq.protocol.remoting.frames import HEAD, RemotingCommand, encode_response
+from metaq.protocol.remoting.headers import Int32, SendMessage, decode_header, with_names
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.context import Context
 from metaq.server.counters import Counters
 from metaq.server.front import RequestHandler

@@ -10,11 +10,11 @@ from typing import Final
 
 from metaq.errors import AccessDenied, RequestFailed
 from metaq.protocol import properties
-from metaq.protocol.codes import VERSION_WITH_MAX_RECONSUME, WRITE, Request, Response
-from metaq.protocol.headers import SendBack, decode_header
 from metaq.protocol.record import Record, decode_record
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.textmessage import Stored
+from metaq.protocol.remoting.codes import VERSION_WITH_MAX_RECONSUME, WRITE, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import SendBack, decode_header
+from metaq.protocol.text.messages import Stored
 from metaq.server.change import Change
 from metaq.server.context import Context
 from metaq.server.front import RequestHandler

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from metaq.errors import BadRequest, RequestFailed, UnknownTopic
 from metaq.message import INTERNAL_TOPICS, MessageQueue, TopicPartition
-from metaq.protocol import fastjson
-from metaq.protocol.adminbodies import QueueSpan, encode_topic_stats
-from metaq.protocol.codes import INHERIT, READ, WRITE, Request, Response
-from metaq.protocol.headers import CreateTopic, TopicOnly, decode_header
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.routes import DataVersion, TopicTable, encode_topic_list, encode_topic_table, topic_row
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.adminbodies import QueueSpan, encode_topic_stats
+from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import CreateTopic, TopicOnly, decode_header
+from metaq.protocol.remoting.routes import DataVersion, TopicTable, encode_topic_list, encode_topic_table, topic_row
 from metaq.server.context import Context
 from metaq.server.duties import Duties
 from metaq.server.front import RequestHandler

@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any, Final
 
 from metaq.errors import AccessDenied, BadRequest, BrokerError, MetaqError, WrongPartition
-from metaq.protocol.commands import BROKER_CHOOSES, NO_CHECKSUM, Command, Put, Transaction
-from metaq.protocol.replies import ERROR, OK, write_result
-from metaq.protocol.textmessage import split_attribute
+from metaq.protocol.text.commands import BROKER_CHOOSES, NO_CHECKSUM, Command, Put, Transaction
+from metaq.protocol.text.messages import split_attribute
+from metaq.protocol.text.replies import ERROR, OK, write_result
 from metaq.server.context import Context
 from metaq.server.handlers.put import PutHandler, checksum_mismatch
 from metaq.server.look import Looks, Question

@@ -9,13 +9,13 @@ from typing import Final, NamedTuple, TypeVar
 from gevent.event import Event
 
 from metaq.errors import BadRequest, CorruptRecord, MetaqError, RequestFailed
-from metaq.protocol.codes import Request, Response
-from metaq.protocol.headers import decode_header, parse_int
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import PRODUCER_GROUP, REAL_QUEUE, REAL_TOPIC, UNIQUE_KEY
 from metaq.protocol.record import Record, decode_record
-from metaq.protocol.remoting import RemotingCommand
-from metaq.protocol.undecided import (
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import decode_header, parse_int
+from metaq.protocol.remoting.undecided import (
     FORGET,
     MOST_MESSAGES,
     MOST_ROWS,

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from metaq.errors import BadRequest
 from metaq.message import MessageQueue
-from metaq.protocol import fastjson
+from metaq.protocol.remoting import fastjson
 from metaq.protocol.subscription import (
     EVERYTHING,
     MAX_EXPRESSION_LENGTH,

@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 from metaq.checksum import body_crc
 from metaq.errors import BadRequest, CorruptRecord, DecodeError
 from metaq.message import Message, TextPosition
-from metaq.protocol.codes import COMPRESSED
 from metaq.protocol.inflating import MAX_INFLATED_BYTES, inflated_zlib
 from metaq.protocol.properties import MESSAGE_ID
 from metaq.protocol.record import (
@@ -34,6 +33,7 @@ from metaq.protocol.record import (
     decode_record,
     java_hash,
 )
+from metaq.protocol.remoting.codes import COMPRESSED
 
 HEADER: Final = struct.Struct(">iiqi")
 HEADER_SIZE_TEXT: Final = 20

@@ -21,8 +21,8 @@ from operator import add
 from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest, StreamLost
-from metaq.protocol.headers import Int32, parse_int
 from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, MAGIC, checksum_properties
+from metaq.protocol.remoting.headers import Int32, parse_int
 
 COUNT: Final = struct.Struct(">i")
 UNIT_SIZE: Final = 16

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import orjson
 
 from metaq.errors import BadRequest, StreamLost
-from metaq.protocol.codes import COMPACT, JSON, LANGUAGES, ONEWAY_FLAG, RESPONSE_FLAG, VERSION
+from metaq.protocol.remoting.codes import COMPACT, JSON, LANGUAGES, ONEWAY_FLAG, RESPONSE_FLAG, VERSION
 
 HEAD: Final = struct.Struct(">iI")
 HEAD_SIZE: Final = 8

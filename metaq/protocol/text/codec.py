@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 from metaq.checksum import body_crc
 from metaq.errors import BadRequest, StreamLost
-from metaq.protocol.commands import (
+from metaq.protocol.record import MAX_TOPIC_LENGTH
+from metaq.protocol.text.commands import (
     NO_CHECKSUM,
     NO_OPAQUE,
     Auth,
@@ -27,7 +28,6 @@ from metaq.protocol.commands import (
     Transaction,
     Version,
 )
-from metaq.protocol.record import MAX_TOPIC_LENGTH
 
 INT32: Final = (-(1 << 31), (1 << 31) - 1)
 INT64: Final = (-(1 << 63), (1 << 63) - 1)

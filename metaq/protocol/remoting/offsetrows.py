@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from metaq.errors import BadRequest
-from metaq.protocol.headers import Int32
+from metaq.protocol.remoting.headers import Int32
 
 HISTORY_TOPIC: Final = "METAQ_SYS_OFFSET_HISTORY"
 """Where masters record all rows again and again."""

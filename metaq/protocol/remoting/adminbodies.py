@@ -1,6 +1,7 @@
 """Bodies for administrators (specs: remoting protocol, section 3.3).
 
-Maps by message queue have objects as keys, as Java writes them (``metaq.protocol.fastjson``). Times are Unix milliseconds.
+Maps by message queue have objects as keys, as Java writes them (``metaq.protocol.remoting.fastjson``). Times are Unix
+milliseconds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -8,8 +9,8 @@ from typing import Any, NamedTuple
 
 from metaq.errors import BadRequest
 from metaq.message import MessageQueue
-from metaq.protocol import fastjson
-from metaq.protocol.heartbeats import ConsumerData, subscription_row
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.heartbeats import ConsumerData, subscription_row
 from metaq.protocol.subscription import Subscription
 
 Offsets = Mapping[MessageQueue, int]

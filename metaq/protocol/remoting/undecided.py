@@ -11,8 +11,8 @@ import enum
 from collections.abc import Mapping
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from metaq.protocol import fastjson
-from metaq.protocol.headers import Int32
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.headers import Int32
 
 MOST_ROWS: Final = 500
 """In one page: some 15 ms of work when 100,000 branches are undecided, which hold up everybody else."""

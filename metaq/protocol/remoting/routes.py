@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 import orjson
 
 from metaq.errors import BadRequest
-from metaq.protocol import fastjson
-from metaq.protocol.codes import READ, VERSION_WITH_TOPIC_VERSION, WRITE
-from metaq.protocol.headers import parse_int
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import READ, VERSION_WITH_TOPIC_VERSION, WRITE
+from metaq.protocol.remoting.headers import parse_int
 
 MAX_INFLATED_BYTES: Final = 4 << 20
 MOST_TOPICS: Final = 20_000

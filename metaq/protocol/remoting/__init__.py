@@ -1,0 +1,1 @@
+"""The binary protocol of RocketMQ's clients."""

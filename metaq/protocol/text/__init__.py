@@ -1,0 +1,1 @@
+"""The text protocol of MetaQ's clients, and of people with telnet."""
