@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from metaq.cli.common import FAILED, json_option, print_json
-from metaq.store.verify import repair as repair_store
-from metaq.store.verify import verify as verify_store
+from metaq.store.recovery.verify import repair as repair_store
+from metaq.store.recovery.verify import verify as verify_store
 
 
 @click.command()

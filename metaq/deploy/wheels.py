@@ -21,7 +21,7 @@ BUILD_S: Final = 900
 BESIDE: Final = ("pip", "supervisor")
 """Hosts need no pip of their own; where there is no systemd, supervisor looks after the processes."""
 
-STORE: Final = "metaq/store/recovery.py"
+STORE: Final = "metaq/store/recovery/recovery.py"
 FORMAT: Final = re.compile(r"^FORMAT_VERSION: Final = (\d+)$", re.MULTILINE)
 
 

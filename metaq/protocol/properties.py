@@ -34,7 +34,7 @@ HALF: Final = "METAQ_HALF"
 """Which half message a record is a copy of: *ordinal:log offset:store time* of the first one. Only the broker sets it."""
 
 GROUP_END: Final = "METAQ_GROUP_END"
-"""Where the group of records ends that this one begins (``metaq.store.together``). Only the broker sets it."""
+"""Where the group of records ends that this one begins (``metaq.store.recordgroups``). Only the broker sets it."""
 
 PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 PRODUCER_GROUP: Final = "PGROUP"

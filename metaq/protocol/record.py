@@ -41,7 +41,7 @@ _CHECKSUM_REVERSED: Final = b"\x02%010d\x01#23CRC__"
 """The checksum property written backwards: the digits come least significant first, and one format is faster than three."""
 
 GROUP_MEMBER: Final = 1 << 30
-"""Bit of the system flag: the record belongs to a group (``metaq.store.together``). Only the store sets it."""
+"""Bit of the system flag: the record belongs to a group (``metaq.store.recordgroups``). Only the store sets it."""
 
 MAX_TOPIC_LENGTH: Final = 127
 MAX_PROPERTIES_LENGTH: Final = 32767

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from metaq.errors import BadRequest
-from metaq.store.disk import Disk
-from metaq.store.documents import read_document, write_document
-from metaq.store.files import Run
+from metaq.store.files.disk import Disk
+from metaq.store.files.documents import read_document, write_document
+from metaq.store.files.filecache import Run
 
 FILE: Final = "kvConfig.json"
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from metaq.clock import Clock
 from metaq.errors import BadRequest, ConfigError, OutcomeUnknown, RegistryUnavailable
-from metaq.store.files import Run, run_here
+from metaq.store.files.filecache import Run, run_here
 
 logger = logging.getLogger(__name__)
 _kazoo_logger = logger.getChild("kazoo")

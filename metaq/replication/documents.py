@@ -1,7 +1,7 @@
 """The tables that a slave copies beside the log: the files of the folder ``config``, as they are.
 
 What they say of the log (how far offsets, transactions and deliveries are covered) may be ahead of a slave's log by what is
-on its way, and more after a power cut. Such a one does not count (``metaq.store.snapshots``), so the newest that a slave's
+on its way, and more after a power cut. Such a one does not count (``metaq.store.copies.snapshots``), so the newest that a slave's
 durable log covers stays as the backup.
 """
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from metaq.errors import CorruptRecord
-from metaq.store.disk import Disk, replace_file
-from metaq.store.documents import BACKUP, decode_document
-from metaq.store.snapshots import made_end
+from metaq.store.copies.snapshots import made_end
+from metaq.store.files.disk import Disk, replace_file
+from metaq.store.files.documents import BACKUP, decode_document
 
 DERIVED: Final = ("consumerOffset.json", "delayOffset.json", "halves.json", "transactions.json")
 """Snapshots of what the log tells: worth nothing beside another log than theirs."""

@@ -18,9 +18,9 @@ from metaq.replication.frames import LENGTH, REPORT, Hello, encode_control, enco
 from metaq.replication.insync import TICK_S, InSync
 from metaq.replication.peers import MOST_PROOF, TLS, Certificate, Doorkeeper, Proof, check_claim
 from metaq.replication.sameness import first_difference
-from metaq.store.copying import piece
-from metaq.store.epochs import FIRST, Epoch, Epochs, common_end
-from metaq.store.files import Run, read_through
+from metaq.store.copies.applying import piece
+from metaq.store.copies.epochs import FIRST, Epoch, Epochs, common_end
+from metaq.store.files.filecache import Run, read_through
 from metaq.store.messagestore import MessageStore
 
 logger = logging.getLogger(__name__)

@@ -17,12 +17,12 @@ from metaq.replication.feeder import Identity, checksum_text
 from metaq.replication.frames import HELLO_HEAD, REPORT, Control, Data, FrameReader, Hello
 from metaq.replication.peers import STRANGER, Claim, Peers
 from metaq.replication.sameness import ranges
-from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.copying import Copier
-from metaq.store.epochs import Epochs, last_record
-from metaq.store.files import Run, read_through
+from metaq.store.copies.applying import Copier
+from metaq.store.copies.discarding import begin_at_next_opening, cut_at_next_opening
+from metaq.store.copies.epochs import Epochs, last_record
+from metaq.store.files.filecache import Run, read_through
 from metaq.store.messagestore import MessageStore
-from metaq.store.replacing import begin_at_next_opening, cut_at_next_opening
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 

@@ -49,7 +49,7 @@ class Hello(NamedTuple):
     """Of its log; equal to ``end`` when that is empty."""
     end: int
     epochs: list[list[int]]
-    """Number, start and replica of each (``metaq.store.epochs``)."""
+    """Number, start and replica of each (``metaq.store.copies.epochs``)."""
     last: list[Any] | None
     """Log offset, size and checksum property (text) of its last record."""
     text: str

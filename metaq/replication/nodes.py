@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 import orjson
 
 from metaq.errors import BadRequest
-from metaq.store.epochs import LAST_EPOCH
+from metaq.store.copies.epochs import LAST_EPOCH
 from metaq.store.messagestore import FIRST_EPOCH
 
 

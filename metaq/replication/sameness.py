@@ -18,8 +18,8 @@ from itertools import pairwise
 from typing import Final
 
 from metaq.errors import CorruptRecord
-from metaq.store.commitlog import CommitLog
-from metaq.store.files import Read
+from metaq.store.files.filecache import Read
+from metaq.store.log.commitlog import CommitLog
 
 RANGE_BYTES: Final = 1024 * 1024
 MOST_RANGES: Final = 4096

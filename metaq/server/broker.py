@@ -67,10 +67,10 @@ from metaq.server.statistics import SAMPLE_S, Statistics
 from metaq.server.tables import FOLDER, TopicTable
 from metaq.server.tls import make_context
 from metaq.server.turn import Turns
-from metaq.store.copying import hide_from
-from metaq.store.disk import Disk
-from metaq.store.progress import Tell, nobody
-from metaq.store.recovery import open_store
+from metaq.store.copies.applying import hide_from
+from metaq.store.files.disk import Disk
+from metaq.store.recovery.progress import Tell, nobody
+from metaq.store.recovery.recovery import open_store
 from metaq.tx.halves import Halves
 from metaq.tx.journal import Held
 from metaq.tx.local import LocalBranches

@@ -31,8 +31,8 @@ from metaq.protocol.remoting.headers import CheckTransaction, encode_header
 from metaq.server.handlers.half import HalfHandler, pairs_of, parked
 from metaq.server.tables import GIVEN_UP_TOPIC, HALF_TOPIC
 from metaq.server.writing import note, stage
-from metaq.store.files import Run, read_through
-from metaq.store.retention import HOUR_MS
+from metaq.store.files.filecache import Run, read_through
+from metaq.store.log.retention import HOUR_MS
 from metaq.tx.halves import Fate, Half, Origin, origin_of
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from metaq.server.offsets import OffsetTable
 from metaq.server.role import NoReplicas, Replicas
 from metaq.server.statistics import Statistics
 from metaq.server.tables import TopicTable
-from metaq.store.epochs import Epochs
+from metaq.store.copies.epochs import Epochs
 from metaq.store.messagestore import MessageStore
 
 

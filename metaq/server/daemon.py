@@ -20,7 +20,7 @@ from metaq.server.http import Monitor, Monitored
 from metaq.server.notify import Notifier
 from metaq.server.registration import written
 from metaq.server.reload import Configurable, Reload
-from metaq.store.progress import Step, Tell
+from metaq.store.recovery.progress import Step, Tell
 
 logger = logging.getLogger(__name__)
 

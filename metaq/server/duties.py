@@ -12,8 +12,8 @@ from metaq.errors import MetaqError, StoreError
 from metaq.server.context import Context
 from metaq.server.turn import Turns
 from metaq.server.writing import note
-from metaq.store.files import Run
-from metaq.store.retiring import retire
+from metaq.store.expiry import retire
+from metaq.store.files.filecache import Run
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

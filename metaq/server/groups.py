@@ -16,9 +16,9 @@ from metaq.protocol.record import MAX_TOPIC_LENGTH
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.fastjson import shown
 from metaq.server.tables import DEAD_PREFIX, FOLDER, RETRY_PREFIX
-from metaq.store.disk import Disk
-from metaq.store.documents import read_document, write_document
-from metaq.store.files import Run
+from metaq.store.files.disk import Disk
+from metaq.store.files.documents import read_document, write_document
+from metaq.store.files.filecache import Run
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from metaq.message import INTERNAL_TOPICS, TopicPartition
-from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 
 class Hold:

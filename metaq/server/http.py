@@ -43,8 +43,8 @@ from metaq.server.metrics import CONTENT_TYPE, Family, Histogram, Kind, Metric
 from metaq.server.permissions import Action, Principal, demand
 from metaq.server.process import PROCESS, process_families
 from metaq.server.scrapes import Scrapes
-from metaq.store.files import Rest
-from metaq.store.progress import Step
+from metaq.store.files.filecache import Rest
+from metaq.store.recovery.progress import Step
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from metaq.errors import MetaqError, Overloaded
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.server.look import Looks, Question
 from metaq.server.remoting import Answer, Kept, RemotingSession, failure
-from metaq.store.files import Read
+from metaq.store.files.filecache import Read
 
 MOST_AT_WORK: Final = 256
 """Requests that are worked on at once by something that waits."""

@@ -27,7 +27,7 @@ from metaq.server.remoting import Answer, Kept, RemotingSession
 from metaq.server.tables import LOCKS_TOPIC
 from metaq.server.turn import Short, Turns
 from metaq.server.writing import Draft, note, stage
-from metaq.store.files import read_here
+from metaq.store.files.filecache import read_here
 
 logger = logging.getLogger(__name__)
 

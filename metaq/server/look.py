@@ -8,8 +8,8 @@ import gevent
 from metaq.config import Settings
 from metaq.errors import MetaqError, Overloaded
 from metaq.server.session import Session
-from metaq.store.disk import File
-from metaq.store.files import ColdRead, Read, Run, read_cached
+from metaq.store.files.disk import File
+from metaq.store.files.filecache import ColdRead, Read, Run, read_cached
 
 COLD_RETRY_MS: Final = 100
 

@@ -28,8 +28,8 @@ from metaq.server.statistics import NOTHING
 from metaq.server.tables import SCHEDULE_TOPIC
 from metaq.server.textsession import TextSession
 from metaq.server.turn import Turns
-from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.files import Read, Rest, Run
+from metaq.store.files.filecache import Read, Rest, Run
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from metaq.message import TextPosition
 from metaq.protocol.text.commands import Get
-from metaq.store.files import Rest
+from metaq.store.files.filecache import Rest
 
 MOST_PLACES: Final = 10_000
 """Partitions of groups, some 4 MB; beyond it the oldest is dropped, and comes back with its next get."""

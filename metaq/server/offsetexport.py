@@ -17,8 +17,8 @@ from metaq.protocol.remoting.offsetrows import Kind, OffsetRow, encode_row
 from metaq.registry.groupoffsets import GroupOffsets
 from metaq.server.context import Context
 from metaq.server.observed import Asked
-from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.files import ColdRead, Read, Run, read_cached, read_through
+from metaq.store.files.filecache import ColdRead, Read, Run, read_cached, read_through
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 T = TypeVar("T")
 

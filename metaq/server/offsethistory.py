@@ -17,7 +17,7 @@ from metaq.server.context import Context
 from metaq.server.offsetexport import OffsetExport
 from metaq.server.turn import Turns
 from metaq.server.writing import Draft, note, stage
-from metaq.store.files import Run
+from metaq.store.files.filecache import Run
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ the offset, -1 for one that was removed::
 A start takes the snapshot and applies the messages behind it. A snapshot is made only while no message is on its way into the
 log, so all before ``next`` are older than the snapshot, and all others newer.
 
-The log forgets the offsets of groups that rest, so a snapshot that is ahead of it (``metaq.store.snapshots``) is not ignored:
+The log forgets the offsets of groups that rest, so a snapshot that is ahead of it (``metaq.store.copies.snapshots``) is not ignored:
 it counts as far as the log is the same. Other messages took the places of those behind, and must not pass for consumed.
 """
 
@@ -34,10 +34,10 @@ from metaq.server.offsets import Place
 from metaq.server.tables import FOLDER, OFFSETS_TOPIC
 from metaq.server.turn import Turns
 from metaq.server.writing import Draft, note, stage
-from metaq.store.documents import read_document, write_document
-from metaq.store.files import Run, read_here
+from metaq.store.copies.snapshots import made_end, moment, ordinal_at, shared_end
+from metaq.store.files.documents import read_document, write_document
+from metaq.store.files.filecache import Run, read_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.snapshots import made_end, moment, ordinal_at, shared_end
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from metaq.config import Settings
 from metaq.message import Durability
 from metaq.server.role import ALONE, Role
-from metaq.store.retention import HOUR_MS, RetentionRules
+from metaq.store.log.retention import HOUR_MS, RetentionRules
 from metaq.store.settings import StoreSettings
 from metaq.tx.branches import Room
 

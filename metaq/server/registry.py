@@ -26,9 +26,9 @@ from metaq.server.pool import run_in_pool
 from metaq.server.tables import FOLDER
 from metaq.server.textsession import TextSession
 from metaq.server.tls import make_context
-from metaq.store.disk import Disk, RealDisk
-from metaq.store.files import Rest
-from metaq.store.recovery import LOCK
+from metaq.store.files.disk import Disk, RealDisk
+from metaq.store.files.filecache import Rest
+from metaq.store.recovery.recovery import LOCK
 
 logger = logging.getLogger(__name__)
 

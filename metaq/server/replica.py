@@ -42,10 +42,10 @@ from metaq.server.role import Role
 from metaq.server.sides import MasterSide, SlaveSide
 from metaq.server.tables import FOLDER
 from metaq.server.zkregistration import open_session
-from metaq.store.disk import Disk, RealDisk
-from metaq.store.documents import read_document, write_document
+from metaq.store.files.disk import Disk, RealDisk
+from metaq.store.files.documents import read_document, write_document
 from metaq.store.messagestore import MessageStore
-from metaq.store.progress import Tell, nobody
+from metaq.store.recovery.progress import Tell, nobody
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Final, NamedTuple, Protocol
 from metaq.errors import DiskFull
 from metaq.registry.routes import MASTER
 from metaq.replication.insync import Standing
-from metaq.store.epochs import Epochs
-from metaq.store.files import Run
+from metaq.store.copies.epochs import Epochs
+from metaq.store.files.filecache import Run
 from metaq.store.messagestore import MessageStore
 
 

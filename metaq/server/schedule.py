@@ -10,7 +10,7 @@ itself says what is delivered: when the broker starts, it looks for copies. ``co
     {"log": [1, 0, 0, 81920], "offsetTable": {"3": 17}, "logOffset": 40960}
 
 All messages of level 3 before ordinal 17 are delivered; the copies of those behind it lie at or behind log offset 40960. It is
-written when the log is durable up to where it was when this was true, which ``log`` says (``metaq.store.snapshots``).
+written when the log is durable up to where it was when this was true, which ``log`` says (``metaq.store.copies.snapshots``).
 
 A copy whose topic was deleted meanwhile is dropped, as the topic's messages were; so is one that cannot be stored.
 """
@@ -39,11 +39,11 @@ from metaq.server.remoting import Answer, RemotingSession
 from metaq.server.tables import FOLDER, LEVELS, SCHEDULE_TOPIC
 from metaq.server.turn import Turns
 from metaq.server.writing import Draft, note, stage
-from metaq.store.commitlog import Gap
-from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.documents import write_document
-from metaq.store.files import Run, read_here, read_through
-from metaq.store.snapshots import moment, read_snapshot
+from metaq.store.copies.snapshots import moment, read_snapshot
+from metaq.store.files.documents import write_document
+from metaq.store.files.filecache import Run, read_here, read_through
+from metaq.store.log.commitlog import Gap
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import gevent
 
 from metaq.errors import Overloaded
 from metaq.server.metrics import Family, write
-from metaq.store.files import Rest
+from metaq.store.files.filecache import Rest
 
 SCRAPE_S: Final = 9.0
 """A second less than a connection has, so that there is time to say why there is no answer."""

@@ -19,7 +19,7 @@ from metaq.server.pool import run_sync
 from metaq.server.registration import written
 from metaq.server.role import Health
 from metaq.server.tables import FOLDER, OFFSETS_TOPIC, TOPICS
-from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 
 def identity_of(settings: Settings) -> Identity:

@@ -24,7 +24,7 @@ from metaq.protocol.remoting.adminbodies import Rate, Rates
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.counters import Counters
 from metaq.server.observed import LONGEST_GROUP
-from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 SAMPLE_S: Final = 10
 MOST_KEYS: Final = 20_000

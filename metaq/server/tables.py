@@ -17,9 +17,9 @@ from metaq.message import MAX_PARTITIONS, TopicPartition
 from metaq.protocol.record import MAX_TOPIC_LENGTH
 from metaq.protocol.remoting.codes import INHERIT, READ, WRITE
 from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
-from metaq.store.disk import Disk
-from metaq.store.documents import read_document, write_document
-from metaq.store.files import Run
+from metaq.store.files.disk import Disk
+from metaq.store.files.documents import read_document, write_document
+from metaq.store.files.filecache import Run
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ OFFSETS_TOPIC: Final = "METAQ_SYS_OFFSETS"
 TRANSACTIONS_TOPIC: Final = "METAQ_SYS_TRANSACTIONS"
 """Marks of transactions, and the messages that they park (``metaq.tx``)."""
 EPOCHS_TOPIC: Final = "METAQ_SYS_EPOCHS"
-"""Which replica was master when (``metaq.store.epochs``)."""
+"""Which replica was master when (``metaq.store.copies.epochs``)."""
 LOCKS_TOPIC: Final = "METAQ_SYS_LOCKS"
 """Locks of ordered consumers (``metaq.server.locklog``)."""
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"

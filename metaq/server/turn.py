@@ -18,9 +18,9 @@ from metaq.errors import Fenced, MetaqError, Overloaded, StoreError
 from metaq.message import Durability
 from metaq.protocol.remoting.codes import Response
 from metaq.server.metrics import Histogram
-from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.files import Run
+from metaq.store.files.filecache import Run
 from metaq.store.messagestore import MessageStore
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from metaq.server.context import Context
 from metaq.server.remoting import Answer, Kept, RemotingSession
 from metaq.server.tables import LEVELS, SCHEDULE_TOPIC
 from metaq.server.turn import Short, Turns
-from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.together import Ready
+from metaq.store.queues.consumequeue import ConsumeQueue
+from metaq.store.recordgroups import Ready
 
 CLEARED: Final = ~(TRANSACTION_TYPE | BORN_HOST_IPV6 | STORE_HOST_IPV6)
 """Bits of a sender's sysFlag that are the broker's to say."""

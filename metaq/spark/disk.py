@@ -29,12 +29,12 @@ from metaq.message import INTERNAL_TOPICS, TopicPartition
 from metaq.spark.checking import are_intact, are_of
 from metaq.spark.columns import MOST_ROWS, SMALLEST_RECORD, UNIT, Piece, Records, Truths, fitting
 from metaq.store.checkpoint import NOTHING, read_checkpoint
-from metaq.store.commitlog import is_segment_name
-from metaq.store.consumequeue import FILLER_SIZE, UNIT_SIZE
-from metaq.store.disk import RealDisk
-from metaq.store.documents import read_document
+from metaq.store.files.disk import RealDisk
+from metaq.store.files.documents import read_document
+from metaq.store.log.commitlog import is_segment_name
 from metaq.store.messagestore import LOG, QUEUES
-from metaq.store.recovery import FORMAT_VERSION, IDENTITY
+from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT_SIZE
+from metaq.store.recovery.recovery import FORMAT_VERSION, IDENTITY
 
 logger = logging.getLogger(__name__)
 

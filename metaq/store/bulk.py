@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 from metaq.protocol.remoting.bulk import MISSING, UNIT_SIZE, are_intact, unit_columns
 from metaq.protocol.text.messages import Stored
-from metaq.store.commitlog import SMALLEST_RECORD, CommitLog
-from metaq.store.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
-from metaq.store.files import Read
+from metaq.store.files.filecache import Read
+from metaq.store.log.commitlog import SMALLEST_RECORD, CommitLog
+from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
 from metaq.store.reading import GAP_WORTH_READING, Reader
 
 UNVERIFIED_UNITS: Final = 4096

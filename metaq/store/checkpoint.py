@@ -25,9 +25,9 @@ from typing import Any, Final, NamedTuple
 
 from metaq.checksum import crc32c
 from metaq.errors import CorruptRecord
-from metaq.store.disk import Disk, File
-from metaq.store.documents import BACKUP, decode_document, read_document, write_document
-from metaq.store.keyindex import NO_INDEX, IndexMark
+from metaq.store.files.disk import Disk, File
+from metaq.store.files.documents import BACKUP, decode_document, read_document, write_document
+from metaq.store.index.keyindex import NO_INDEX, IndexMark
 
 NAME: Final = "checkpoint"
 LIVE_NAME: Final = "checkpoint.live"

@@ -26,16 +26,16 @@ from metaq.protocol.record import (
     with_sys_flag,
 )
 from metaq.protocol.text.messages import Stored, plain_overhead
-from metaq.store import ending
 from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress, write_checkpoint, write_live
-from metaq.store.commitlog import CommitLog
-from metaq.store.consumequeue import WRITE_AT, ConsumeQueue, sync_together
-from metaq.store.disk import Disk, File, RealDisk
-from metaq.store.files import FileCache, Read, Rest, Run, go_on, run_here
-from metaq.store.indexfile import Entry
-from metaq.store.indexing import Indexing, entry_of
-from metaq.store.keyindex import NO_INDEX, IndexMark, KeyIndex
+from metaq.store.files import ending
+from metaq.store.files.disk import Disk, File, RealDisk
+from metaq.store.files.filecache import FileCache, Read, Rest, Run, go_on, run_here
+from metaq.store.index.indexfile import Entry
+from metaq.store.index.indexing import Indexing, entry_of
+from metaq.store.index.keyindex import NO_INDEX, IndexMark, KeyIndex
+from metaq.store.log.commitlog import CommitLog
 from metaq.store.query import query
+from metaq.store.queues.consumequeue import WRITE_AT, ConsumeQueue, sync_together
 from metaq.store.reading import Reader
 from metaq.store.settings import StoreSettings
 from metaq.store.statistics import StoreStatistics
@@ -52,7 +52,7 @@ Message = tuple[ConsumeQueue, int, bytes, int, bytes, int, bytes | None, int, tu
 
 
 class MessageStore:
-    """An open data folder. Made by ``metaq.store.recovery.open_store``."""
+    """An open data folder. Made by ``metaq.store.recovery.recovery.open_store``."""
 
     def __init__(
         self,

@@ -5,9 +5,9 @@ from typing import Final
 from metaq.protocol.keys import keys_of
 from metaq.protocol.record import decode_record
 from metaq.protocol.text.messages import Stored
-from metaq.store.disk import File
-from metaq.store.files import ColdRead, Read, read_cached
-from metaq.store.indexing import Indexing
+from metaq.store.files.disk import File
+from metaq.store.files.filecache import ColdRead, Read, read_cached
+from metaq.store.index.indexing import Indexing
 from metaq.store.reading import Reader
 
 MOST_FOUND: Final = 64

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from metaq.message import Durability
-from metaq.store.retention import RetentionRules
+from metaq.store.log.retention import RetentionRules
 
 
 @dataclass(frozen=True, slots=True)

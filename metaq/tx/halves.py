@@ -14,7 +14,7 @@ Such a copy has the property ``METAQ_HALF``, which says where the first one was:
 
 The records before these ordinals of the two topics are covered. Each half: its first ordinal, where it is in the log, when it
 was stored first, how often its producers were asked, and when they are asked next. The file is written when the log is durable
-up to where it was when this was true: ``log`` (``metaq.store.snapshots``). Without it the fold begins at the oldest records.
+up to where it was when this was true: ``log`` (``metaq.store.copies.snapshots``). Without it the fold begins at the oldest records.
 """
 
 import enum
@@ -30,11 +30,11 @@ from metaq.message import LogOffset, TopicPartition
 from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record, identity, store_ms
 from metaq.protocol.text.messages import Stored
-from metaq.store.documents import write_document
-from metaq.store.epochs import Epochs
-from metaq.store.files import Read, Run, read_here, run_here
+from metaq.store.copies.epochs import Epochs
+from metaq.store.copies.snapshots import moment, read_snapshot
+from metaq.store.files.documents import write_document
+from metaq.store.files.filecache import Read, Run, read_here, run_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.snapshots import moment, read_snapshot
 
 logger = logging.getLogger(__name__)
 

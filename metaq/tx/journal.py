@@ -14,7 +14,7 @@ Both are ordinary records of the internal topic ``METAQ_SYS_TRANSACTIONS``. Part
 Each has "ids" too: how far text ids of messages without a place were given.
 
 Partition 1 holds the parked messages: as they will be, with their topic and partition in the properties REAL_TOPIC and
-REAL_QID. A mark and the records of its group are in the log all or none (``metaq.store.together``), so the marks alone, in
+REAL_QID. A mark and the records of its group are in the log all or none (``metaq.store.recordgroups``), so the marks alone, in
 their order, say which branches are undecided.
 """
 
@@ -43,11 +43,11 @@ from metaq.protocol.record import (
     store_ms,
 )
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored
-from metaq.store.commitlog import SMALLEST_RECORD, CommitLog
-from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.files import Read
+from metaq.store.files.filecache import Read
+from metaq.store.log.commitlog import SMALLEST_RECORD, CommitLog
 from metaq.store.messagestore import Message, MessageStore
-from metaq.store.together import Ready, group_end
+from metaq.store.queues.consumequeue import ConsumeQueue
+from metaq.store.recordgroups import Ready, group_end
 
 TOPIC: Final = "METAQ_SYS_TRANSACTIONS"
 MARKS, PARKED = 0, 1

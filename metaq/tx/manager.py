@@ -25,12 +25,12 @@ from typing import Any, Final, NamedTuple
 
 from metaq.errors import BadRequest, CorruptRecord, MetaqError
 from metaq.message import TopicPartition
-from metaq.store.documents import write_document
-from metaq.store.epochs import Epochs
-from metaq.store.files import Read, Run, read_here, run_here
+from metaq.store.copies.epochs import Epochs
+from metaq.store.copies.snapshots import moment, read_snapshot
+from metaq.store.files.documents import write_document
+from metaq.store.files.filecache import Read, Run, read_here, run_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.snapshots import moment, read_snapshot
-from metaq.store.together import Ready, put_together
+from metaq.store.recordgroups import Ready, put_together
 from metaq.tx.branches import Branches, Outcome, Room, Work, XaCode, XaError
 from metaq.tx.journal import MARKS, TOPIC, Held, Journal, Prepared, content_of
 from metaq.tx.topics import BranchTopics, Topics, topics_of

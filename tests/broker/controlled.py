@@ -16,8 +16,8 @@ from metaq.clock import SystemClock
 from metaq.config import Settings
 from metaq.errors import DiskFailed
 from metaq.server.broker import Broker
-from metaq.store.disk import RealDisk, RealFile
-from metaq.store.progress import Step, Tell
+from metaq.store.files.disk import RealDisk, RealFile
+from metaq.store.recovery.progress import Step, Tell
 from tests.support.program import serve
 
 

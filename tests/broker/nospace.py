@@ -12,8 +12,8 @@ from metaq.config import Settings
 from metaq.errors import DiskFull
 from metaq.server.broker import Broker
 from metaq.server.replica import Replica
-from metaq.store.disk import MAKE_ROOM, RealDisk, RealFile
-from metaq.store.progress import Tell
+from metaq.store.files.disk import MAKE_ROOM, RealDisk, RealFile
+from metaq.store.recovery.progress import Tell
 from tests.support.program import serve
 
 BRIM: Final = "full to the brim"

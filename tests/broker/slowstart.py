@@ -13,8 +13,8 @@ from metaq.server.daemon import run
 from metaq.server.gate import Gate
 from metaq.server.metrics import Family
 from metaq.server.pool import run_in_pool
-from metaq.store.files import Rest
-from metaq.store.progress import Step, Tell
+from metaq.store.files.filecache import Rest
+from metaq.store.recovery.progress import Step, Tell
 
 SLEEPS_S: Final = 5.0
 LONG_S: Final = 600.0

@@ -20,7 +20,7 @@ from metaq.protocol.remoting.bulk import MISSING, UNIT_SIZE, Bulk, BulkFetch, de
 from metaq.protocol.remoting.codes import COMPRESSED, Request, Response
 from metaq.protocol.remoting.headers import Int32, encode_header
 from metaq.spark.checking import intact_piece
-from metaq.store.consumequeue import FILLER, UNIT
+from metaq.store.queues.consumequeue import FILLER, UNIT
 from tests.support.admin import ask, connect, create_topic, fields_of, pull, send
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cluster import PATIENT, Cluster, wait_caught_up

@@ -14,7 +14,7 @@ from metaq.protocol.record import decode_record
 from metaq.protocol.remoting.bulk import Bulk, BulkFetch
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.headers import Int32
-from metaq.store.consumequeue import UNIT
+from metaq.store.queues.consumequeue import UNIT
 from tests.support.broker import BrokerProcess
 from tests.support.tls import Certificates, issue
 from tests.support.users import ADMIN, READER, TOPIC, WRITER, write_users

@@ -12,8 +12,8 @@ import pytest
 from metaq.client import TextClient
 from metaq.protocol.remoting.codes import COMPACT, JSON, PULL_SUSPENDS, Request, Response
 from metaq.server.groups import Group, GroupTable
-from metaq.store.disk import RealDisk
-from metaq.store.files import run_here
+from metaq.store.files.disk import RealDisk
+from metaq.store.files.filecache import run_here
 from tests.support.admin import create_topic, send
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.consumer import Consumer, subscription

@@ -13,8 +13,8 @@ from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import COMPACT, JSON, PULL_COMMITS_OFFSET, PULL_SUSPENDS, Request, Response
 from metaq.protocol.remoting.headers import encode_header, with_letters
-from metaq.store.disk import RealDisk
-from metaq.store.documents import BACKUP, write_document
+from metaq.store.files.disk import RealDisk
+from metaq.store.files.documents import BACKUP, write_document
 from tests.support.admin import ask, connect, create_topic, send
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.consumer import Consumer, subscription

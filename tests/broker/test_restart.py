@@ -19,9 +19,9 @@ from metaq.errors import Refused
 from metaq.protocol.text.codec import write_get, write_put
 from metaq.protocol.text.commands import NO_OPAQUE
 from metaq.protocol.text.replies import BAD_REQUEST, ERROR, NOT_FOUND, OK, UNAVAILABLE, VALUE, Reply, ReplyReader
-from metaq.store.disk import RealDisk
-from metaq.store.documents import read_document, write_document
-from metaq.store.recovery import FORMAT_VERSION, IDENTITY
+from metaq.store.files.disk import RealDisk
+from metaq.store.files.documents import read_document, write_document
+from metaq.store.recovery.recovery import FORMAT_VERSION, IDENTITY
 from tests.broker.slowdisk import SMALL, Controlled
 from tests.support.broker import BrokerFailed, BrokerProcess, wait_until
 

@@ -8,8 +8,8 @@ from typing import Final
 import pytest
 
 from metaq.protocol.text.replies import BAD_REQUEST, ERROR, OK
-from metaq.store.disk import RealDisk
-from metaq.store.documents import write_document
+from metaq.store.files.disk import RealDisk
+from metaq.store.files.documents import write_document
 from tests.broker.slowdisk import Controlled
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.talk import Talk

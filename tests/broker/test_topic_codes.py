@@ -10,8 +10,8 @@ from metaq.client.textclient import TextClient
 from metaq.errors import Refused as TextRefused
 from metaq.protocol.remoting.codes import COMPACT, Request, Response
 from metaq.protocol.remoting.fastjson import decode
-from metaq.store.disk import RealDisk
-from metaq.store.documents import read_document, write_document
+from metaq.store.files.disk import RealDisk
+from metaq.store.files.documents import read_document, write_document
 from tests.support.admin import Refused, ask, ask_body, connect, create_topic, fields_of, pull, queue, records, send
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.remoting import RemotingClient

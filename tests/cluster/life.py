@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 
 from metaq.client import TextClient
 from metaq.protocol.remoting.codes import Request
-from metaq.store.verify import verify
+from metaq.store.recovery.verify import verify
 from tests.cluster.history import TOPICS, History, Progress
 from tests.cluster.load import Consumer, Load, Putter, Reader, Sender
 from tests.cluster.transactional import CHECKS, Brancher, HalfSender

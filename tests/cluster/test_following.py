@@ -19,13 +19,13 @@ from metaq.replication.feeder import Identity
 from metaq.replication.follower import Follower
 from metaq.replication.frames import HELLO_HEAD, REPORT, FrameReader, Hello, encode_control, encode_data, hello_length
 from metaq.replication.insync import InSync
-from metaq.store.copying import piece
-from metaq.store.disk import RealDisk
-from metaq.store.documents import read_document, write_document
-from metaq.store.epochs import Epochs
-from metaq.store.files import read_here, run_here
+from metaq.store.copies.applying import piece
+from metaq.store.copies.epochs import Epochs
+from metaq.store.files.disk import RealDisk
+from metaq.store.files.documents import read_document, write_document
+from metaq.store.files.filecache import read_here, run_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.recovery import open_store
+from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from tests.store.test_together import FIRST as T0
 from tests.store.test_together import put

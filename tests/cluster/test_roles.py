@@ -8,8 +8,8 @@ import pytest
 
 from metaq.client.textclient import TextClient
 from metaq.protocol.remoting.codes import Request, Response
-from metaq.store.disk import RealDisk
-from metaq.store.documents import read_document, write_document
+from metaq.store.files.disk import RealDisk
+from metaq.store.files.documents import read_document, write_document
 from tests.broker import nospace
 from tests.cluster.traffic import LATER, NEVER_ASKED, TOPIC, put_all_kinds, read_all, try_put
 from tests.support.admin import ask, connect

@@ -29,14 +29,14 @@ from metaq.server.offsets import OffsetTable
 from metaq.server.schedule import Schedule, source_of
 from metaq.server.tables import SCHEDULE_TOPIC, TopicTable
 from metaq.server.turn import Outcome
-from metaq.store.commitlog import Gap
-from metaq.store.copying import Copier, piece
-from metaq.store.epochs import Epochs, common_end
-from metaq.store.files import read_here, run_here
-from metaq.store.recovery import open_store
-from metaq.store.replacing import cut_at_next_opening
+from metaq.store.copies.applying import Copier, piece
+from metaq.store.copies.discarding import cut_at_next_opening
+from metaq.store.copies.epochs import Epochs, common_end
+from metaq.store.files.filecache import read_here, run_here
+from metaq.store.log.commitlog import Gap
+from metaq.store.recordgroups import Ready, put_together
+from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
-from metaq.store.together import Ready, put_together
 from metaq.tx.branches import Room
 from metaq.tx.halves import HALVES, OPS, Halves
 from metaq.tx.journal import MARKS, TOPIC, Held, content_of

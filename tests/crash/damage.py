@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from metaq.message import TopicPartition
 from metaq.store.checkpoint import read_checkpoint
-from metaq.store.files import read_here
+from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.recovery import open_store
+from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from tests.crash.driver import Driver, random_settings
 from tests.crash.model import Sent, compare, delivered, expect

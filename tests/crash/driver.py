@@ -10,15 +10,15 @@ from typing import Final, TypeVar
 from metaq.clock import ManualClock
 from metaq.errors import DiskFull
 from metaq.message import Durability, TopicPartition
-from metaq.store.disk import Usage
-from metaq.store.documents import read_document, write_document
-from metaq.store.files import read_here, run_here
+from metaq.store.expiry import retire
+from metaq.store.files.disk import Usage
+from metaq.store.files.documents import read_document, write_document
+from metaq.store.files.filecache import read_here, run_here
+from metaq.store.log.retention import RetentionRules
 from metaq.store.messagestore import LOG
-from metaq.store.recovery import Recovery, open_store
-from metaq.store.retention import RetentionRules
-from metaq.store.retiring import retire
+from metaq.store.recovery.recovery import Recovery, open_store
+from metaq.store.recovery.verify import repair, verify
 from metaq.store.settings import StoreSettings
-from metaq.store.verify import repair, verify
 from tests.crash.model import KEYS, MARKS, Model, Put, compare, expect, random_message
 from tests.support.faultydisk import DATA, EMPTY, FaultyDisk
 

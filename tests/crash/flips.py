@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 
 from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE
 from metaq.store.checkpoint import read_checkpoint
-from metaq.store.consumequeue import UNIT_SIZE
-from metaq.store.documents import BACKUP
-from metaq.store.files import read_here
-from metaq.store.indexfile import HEADER, HEADER_SIZE, ITEM, ITEM_SIZE, SLOT_SIZE
+from metaq.store.files.documents import BACKUP
+from metaq.store.files.filecache import read_here
+from metaq.store.index.indexfile import HEADER, HEADER_SIZE, ITEM, ITEM_SIZE, SLOT_SIZE
 from metaq.store.messagestore import INDEX, LOG, QUEUES, MessageStore
-from metaq.store.verify import verify
+from metaq.store.queues.consumequeue import UNIT_SIZE
+from metaq.store.recovery.verify import verify
 from tests.crash.command import Result, main, run_until
 from tests.crash.damage import Folder, Place, lost_messages, make_folder, reopen
 from tests.crash.driver import case

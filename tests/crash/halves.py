@@ -22,10 +22,10 @@ from metaq.protocol.record import (
     encode_properties,
     record_tail,
 )
-from metaq.store.files import read_here, run_here
-from metaq.store.recovery import open_store
+from metaq.store.files.filecache import read_here, run_here
+from metaq.store.recordgroups import Ready, put_together
+from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
-from metaq.store.together import Ready, put_together
 from metaq.tx.halves import HALVES, IMMUNITY, OPS, SNAPSHOT, Half, Halves, Origin
 from tests.crash.command import Result, main, run_until
 from tests.crash.driver import case

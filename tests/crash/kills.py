@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.client import TextClient
-from metaq.store.verify import Report, verify
+from metaq.store.recovery.verify import Report, verify
 from tests.crash.command import Result
 from tests.crash.driver import CaseFailed
 from tests.crash.history import CREATED, LARGEST_TEXT_BODY, History

@@ -27,10 +27,10 @@ from metaq.protocol.record import (
     record_tail,
 )
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored, decode_messages, encode_stored
-from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.files import read_here
+from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.together import Ready, put_together
+from metaq.store.queues.consumequeue import ConsumeQueue
+from metaq.store.recordgroups import Ready, put_together
 
 MARKS: Final = TopicPartition("METAQ_SYS_TRANSACTIONS", 0)
 """Where marks of groups are put, and messages of their own."""

@@ -22,10 +22,10 @@ from metaq.errors import DiskFull
 from metaq.message import Durability, TopicPartition
 from metaq.protocol.properties import MESSAGE_ID
 from metaq.protocol.record import decode_properties, decode_record, host_bytes
-from metaq.store.files import Read, read_here, run_here
-from metaq.store.recovery import open_store
-from metaq.store.retention import RetentionRules
-from metaq.store.retiring import retire
+from metaq.store.expiry import retire
+from metaq.store.files.filecache import Read, read_here, run_here
+from metaq.store.log.retention import RetentionRules
+from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from metaq.tx.branches import Outcome, Room, Work, XaCode, XaError
 from metaq.tx.journal import Held

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from metaq.client import TextClient
-from metaq.store.disk import Disk, replace_file
+from metaq.store.files.disk import Disk, replace_file
 from tests.support.faultydisk import DATA, ROOT, FaultyDisk
 from tests.support.powercuts import How, PowerDisk, PoweredBroker, cut, cut_power
 

@@ -1,4 +1,4 @@
-"""`metaq.store.verify` on real files."""
+"""`metaq.store.recovery.verify` on real files."""
 
 import random
 from pathlib import Path
@@ -9,13 +9,13 @@ from metaq.checksum import body_crc
 from metaq.errors import DirectoryLocked, DiskFailed, StoreError, UnknownVersion
 from metaq.message import LogOffset
 from metaq.protocol.record import constant_middle, host_bytes
-from metaq.store.disk import RealDisk
-from metaq.store.documents import write_document
-from metaq.store.files import read_here
+from metaq.store.files.disk import RealDisk
+from metaq.store.files.documents import write_document
+from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.recovery import open_store
+from metaq.store.recovery.recovery import open_store
+from metaq.store.recovery.verify import repair, verify
 from metaq.store.settings import StoreSettings
-from metaq.store.verify import repair, verify
 from tests.crash.driver import Driver, quiet
 from tests.crash.model import KEYS
 from tests.support.faultydisk import FaultyDisk

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from metaq.protocol.record import BLANK_SIZE
-from metaq.store.consumequeue import UNIT_SIZE
-from metaq.store.indexfile import HEADER, ITEM_SIZE
+from metaq.store.index.indexfile import HEADER, ITEM_SIZE
 from metaq.store.messagestore import INDEX, LOG, QUEUES
-from metaq.store.verify import verify
+from metaq.store.queues.consumequeue import UNIT_SIZE
+from metaq.store.recovery.verify import verify
 from tests.crash.command import Result, main, run_until
 from tests.crash.damage import Folder, Place, lost_messages, make_folder, reopen
 from tests.crash.driver import case

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from typing import Final
 
 from metaq.message import Durability
-from metaq.store.disk import File
+from metaq.store.files.disk import File
 from tests.crash.command import Result, main, run_until
 from tests.crash.driver import case
 from tests.crash.schedule import KEYS, STEPS, Schedule, settings

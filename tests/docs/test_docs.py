@@ -20,10 +20,10 @@ from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.protocol.text.replies import BAD_REQUEST, ERROR, FORBIDDEN, MOVED, NOT_FOUND, OK, UNAVAILABLE
 from metaq.server.http import OWN
 from metaq.server.measures import OF_BROKERS
-from metaq.store import indexfile
 from metaq.store.checkpoint import LIVE_SIZE
-from metaq.store.consumequeue import UNIT_SIZE
-from metaq.store.indexfile import ITEM_SIZE
+from metaq.store.index import indexfile
+from metaq.store.index.indexfile import ITEM_SIZE
+from metaq.store.queues.consumequeue import UNIT_SIZE
 from tests.docs.examples import ROOT, Fence, fences, play
 from tests.support.broker import BrokerProcess
 

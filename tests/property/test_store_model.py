@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from metaq.errors import DiskFull
 from metaq.message import Durability, TopicPartition
-from metaq.store.files import read_here
-from metaq.store.retention import RetentionRules
+from metaq.store.files.filecache import read_here
+from metaq.store.log.retention import RetentionRules
 from metaq.store.settings import StoreSettings
 from tests.crash.driver import Driver, quiet
 from tests.crash.model import KEYS, expect

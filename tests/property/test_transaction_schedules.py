@@ -18,8 +18,8 @@ from typing import Any, Final
 import pytest
 
 from metaq.message import Durability
-from metaq.store.documents import read_document
-from metaq.store.files import read_here
+from metaq.store.files.documents import read_document
+from metaq.store.files.filecache import read_here
 from tests.crash import transactions
 from tests.crash.driver import quiet
 from tests.crash.schedule import KEYS, STEPS, LosesAll, Schedule, settings

@@ -32,12 +32,12 @@ from metaq.protocol.remoting.codes import COMPRESSED, Request
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.spark.columns import MOST_BYTES, NOT_USERS, UNIT, Piece, Shape, missing, record_batches
 from metaq.spark.disk import Ends, Folder
-from metaq.store.commitlog import segment_name
-from metaq.store.consumequeue import FILLER_SIZE
-from metaq.store.disk import RealDisk
-from metaq.store.documents import write_document
+from metaq.store.files.disk import RealDisk
+from metaq.store.files.documents import write_document
+from metaq.store.log.commitlog import segment_name
 from metaq.store.messagestore import MessageStore
-from metaq.store.recovery import open_store
+from metaq.store.queues.consumequeue import FILLER_SIZE
+from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from tests.support.admin import ask
 from tests.support.broker import BrokerProcess, wait_until

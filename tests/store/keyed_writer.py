@@ -14,7 +14,7 @@ from metaq.protocol.keys import KEYS, UNIQ_KEY, keys_of
 from metaq.protocol.record import constant_middle, encode_properties, host_bytes, record_tail
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.store.messagestore import MessageStore
-from metaq.store.recovery import open_store
+from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 
 SETTINGS: Final = StoreSettings(

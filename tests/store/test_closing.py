@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from metaq.errors import Fenced
-from metaq.store.disk import RealDisk, RealFile
-from metaq.store.ending import Ending
-from metaq.store.recovery import open_store
+from metaq.store.files.disk import RealDisk, RealFile
+from metaq.store.files.ending import Ending
+from metaq.store.recovery.recovery import open_store
 from tests.store.test_together import FIRST, SETTINGS, bodies, put, ready
 
 

@@ -1,4 +1,4 @@
-"""Copying a log, cutting what diverged, beginning anew (``metaq.store.copying``, ``replacing``, ``epochs``)."""
+"""Copying a log, cutting what diverged, beginning anew (``metaq.store.copies.applying``, ``replacing``, ``epochs``)."""
 
 import random
 from pathlib import Path
@@ -10,14 +10,14 @@ from metaq.errors import CorruptRecord
 from metaq.message import Durability, TopicPartition
 from metaq.protocol.record import encode_properties, identity, java_hash, record_tail
 from metaq.protocol.text.messages import encode_stored, text_size_and_tag
-from metaq.store.copying import Copier, hide_from, piece
-from metaq.store.epochs import FIRST, Epoch, Epochs, common_end, last_record
-from metaq.store.files import read_here
+from metaq.store.copies.applying import Copier, hide_from, piece
+from metaq.store.copies.discarding import begin_at_next_opening, cut_at_next_opening
+from metaq.store.copies.epochs import FIRST, Epoch, Epochs, common_end, last_record
+from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import LOG, QUEUES, MessageStore
-from metaq.store.recovery import open_store
-from metaq.store.replacing import begin_at_next_opening, cut_at_next_opening
+from metaq.store.recordgroups import Ready, put_together
+from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
-from metaq.store.together import Ready, put_together
 from tests.store.test_together import FIRST as T0
 from tests.store.test_together import MARKS, bodies, put, ready
 from tests.store.test_together import SECOND as T1

@@ -7,12 +7,12 @@ from typing import Final
 import pytest
 
 from metaq.message import Durability
-from metaq.store.disk import Disk
-from metaq.store.ending import ABORT, SUSPECT, Ending
+from metaq.store.files.disk import Disk
+from metaq.store.files.ending import ABORT, SUSPECT, Ending
 from metaq.store.messagestore import LOG, MessageStore
-from metaq.store.recovery import Recovery, open_store
+from metaq.store.recovery.recovery import Recovery, open_store
+from metaq.store.recovery.verify import repair, verify
 from metaq.store.settings import StoreSettings
-from metaq.store.verify import repair, verify
 from tests.store.test_together import FIRST, SETTINGS, bodies, put
 from tests.support.faultydisk import DATA, FaultyDisk, Stopped
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from metaq.store.documents import write_document
-from metaq.store.recovery import open_store
+from metaq.store.files.documents import write_document
+from metaq.store.recovery.recovery import open_store
 from metaq.tx.halves import SNAPSHOT, Halves
 from tests.store.test_times_and_places import SETTINGS, put
 

@@ -19,16 +19,17 @@ from metaq.message import INTERNAL_TOPICS
 from metaq.protocol.keys import KEYS, UNIQ_KEY, KeyHasher, key_hash, keys_of
 from metaq.protocol.record import constant_middle, encode_properties, host_bytes, java_hash, record_tail
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
-from metaq.store import indexing, query
-from metaq.store.disk import RealDisk, Usage
-from metaq.store.files import ColdRead, FileCache, read_cached, read_here, run_here
-from metaq.store.indexfile import HEADER, ITEM, SLOT, Entry, file_size
-from metaq.store.keyindex import NO_INDEX, KeyIndex
+from metaq.store import query
+from metaq.store.files.disk import RealDisk, Usage
+from metaq.store.files.filecache import ColdRead, FileCache, read_cached, read_here, run_here
+from metaq.store.index import indexing
+from metaq.store.index.indexfile import HEADER, ITEM, SLOT, Entry, file_size
+from metaq.store.index.keyindex import NO_INDEX, KeyIndex
+from metaq.store.log.retention import RetentionRules
 from metaq.store.messagestore import MessageStore
-from metaq.store.recovery import open_store
-from metaq.store.retention import RetentionRules
+from metaq.store.recovery.recovery import open_store
+from metaq.store.recovery.verify import repair, verify
 from metaq.store.settings import StoreSettings
-from metaq.store.verify import repair, verify
 from tests.support.faultydisk import DATA, FaultyDisk, Stopped
 
 HOST: Final = host_bytes("127.0.0.1", 10911)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from metaq.store.files import read_here
-from metaq.store.recovery import open_store
-from metaq.store.verify import verify
+from metaq.store.files.filecache import read_here
+from metaq.store.recovery.recovery import open_store
+from metaq.store.recovery.verify import verify
 from tests.store.keyed_writer import SETTINGS
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ from typing import Final
 import pytest
 
 from metaq.message import Durability
-from metaq.store.recovery import open_store
-from metaq.store.replacing import cut_at_next_opening
+from metaq.store.copies.discarding import cut_at_next_opening
+from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from tests.store.test_together import FIRST as T0
 from tests.store.test_together import SECOND as T1

@@ -10,11 +10,11 @@ import pytest
 from metaq.errors import CorruptRecord
 from metaq.replication import sameness
 from metaq.replication.sameness import MOST_RANGES, are_ranges, first_difference, ranges
-from metaq.store.commitlog import CommitLog
-from metaq.store.files import read_here
+from metaq.store.copies.discarding import cut_at_next_opening
+from metaq.store.files.filecache import read_here
+from metaq.store.log.commitlog import CommitLog
 from metaq.store.messagestore import LOG, MessageStore
-from metaq.store.recovery import open_store
-from metaq.store.replacing import cut_at_next_opening
+from metaq.store.recovery.recovery import open_store
 from tests.store.test_copying import MASTER, SLAVE, fill, same, send
 
 RANGE: Final = 500

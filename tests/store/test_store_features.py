@@ -25,14 +25,14 @@ from metaq.protocol.record import (
     record_tail,
 )
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
-from metaq.store.consumequeue import FILLER_SIZE
-from metaq.store.disk import File, RealDisk, RealFile, Usage
-from metaq.store.ending import Ending
-from metaq.store.files import read_cached, read_here, run_here
+from metaq.store.expiry import retire
+from metaq.store.files.disk import File, RealDisk, RealFile, Usage
+from metaq.store.files.ending import Ending
+from metaq.store.files.filecache import read_cached, read_here, run_here
+from metaq.store.log.retention import RetentionRules
 from metaq.store.messagestore import MessageStore
-from metaq.store.recovery import open_store
-from metaq.store.retention import RetentionRules
-from metaq.store.retiring import retire
+from metaq.store.queues.consumequeue import FILLER_SIZE
+from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from tests.store.test_key_index import found as found_by_key
 from tests.store.test_key_index import put as put_keyed
@@ -388,7 +388,7 @@ def test_many_queues_are_synced_with_one_call(folder: Path, clock: ManualClock) 
 
 def test_many_queues_without_the_one_call(folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """SG-043: as on other systems than Linux."""
-    monkeypatch.setattr("metaq.store.disk._syncfs", None)
+    monkeypatch.setattr("metaq.store.files.disk._syncfs", None)
     disk = WatchedDisk()
     store, _ = open_store(folder, replace(SETTINGS, sync_together=2), clock, disk)
     for topic in ("a", "b"):

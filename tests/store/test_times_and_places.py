@@ -11,10 +11,10 @@ from metaq.clock import ManualClock
 from metaq.message import Durability
 from metaq.protocol.record import HEADER_SIZE, constant_middle, host_bytes
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
-from metaq.store.disk import File
-from metaq.store.files import read_here, run_here
+from metaq.store.files.disk import File
+from metaq.store.files.filecache import read_here, run_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.recovery import open_store
+from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 
 HOST: Final = host_bytes("127.0.0.1", 10911)

@@ -1,4 +1,4 @@
-"""Groups of records (``metaq.store.together``): how they are staged, and that recovery keeps all of one or nothing."""
+"""Groups of records (``metaq.store.recordgroups``): how they are staged, and that recovery keeps all of one or nothing."""
 
 import random
 import shutil
@@ -28,15 +28,15 @@ from metaq.protocol.record import (
     record_tail,
 )
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
-from metaq.store.commitlog import Gap
-from metaq.store.documents import read_document
-from metaq.store.files import read_here
+from metaq.store.files.documents import read_document
+from metaq.store.files.filecache import read_here
+from metaq.store.log.commitlog import Gap
+from metaq.store.log.retention import RetentionRules
 from metaq.store.messagestore import LOG, MessageStore
-from metaq.store.recovery import QUARANTINE, Recovery, open_store
-from metaq.store.retention import RetentionRules
+from metaq.store.recordgroups import END_SIZE, Ready, group_end, put_together, ready_size
+from metaq.store.recovery.recovery import QUARANTINE, Recovery, open_store
+from metaq.store.recovery.verify import repair, verify
 from metaq.store.settings import StoreSettings
-from metaq.store.together import END_SIZE, Ready, group_end, put_together, ready_size
-from metaq.store.verify import repair, verify
 from tests.crash.driver import quiet
 from tests.support.faultydisk import DATA, FaultyDisk
 

@@ -8,10 +8,10 @@ import pytest
 
 from metaq.message import Durability
 from metaq.protocol.record import constant_middle, host_bytes
-from metaq.store.disk import Usage
-from metaq.store.files import read_here
+from metaq.store.files.disk import Usage
+from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.together import Ready, ready_size
+from metaq.store.recordgroups import Ready, ready_size
 from metaq.tx.branches import XaCode, XaError
 from tests.crash.driver import quiet
 from tests.crash.schedule import LosesAll, Schedule

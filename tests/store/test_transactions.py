@@ -13,12 +13,12 @@ import pytest
 from metaq.clock import ManualClock
 from metaq.protocol.properties import MESSAGE_ID
 from metaq.protocol.record import decode_properties, decode_record, host_bytes
-from metaq.store.files import read_here, run_here
-from metaq.store.recovery import open_store
-from metaq.store.retention import RetentionRules
-from metaq.store.retiring import retire
+from metaq.store.expiry import retire
+from metaq.store.files.filecache import read_here, run_here
+from metaq.store.log.retention import RetentionRules
+from metaq.store.recordgroups import Ready
+from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
-from metaq.store.together import Ready
 from metaq.tx.branches import Outcome, Room, XaCode, XaError
 from metaq.tx.journal import Held, Journal
 from metaq.tx.manager import IDS_AHEAD, Step, Transactions

@@ -11,12 +11,12 @@ import pytest
 
 from metaq.clock import ManualClock
 from metaq.store.bulk import BulkReader
-from metaq.store.copying import piece
-from metaq.store.disk import File
-from metaq.store.files import Read, read_here
+from metaq.store.copies.applying import piece
+from metaq.store.expiry import retire
+from metaq.store.files.disk import File
+from metaq.store.files.filecache import Read, read_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.recovery import open_store
-from metaq.store.retiring import retire
+from metaq.store.recovery.recovery import open_store
 from tests.store.test_store_features import SETTINGS, put
 from tests.support.faultydisk import DATA, FaultyDisk
 

@@ -11,7 +11,7 @@ from metaq.config import Settings
 from metaq.replication.follower import Address
 from metaq.server.registration import parse_address, written
 from metaq.server.replica import Replica
-from metaq.store.progress import Tell
+from metaq.store.recovery.progress import Tell
 from tests.support.program import serve
 
 DETOURS = "detours{}.json"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.errors import DirectoryLocked, DiskFailed, DiskFull
-from metaq.store.disk import Usage
+from metaq.store.files.disk import Usage
 
 SECTOR: Final = 512
 BLOCK: Final = 4096

@@ -31,8 +31,8 @@ from typing import ClassVar, Final, Literal
 from metaq.config import Settings
 from metaq.server.broker import NONE, Broker
 from metaq.server.replica import Replica
-from metaq.store.disk import RealDisk, RealFile
-from metaq.store.progress import Tell
+from metaq.store.files.disk import RealDisk, RealFile
+from metaq.store.recovery.progress import Tell
 from tests.support.broker import BrokerProcess
 from tests.support.cluster import ReplicaProcess
 from tests.support.faultydisk import SECTOR

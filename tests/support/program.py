@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from metaq.config import Settings, load
 from metaq.server.daemon import Server, run
-from metaq.store.progress import Tell
+from metaq.store.recovery.progress import Tell
 
 
 def serve(make: Callable[[Settings, Tell], Server]) -> NoReturn:

@@ -7,8 +7,8 @@ from typing import Final
 
 from metaq.config import Settings
 from metaq.server.replica import Replica
-from metaq.store.disk import RealDisk, RealFile
-from metaq.store.progress import Tell
+from metaq.store.files.disk import RealDisk, RealFile
+from metaq.store.recovery.progress import Tell
 from tests.support.program import serve
 
 SYNC_S: Final = 1.0

@@ -168,7 +168,7 @@ def test_the_name_of_a_release_covers_what_runs_it(tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     with zipfile.ZipFile(wheels / "metaq_broker-9.9.9-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("metaq/store/recovery.py", "FORMAT_VERSION: Final = 7\n")
+        wheel.writestr("metaq/store/recovery/recovery.py", "FORMAT_VERSION: Final = 7\n")
     names = set()
     for change in ({}, {"user": "metaq"}, {"python": "python3.12"}, {"processes": "supervisor"}, {"ssh_port": 2222}):
         file = tmp_path / "cluster.yaml"
@@ -178,6 +178,6 @@ def test_the_name_of_a_release_covers_what_runs_it(tmp_path: Path) -> None:
         names.add(release.name)
     assert len(names) == 4  # how SSH gets there is none of it
     with zipfile.ZipFile(wheels / "metaq_broker-9.9.9-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("metaq/store/recovery.py", "")
+        wheel.writestr("metaq/store/recovery/recovery.py", "")
     with pytest.raises(DeployFailed, match="does not say which format of data it reads"):
         build(Cluster.read(file), tmp_path)

@@ -21,7 +21,7 @@ from metaq.server.http import Monitor
 from metaq.server.httpserver import MOST_CONNECTIONS
 from metaq.server.metrics import Family, Kind, Metric
 from metaq.server.permissions import Principal
-from metaq.store.files import Rest
+from metaq.store.files.filecache import Rest
 from tests.support.tls import issue
 
 DEADLINE_S: Final = 60.0

@@ -25,9 +25,9 @@ from metaq.server.offsetexport import OffsetExport
 from metaq.server.offsets import OffsetTable
 from metaq.server.role import NoReplicas
 from metaq.server.statistics import Statistics
-from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.disk import RealDisk
-from metaq.store.files import FileCache, run_here
+from metaq.store.files.disk import RealDisk
+from metaq.store.files.filecache import FileCache, run_here
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 GROUPS: Final = 40
 PARTITIONS: Final = 128

@@ -4,7 +4,7 @@ from metaq.clock import ManualClock
 from metaq.protocol.text.commands import Get
 from metaq.server.observed import FORGOTTEN_S, LONGEST_GROUP, MOST_PLACES, OWNS_S, Observed
 from metaq.server.offsetexport import MOST_TIMES, StoreTimes
-from metaq.store.files import go_on
+from metaq.store.files.filecache import go_on
 
 READER = ("10.0.0.7", 4711)
 

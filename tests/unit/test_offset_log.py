@@ -15,10 +15,10 @@ from metaq.server.offsetlog import MOST_BACK_S, OffsetLog
 from metaq.server.offsets import OffsetTable
 from metaq.server.tables import TopicTable
 from metaq.server.turn import Turns
-from metaq.store.epochs import Epochs
-from metaq.store.files import run_here
+from metaq.store.copies.epochs import Epochs
+from metaq.store.files.filecache import run_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.recovery import open_store
+from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 
 STORE: Final = StoreSettings(segment_bytes=1 << 16, queue_file_bytes=256, durability=Durability.MEMORY)

@@ -11,8 +11,8 @@ from metaq.errors import BadRequest, DiskFull, UnknownTopic
 from metaq.protocol.remoting.routes import NO_LIVE_BROKER, BrokerData, DataVersion, QueueData, TopicConfig, TopicTable
 from metaq.registry.kvconfig import FILE, ORDER_TOPICS, KvConfig
 from metaq.registry.routes import MAX_DEPARTED, BrokerKey, MasterAddress, RouteTables
-from metaq.store.disk import RealDisk
-from metaq.store.files import run_here
+from metaq.store.files.disk import RealDisk
+from metaq.store.files.filecache import run_here
 from tests.support.faultydisk import ROOT, FaultyDisk
 
 EXPIRY_MS: Final = 120_000

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.store.disk import Usage
-from metaq.store.retention import FORCED_AT_ONCE, HOUR_MS, Plan, RetentionRules, SegmentAge, plan, room_refusal
+from metaq.store.files.disk import Usage
+from metaq.store.log.retention import FORCED_AT_ONCE, HOUR_MS, Plan, RetentionRules, SegmentAge, plan, room_refusal
 
 GIB: Final = 1024**3
 RULES: Final = RetentionRules()

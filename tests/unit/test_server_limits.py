@@ -21,7 +21,7 @@ from metaq.server.permissions import ANONYMOUS, ANYBODY, Principal
 from metaq.server.remoting import Answer, Kept, RemotingSession
 from metaq.server.session import GRAIN
 from metaq.server.textsession import TextSession
-from metaq.store.files import Read
+from metaq.store.files.filecache import Read
 
 LIMIT: Final = 4096
 

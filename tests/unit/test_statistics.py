@@ -12,9 +12,9 @@ from metaq.server import statistics
 from metaq.server.counters import Counters
 from metaq.server.observed import LONGEST_GROUP
 from metaq.server.statistics import DAY_MS, OTHERS, SAMPLE_S, Statistics
-from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.disk import RealDisk
-from metaq.store.files import FileCache
+from metaq.store.files.disk import RealDisk
+from metaq.store.files.filecache import FileCache
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 MIDNIGHT_MS = 20_000 * DAY_MS
 

@@ -7,7 +7,7 @@ import pytest
 from metaq.errors import Overloaded
 from metaq.message import TopicPartition
 from metaq.server.tables import OFFSETS_TOPIC, TopicTable
-from metaq.store.disk import RealDisk
+from metaq.store.files.disk import RealDisk
 
 
 def test_what_is_in_the_store_is_found_whatever_the_limit(tmp_path: Path) -> None:

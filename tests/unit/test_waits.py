@@ -13,9 +13,9 @@ from metaq.replication.election import Election
 from metaq.replication.nodes import Candidate, Log, Master, State
 from metaq.server.checkback import CheckBack
 from metaq.server.textsession import TextSession
-from metaq.store.documents import write_document
-from metaq.store.epochs import LAST_EPOCH
-from metaq.store.recovery import open_store
+from metaq.store.copies.epochs import LAST_EPOCH
+from metaq.store.files.documents import write_document
+from metaq.store.recovery.recovery import open_store
 from metaq.tx.halves import SNAPSHOT, Fate, Halves
 from tests.store.test_times_and_places import SETTINGS, put
 from tests.support.faultydisk import DATA, FaultyDisk

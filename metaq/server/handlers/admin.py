@@ -21,8 +21,8 @@ from metaq.server.permissions import Action, allowed, demand, denied
 from metaq.server.session import Session
 from metaq.server.stacks import stacks
 from metaq.server.tables import Topic
-from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.files import ColdRead, Read, read_cached
+from metaq.store.files.filecache import ColdRead, Read, read_cached
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 HELP: Final = """\
 put TOPIC PARTITION LENGTH FLAG [CHECKSUM] OPAQUE, then LENGTH bytes   store a message; partition -1: the broker chooses

@@ -27,8 +27,8 @@ from metaq.server.schedule import LEVEL_SECONDS
 from metaq.server.statistics import Day
 from metaq.server.tables import DEFAULT_TOPIC, SCHEDULE_TOPIC
 from metaq.server.turn import Turns
-from metaq.store.files import Read
-from metaq.store.retention import HOUR_MS
+from metaq.store.files.filecache import Read
+from metaq.store.log.retention import HOUR_MS
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from metaq.server.look import Looks, Question
 from metaq.server.remoting import Answer, Kept, RemotingSession, failure
 from metaq.server.session import Buffer
 from metaq.store.bulk import BulkReader, Piece
-from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.files import ColdRead, Read
+from metaq.store.files.filecache import ColdRead, Read
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 MOST_BYTES: Final = 8 * 1024 * 1024
 """Of records in one answer, but for a first one that is larger; with its units it stays below the limit of a frame."""

@@ -23,7 +23,7 @@ from metaq.server.front import RequestHandler
 from metaq.server.later import Later
 from metaq.server.permissions import Action, demand
 from metaq.server.remoting import ASK_TIMEOUT_S, Answer, RemotingSession
-from metaq.store.files import Run, read_through
+from metaq.store.files.filecache import Run, read_through
 
 KNOWS_RUNNING_INFO: Final = 62
 """V3_1_8: older clients do not answer 307 and 309."""

@@ -19,8 +19,8 @@ from metaq.server.locklog import LockLog
 from metaq.server.offsetlog import OffsetLog
 from metaq.server.permissions import Action, Principal, demand
 from metaq.server.remoting import DONE, Answer, RemotingSession
-from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.files import Read
+from metaq.store.files.filecache import Read
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 YOUNG_SHARE: Final = 0.4
 """A partition whose first message lies no further behind the end of the log than this share of the memory is young."""

@@ -16,8 +16,8 @@ from metaq.server.look import Looks, Question
 from metaq.server.permissions import Action, Principal, demand
 from metaq.server.session import Buffer
 from metaq.server.textsession import TextSession
-from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.files import Read
+from metaq.store.files.filecache import Read
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 Answer = list[Buffer]
 

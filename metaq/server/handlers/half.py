@@ -27,8 +27,8 @@ from metaq.server.remoting import DONE, Answer, RemotingSession
 from metaq.server.tables import GIVEN_UP_TOPIC, HALF_OP_TOPIC, HALF_TOPIC
 from metaq.server.turn import Turns
 from metaq.server.writing import Draft, delayed, note, ready, stage
-from metaq.store.files import ColdRead, Read, read_cached
-from metaq.store.together import put_together
+from metaq.store.files.filecache import ColdRead, Read, read_cached
+from metaq.store.recordgroups import put_together
 from metaq.tx.halves import LONGEST_ORIGIN, Fate, Halves, Origin, origin_of
 
 logger = logging.getLogger(__name__)

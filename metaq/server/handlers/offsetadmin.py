@@ -46,8 +46,8 @@ from metaq.server.permissions import Action, demand
 from metaq.server.registration import written
 from metaq.server.remoting import DONE, Answer, RemotingSession
 from metaq.server.tables import Topic
-from metaq.store.consumequeue import UNIT, ConsumeQueue
-from metaq.store.files import Read, Run, read_through
+from metaq.store.files.filecache import Read, Run, read_through
+from metaq.store.queues.consumequeue import UNIT, ConsumeQueue
 
 END: Final = -1
 """Stands for the end of a queue where a time is asked for."""

@@ -25,9 +25,9 @@ from metaq.server.look import Looks, Question
 from metaq.server.permissions import Action, Principal, demand
 from metaq.server.remoting import Answer, Kept, RemotingSession
 from metaq.server.session import Buffer
-from metaq.store.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
-from metaq.store.files import Read
+from metaq.store.files.filecache import Read
 from metaq.store.messagestore import MessageStore
+from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
 
 MOST_MESSAGES: Final = 1024
 """In one answer, whatever the client asks for."""

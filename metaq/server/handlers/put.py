@@ -23,7 +23,7 @@ from metaq.server.permissions import Action, Principal, allowed, demand, denied
 from metaq.server.tables import FORBIDDEN
 from metaq.server.textsession import TextOutcome, TextSession, result
 from metaq.server.turn import Turns
-from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 
 class PutHandler:

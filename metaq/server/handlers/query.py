@@ -13,7 +13,7 @@ from metaq.server.front import RequestHandler
 from metaq.server.later import Later
 from metaq.server.permissions import Action, demand
 from metaq.server.remoting import Answer, RemotingSession
-from metaq.store.files import Read
+from metaq.store.files.filecache import Read
 
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """Field that says: the key is a unique one."""

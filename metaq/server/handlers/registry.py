@@ -50,7 +50,7 @@ from metaq.registry.routes import BrokerKey, Registered, Removed, RouteTables, n
 from metaq.server.front import RequestHandler
 from metaq.server.permissions import Action, demand
 from metaq.server.remoting import DONE, Answer, Kept, RemotingSession, failure
-from metaq.store.files import Run
+from metaq.store.files.filecache import Run
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from metaq.server.remoting import Answer, Kept, RemotingSession
 from metaq.server.tables import reply_topic
 from metaq.server.turn import Turns
 from metaq.server.writing import CLEARED, Draft, owe, stage
-from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 

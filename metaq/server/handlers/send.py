@@ -37,8 +37,8 @@ from metaq.server.remoting import Answer, RemotingSession
 from metaq.server.tables import DEFAULT_TOPIC, FORBIDDEN, HALF_TOPIC, RETRY_PREFIX, Topic
 from metaq.server.turn import Short, Turns
 from metaq.server.writing import CLEARED, Draft, Placed, delayed, stage
-from metaq.store.consumequeue import ConsumeQueue
 from metaq.store.messagestore import Message
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 NO_BATCH: Final = "a message of a batch can be neither delayed nor transactional nor a request"
 BESIDE_BODY: Final = 33 * 1024

@@ -25,7 +25,7 @@ from metaq.server.remoting import DONE, Answer, RemotingSession
 from metaq.server.tables import DEAD_PREFIX, Topic
 from metaq.server.turn import Turns
 from metaq.server.writing import Draft, delayed, stage
-from metaq.store.files import Read
+from metaq.store.files.filecache import Read
 
 logger = logging.getLogger(__name__)
 

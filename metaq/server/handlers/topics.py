@@ -24,7 +24,7 @@ from metaq.server.permissions import Action, Principal, demand
 from metaq.server.registration import config_of
 from metaq.server.remoting import DONE, Answer, RemotingSession
 from metaq.server.tables import Topic
-from metaq.store.files import Read
+from metaq.store.files.filecache import Read
 
 ANY_PERMISSION: Final = READ | WRITE | INHERIT
 

@@ -16,8 +16,8 @@ from metaq.server.permissions import Action, Principal, allowed, demand, denied
 from metaq.server.textsession import TextSession, result
 from metaq.server.turn import NOT_STORED, Short, Turns
 from metaq.server.writing import note
-from metaq.store.consumequeue import ConsumeQueue
-from metaq.store.files import Read, Run, read_through
+from metaq.store.files.filecache import Read, Run, read_through
+from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.tx.branches import OpenBranch, Work, XaCode, XaError
 from metaq.tx.journal import PARKED_GROWTH, Held
 from metaq.tx.local import LocalBranches

@@ -39,7 +39,7 @@ from metaq.server.permissions import Action, demand
 from metaq.server.remoting import DONE, Answer, RemotingSession
 from metaq.server.tables import HALF_TOPIC
 from metaq.server.turn import Short, Turns
-from metaq.store.files import Read, Run, read_through
+from metaq.store.files.filecache import Read, Run, read_through
 from metaq.tx.branches import Outcome, Room, Work, XaCode, XaError
 from metaq.tx.halves import Fate, Halves, origin_of
 from metaq.tx.halves import Half as UndecidedHalf

@@ -31,20 +31,20 @@ from metaq.store.checkpoint import (
     read_live,
     write_checkpoint,
 )
-from metaq.store.commitlog import SMALLEST_RECORD, Gap
-from metaq.store.consumequeue import FILLER_SIZE, UNIT, WRITE_AT, ConsumeQueue
-from metaq.store.disk import Disk, RealDisk
-from metaq.store.dispatch import enter
-from metaq.store.documents import read_document, write_document
-from metaq.store.ending import Ending, begin
-from metaq.store.files import read_here
-from metaq.store.keyindex import NO_INDEX, IndexMark
+from metaq.store.copies.discarding import replace
+from metaq.store.files.disk import Disk, RealDisk
+from metaq.store.files.documents import read_document, write_document
+from metaq.store.files.ending import Ending, begin
+from metaq.store.files.filecache import read_here
+from metaq.store.index.keyindex import NO_INDEX, IndexMark
+from metaq.store.log.commitlog import SMALLEST_RECORD, Gap
 from metaq.store.messagestore import QUEUES, MessageStore
-from metaq.store.progress import EVERY, Step, Tell, nobody, telling
+from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, WRITE_AT, ConsumeQueue
+from metaq.store.queues.dispatch import enter
 from metaq.store.reading import UNITS_AT_ONCE
-from metaq.store.replacing import replace
+from metaq.store.recordgroups import Dropped, Ranges, whole_groups
+from metaq.store.recovery.progress import EVERY, Step, Tell, nobody, telling
 from metaq.store.settings import StoreSettings
-from metaq.store.together import Dropped, Ranges, whole_groups
 
 logger = logging.getLogger(__name__)
 
@@ -376,7 +376,7 @@ def _walk(store: MessageStore, recovery: Recovery, mark: int, quarantine: Ranges
 
 
 def dispatch(store: MessageStore, stored: Stored, *, kept: bool = True) -> None:
-    """Enter an intact record into its queue (``metaq.store.dispatch``)."""
+    """Enter an intact record into its queue (``metaq.store.queues.dispatch``)."""
     whose = identity(stored.buffer[stored.at :])
     queue = store.queue(whose.topic, whose.partition)
     enter(queue, stored, whose, kept=kept)

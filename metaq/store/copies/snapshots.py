@@ -14,11 +14,11 @@ import logging
 from pathlib import Path
 from typing import Any, Final
 
-from metaq.store.consumequeue import FILLER_SIZE, ConsumeQueue
-from metaq.store.disk import Disk
-from metaq.store.documents import read_document
-from metaq.store.epochs import Epoch, Epochs
-from metaq.store.files import read_here
+from metaq.store.copies.epochs import Epoch, Epochs
+from metaq.store.files.disk import Disk
+from metaq.store.files.documents import read_document
+from metaq.store.files.filecache import read_here
+from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from metaq.errors import DiskFull
-from metaq.store.files import Run, run_here
+from metaq.store.files.filecache import Run, run_here
 
 
 class Owed:

@@ -2,7 +2,7 @@
 
 from metaq.protocol.record import Identity
 from metaq.protocol.text.messages import Stored, text_size_and_tag
-from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 
 def enter(queue: ConsumeQueue, stored: Stored, identity: Identity, *, kept: bool = True) -> None:

@@ -36,8 +36,8 @@ from typing import Final, NamedTuple
 
 from metaq.errors import CorruptRecord
 from metaq.protocol.keys import KeyHasher
-from metaq.store.disk import File
-from metaq.store.files import FileCache, Read, Run, read_here
+from metaq.store.files.disk import File
+from metaq.store.files.filecache import FileCache, Read, Run, read_here
 
 HEADER: Final = struct.Struct(">qqqqii")
 HEADER_SIZE: Final = 40

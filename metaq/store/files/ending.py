@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from metaq.errors import CorruptRecord
-from metaq.store.disk import Disk, replace_file
-from metaq.store.documents import decode_document, encode_document
-from metaq.store.files import run_here
-from metaq.store.owed import Owed
+from metaq.store.files.disk import Disk, replace_file
+from metaq.store.files.documents import decode_document, encode_document
+from metaq.store.files.filecache import run_here
+from metaq.store.files.owed import Owed
 
 ABORT: Final = "abort"
 SUSPECT: Final = "suspect.json"

@@ -19,12 +19,12 @@ from metaq.clock import Clock
 from metaq.errors import DiskFull, Overloaded
 from metaq.protocol.keys import keys_of
 from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, HEADER_SIZE, MAGIC, MAGIC_BYTES, decode_record, is_intact
-from metaq.store.commitlog import SMALLEST_RECORD, CommitLog
-from metaq.store.disk import Disk, Usage
-from metaq.store.files import ColdRead, Read, Run, read_cached, read_through, run_here
-from metaq.store.indexfile import Captured, Entry
-from metaq.store.keyindex import IndexMark, KeyIndex
-from metaq.store.retention import RetentionRules, room_refusal
+from metaq.store.files.disk import Disk, Usage
+from metaq.store.files.filecache import ColdRead, Read, Run, read_cached, read_through, run_here
+from metaq.store.index.indexfile import Captured, Entry
+from metaq.store.index.keyindex import IndexMark, KeyIndex
+from metaq.store.log.commitlog import SMALLEST_RECORD, CommitLog
+from metaq.store.log.retention import RetentionRules, room_refusal
 
 logger = logging.getLogger(__name__)
 

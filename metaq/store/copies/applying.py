@@ -1,7 +1,7 @@
 """Taking over the log of another replica: the same records at the same log offsets.
 
 What comes is staged record by record, like puts, so one append makes it part of this log and of the queues. A group
-(``metaq.store.together``) waits until all of it has come: what is appended is always whole.
+(``metaq.store.recordgroups``) waits until all of it has come: what is appended is always whole.
 """
 
 import struct
@@ -20,12 +20,12 @@ from metaq.protocol.record import (
     is_intact,
 )
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored
-from metaq.store.commitlog import SMALLEST_RECORD, CommitLog, Segment
-from metaq.store.consumequeue import FILLER_SIZE, ConsumeQueue
-from metaq.store.dispatch import enter
-from metaq.store.files import Read, read_here
+from metaq.store.files.filecache import Read, read_here
+from metaq.store.log.commitlog import SMALLEST_RECORD, CommitLog, Segment
 from metaq.store.messagestore import MessageStore
-from metaq.store.together import group_end
+from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
+from metaq.store.queues.dispatch import enter
+from metaq.store.recordgroups import group_end
 
 _HEAD: Final = struct.Struct(">ii4xi4xqq40xqi")
 """Of a record: size, magic, partition, queue offset, log offset, text position, body length."""

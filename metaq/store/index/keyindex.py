@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from metaq.errors import CorruptRecord
 from metaq.protocol.keys import KeyHasher, key_hash
-from metaq.store.files import FileCache, Read, Run, read_here
-from metaq.store.indexfile import Captured, Entry, IndexFile, created_ms, file_name, file_size
+from metaq.store.files.filecache import FileCache, Read, Run, read_here
+from metaq.store.index.indexfile import Captured, Entry, IndexFile, created_ms, file_name, file_size
 
 logger = logging.getLogger(__name__)
 

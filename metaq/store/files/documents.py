@@ -12,7 +12,7 @@ import orjson
 
 from metaq.checksum import crc32c
 from metaq.errors import CorruptRecord
-from metaq.store.disk import Disk, replace_file
+from metaq.store.files.disk import Disk, replace_file
 
 _PREFIX: Final = b'{"crc32c":"%08x",'
 _PREFIX_SIZE: Final = 21

@@ -22,7 +22,7 @@ import orjson
 from metaq.message import TopicPartition
 from metaq.protocol.record import constant_middle, decode_record
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
-from metaq.store.files import read_here
+from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import FIRST_EPOCH, MessageStore
 
 TOPIC: Final = "METAQ_SYS_EPOCHS"

@@ -17,17 +17,17 @@ from metaq.message import TopicPartition
 from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, identity
 from metaq.protocol.text.messages import Stored, plain_overhead, tag_hash, text_size
 from metaq.store.checkpoint import LIVE_NAME, LIVE_SIZE, NAME, NOTHING, decode_live, read_checkpoint, read_live
-from metaq.store.commitlog import SMALLEST_RECORD, Gap, Segment, is_segment_name, walk
-from metaq.store.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE
-from metaq.store.disk import Disk, File, RealDisk, replace_file
-from metaq.store.documents import BACKUP, decode_document, read_document
-from metaq.store.ending import ABORT
-from metaq.store.indexcheck import IndexCheck
-from metaq.store.keyindex import NO_INDEX
+from metaq.store.files.disk import Disk, File, RealDisk, replace_file
+from metaq.store.files.documents import BACKUP, decode_document, read_document
+from metaq.store.files.ending import ABORT
+from metaq.store.index.indexcheck import IndexCheck
+from metaq.store.index.keyindex import NO_INDEX
+from metaq.store.log.commitlog import SMALLEST_RECORD, Gap, Segment, is_segment_name, walk
 from metaq.store.messagestore import INDEX, LOG, QUEUES
-from metaq.store.recovery import FORMAT_VERSION, IDENTITY, LOCK, QUARANTINE, open_store
+from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE
+from metaq.store.recordgroups import Ranges
+from metaq.store.recovery.recovery import FORMAT_VERSION, IDENTITY, LOCK, QUARANTINE, open_store
 from metaq.store.settings import StoreSettings
-from metaq.store.together import Ranges
 
 UNITS_AT_ONCE: Final = 4096
 RECORDS_A_REPORT: Final = 1024
@@ -59,7 +59,7 @@ class Report:
     quarantined_bytes: int = 0
     """Bytes of the log in ranges that are known to be bad."""
     dropped: int = 0
-    """Intact records among them: they are kept from readers because their groups are not whole (``metaq.store.together``)."""
+    """Intact records among them: they are kept from readers because their groups are not whole (``metaq.store.recordgroups``)."""
 
 
 def verify(directory: Path, disk: Disk | None = None, progress: OnProgress | None = None) -> Report:

@@ -18,9 +18,9 @@ from metaq.errors import BadRequest
 from metaq.protocol.properties import GROUP_END
 from metaq.protocol.record import BLANK_SIZE, CHECKSUM_SIZE, GROUP_MEMBER, HEADER_SIZE, identity, longer_tail
 from metaq.protocol.text.messages import Stored
-from metaq.store.commitlog import Gap
-from metaq.store.consumequeue import ConsumeQueue
+from metaq.store.log.commitlog import Gap
 from metaq.store.messagestore import Message, MessageStore
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 MARK_PARTITIONS: Final = frozenset((("METAQ_SYS_TRANSACTIONS", 0), ("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0)))
 """Where marks are; anywhere else their property means nothing."""

@@ -34,10 +34,10 @@ from metaq.protocol.record import (
     store_ms,
 )
 from metaq.protocol.text.messages import Stored
-from metaq.store.disk import File
-from metaq.store.files import FileCache, Read, Run, read_here, run_here
-from metaq.store.owed import Owed
-from metaq.store.retention import SegmentAge
+from metaq.store.files.disk import File
+from metaq.store.files.filecache import FileCache, Read, Run, read_here, run_here
+from metaq.store.files.owed import Owed
+from metaq.store.log.retention import SegmentAge
 
 NAME_DIGITS: Final = 20
 CHUNK: Final = 4 * 1024 * 1024

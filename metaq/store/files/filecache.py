@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from metaq.store.disk import Disk, File
+from metaq.store.files.disk import Disk, File
 
 T = TypeVar("T")
 

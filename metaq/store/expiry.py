@@ -1,9 +1,9 @@
 """Deleting what is due: segments of the log, and what is derived from them."""
 
-from metaq.store.disk import MAKE_ROOM, Usage
-from metaq.store.files import Rest, Run, go_on, read_through, run_here
+from metaq.store.files.disk import MAKE_ROOM, Usage
+from metaq.store.files.filecache import Rest, Run, go_on, read_through, run_here
+from metaq.store.log.retention import Plan, plan
 from metaq.store.messagestore import MessageStore
-from metaq.store.retention import Plan, plan
 
 
 def retire(

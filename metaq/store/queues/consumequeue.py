@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from metaq.store.commitlog import is_segment_name, segment_name
-from metaq.store.disk import File
-from metaq.store.files import FileCache, Read, Run
+from metaq.store.files.disk import File
+from metaq.store.files.filecache import FileCache, Read, Run
+from metaq.store.log.commitlog import is_segment_name, segment_name
 
 UNIT: Final = struct.Struct(">qii")
 UNIT_SIZE: Final = 16

@@ -13,10 +13,10 @@ from metaq.errors import CorruptRecord
 from metaq.protocol.keys import key_hash, keys_of
 from metaq.protocol.record import decode_record
 from metaq.protocol.text.messages import Stored
-from metaq.store.disk import Disk
-from metaq.store.files import FileCache
-from metaq.store.indexfile import HEADER, HEADER_SIZE, SLOT_SIZE, IndexFile, Item, created_ms, swapped
-from metaq.store.keyindex import IndexMark
+from metaq.store.files.disk import Disk
+from metaq.store.files.filecache import FileCache
+from metaq.store.index.indexfile import HEADER, HEADER_SIZE, SLOT_SIZE, IndexFile, Item, created_ms, swapped
+from metaq.store.index.keyindex import IndexMark
 
 OPEN_FILES: Final = 4
 REPORTED_A_FILE: Final = 100

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from metaq.store.disk import Usage
+from metaq.store.files.disk import Usage
 
 FORCED_AT_ONCE: Final = 10
 HOUR_MS: Final = 3_600_000

@@ -16,12 +16,12 @@ from typing import Final
 from metaq.errors import CorruptRecord
 from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, identity
 from metaq.store.checkpoint import LIVE_NAME, NAME, Checkpoint, Progress, write_checkpoint
-from metaq.store.commitlog import CommitLog, Gap, Segment, is_segment_name, segment_name, walk
-from metaq.store.consumequeue import FILLER_SIZE, ConsumeQueue
-from metaq.store.disk import Disk, File
-from metaq.store.documents import BACKUP, read_document, write_document
-from metaq.store.files import FileCache, Run, read_here, run_here
+from metaq.store.files.disk import Disk, File
+from metaq.store.files.documents import BACKUP, read_document, write_document
+from metaq.store.files.filecache import FileCache, Run, read_here, run_here
+from metaq.store.log.commitlog import CommitLog, Gap, Segment, is_segment_name, segment_name, walk
 from metaq.store.messagestore import INDEX, LOG, QUEUES, MessageStore
+from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
 from metaq.store.settings import StoreSettings
 
 INTENT: Final = "replacing.json"

@@ -1,0 +1,1 @@
+"""The commit log, and what of it is kept."""

@@ -1,0 +1,1 @@
+"""The queue of each partition: where its messages are in the log."""

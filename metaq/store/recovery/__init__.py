@@ -1,0 +1,1 @@
+"""Opening a data folder, and checking one that no broker uses."""
