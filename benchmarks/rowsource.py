@@ -8,7 +8,7 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from metaq.client.bulk import BulkConnection
+from metaq.client.consuming.bulk import BulkConnection
 from metaq.protocol import record as layout
 from metaq.protocol.properties import KEYS, parse
 from metaq.protocol.remoting.bulk import UNIT_SIZE, BulkFetch

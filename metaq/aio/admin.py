@@ -2,13 +2,13 @@
 
 import metaq.client as blocking
 from metaq.aio.faces import Threads, iterated, makes, threaded
-from metaq.client.offsetexport import OffsetExport as BlockingOffsetExport
-from metaq.client.replicaadmin import ReplicaAdmin as BlockingReplicaAdmin
-from metaq.client.transactionadmin import TransactionAdmin as BlockingTransactionAdmin
+from metaq.client.admin.offsetexport import OffsetExport as BlockingOffsetExport
+from metaq.client.admin.replicas import ReplicaAdmin as BlockingReplicaAdmin
+from metaq.client.admin.transactions import TransactionAdmin as BlockingTransactionAdmin
 
 
 class TransactionAdmin:
-    """See ``metaq.client.transactionadmin``; made by ``Admin.transactions``."""
+    """See ``metaq.client.admin.transactions``; made by ``Admin.transactions``."""
 
     def __init__(self, admin: BlockingTransactionAdmin, threads: Threads) -> None:
         self._blocking = admin
@@ -24,7 +24,7 @@ class TransactionAdmin:
 
 
 class ReplicaAdmin:
-    """See ``metaq.client.replicaadmin``; made by ``Admin.replicas``."""
+    """See ``metaq.client.admin.replicas``; made by ``Admin.replicas``."""
 
     def __init__(self, admin: BlockingReplicaAdmin, threads: Threads) -> None:
         self._blocking = admin
@@ -37,7 +37,7 @@ class ReplicaAdmin:
 
 
 class OffsetExport:
-    """See ``metaq.client.offsetexport``; made by ``Admin.offset_export``."""
+    """See ``metaq.client.admin.offsetexport``; made by ``Admin.offset_export``."""
 
     def __init__(self, export: BlockingOffsetExport, threads: Threads) -> None:
         self._blocking = export

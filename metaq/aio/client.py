@@ -13,12 +13,12 @@ import metaq.client as blocking
 from metaq.aio.admin import Admin
 from metaq.aio.faces import OneByOne, Threads, alone, awaited, made, makes, on_loop, threaded
 from metaq.aio.xa import XaSession
-from metaq.client.group import ConsumeFrom, Model
+from metaq.client.consuming.group import ConsumeFrom, Model
+from metaq.client.consuming.offsets import OFFSETS_FOLDER
+from metaq.client.consuming.pull import MOST_POLLED
+from metaq.client.consuming.push import DEFAULT_THREADS
 from metaq.client.message import ReceivedMessage
-from metaq.client.offsets import OFFSETS_FOLDER
-from metaq.client.pull import MOST_POLLED
-from metaq.client.push import DEFAULT_THREADS
-from metaq.client.transactions import Execution, HalfMessage, Outcome, TransactionResult
+from metaq.client.transactions.transactions import Execution, HalfMessage, Outcome, TransactionResult
 from metaq.protocol.subscription import EVERYTHING
 from metaq.registry.assign import Assign, average
 
@@ -31,7 +31,7 @@ AsyncListener = Callable[[ReceivedMessage], Awaitable[object]]
 
 AsyncExecute = Callable[[HalfMessage, Any], Awaitable[Outcome]]
 AsyncCheck = Callable[[HalfMessage], Awaitable[Outcome]]
-"""The two coroutine functions of a transaction producer; see ``metaq.client.transactions``."""
+"""The two coroutine functions of a transaction producer; see ``metaq.client.transactions.transactions``."""
 
 
 class Producer:

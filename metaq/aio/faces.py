@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-from metaq.client.forks import renewed_in_children
+from metaq.client.connecting.forks import renewed_in_children
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -4,13 +4,13 @@ from types import TracebackType
 from typing import Self
 
 from metaq.aio.faces import OneByOne, Threads, alone
-from metaq.client.xa import XaSession as BlockingSession
-from metaq.client.xa import Xid
+from metaq.client.transactions.xa import XaSession as BlockingSession
+from metaq.client.transactions.xa import Xid
 from metaq.errors import ClientError
 
 
 class XaSession:
-    """See ``metaq.client.xa.XaSession``; made by ``Client.xa_session``. A call waits until the one before has ended."""
+    """See ``metaq.client.transactions.xa.XaSession``; made by ``Client.xa_session``. A call waits until the one before has ended."""
 
     def __init__(self, session: BlockingSession, threads: Threads) -> None:
         self._blocking = session
@@ -35,7 +35,7 @@ class XaSession:
         await self.close()
 
     def xid(self, format_id: int, gtrid: str | bytes, bqual: str | bytes) -> Xid:
-        """See ``metaq.client.xa.XaSession.xid``."""
+        """See ``metaq.client.transactions.xa.XaSession.xid``."""
         return self._blocking.xid(format_id, gtrid, bqual)
 
     @property

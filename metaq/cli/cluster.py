@@ -12,8 +12,8 @@ from metaq.cli.replicas import demote, handover, promote, status
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.topics import is_of_users
 from metaq.client import Admin
-from metaq.client.routing import MASTER
-from metaq.client.views import BrokerView
+from metaq.client.admin.views import BrokerView
+from metaq.client.connecting.routing import MASTER
 from metaq.errors import ClientError
 
 

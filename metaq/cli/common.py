@@ -10,7 +10,7 @@ import click
 
 from metaq.client import Client, TextClient
 from metaq.client import connect as connect_client
-from metaq.client.textclient import DEFAULT_PORT
+from metaq.client.text.textclient import DEFAULT_PORT
 
 DEFAULT_BROKER: Final = f"127.0.0.1:{DEFAULT_PORT}"
 DEFAULT_REGISTRY: Final = "127.0.0.1:9876"

@@ -13,10 +13,10 @@ from metaq.cli.doctorfacts import BrokerState, DoctorFacts, gather
 from metaq.cli.findings import Finding, Level, ok, problem, report, some, warning
 from metaq.cli.groupchecks import diagnose
 from metaq.cli.groups import DEFAULT_WATCH_S
-from metaq.client.link import split_address
+from metaq.client.admin.views import permission_text
+from metaq.client.connecting.link import split_address
+from metaq.client.connecting.routing import MASTER
 from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from metaq.client.routing import MASTER
-from metaq.client.views import permission_text
 from metaq.protocol.remoting.codes import READ, WRITE
 
 CLOCK_WARNING_MS: Final = 1_000

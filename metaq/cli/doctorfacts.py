@@ -7,8 +7,8 @@ from typing import NamedTuple
 from metaq.cli.common import connect_registry
 from metaq.cli.groupfacts import GroupFacts, collect, watch
 from metaq.client import Admin
-from metaq.client.routing import MASTER
-from metaq.client.views import BrokerIdentity, BrokerView, TopicView
+from metaq.client.admin.views import BrokerIdentity, BrokerView, TopicView
+from metaq.client.connecting.routing import MASTER
 from metaq.errors import ClientError, Refused
 from metaq.message import MessageQueue
 from metaq.protocol.remoting.codes import Response

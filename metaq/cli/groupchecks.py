@@ -7,8 +7,8 @@ from typing import Final
 from metaq.cli.findings import Finding, ok, problem, some, warning
 from metaq.cli.groupfacts import GroupFacts, TopicState, resting
 from metaq.client import Model
+from metaq.client.admin.views import LagView
 from metaq.client.message import RETRY_PREFIX
-from metaq.client.views import LagView
 from metaq.errors import RouteProblem
 from metaq.message import MessageQueue
 from metaq.protocol.record import TAGS

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from metaq.client import Admin
+from metaq.client.admin.views import BrokerView, GroupMembers, GroupView, LagView, MemberWork
 from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from metaq.client.views import BrokerView, GroupMembers, GroupView, LagView, MemberWork
 from metaq.errors import ClientError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue
 

@@ -24,8 +24,8 @@ from metaq.cli.groupfacts import collect, messages_in, watch, work_of
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin, ConsumeFrom
+from metaq.client.admin.views import GroupView, LagView, MemberView
 from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from metaq.client.views import GroupView, LagView, MemberView
 
 SYSTEM_GROUP: Final = re.compile(r"CID_RMQ_SYS_.*|CID_ONS.*|TOOLS_CONSUMER|FILTERSRV_CONSUMER|SELF_TEST_.*")
 """Groups of brokers and of their tools."""

@@ -16,7 +16,7 @@ import click
 
 from metaq.cli.common import FAILED, broker_option, connect, json_line, json_option, partition_option, print_json
 from metaq.client import PutManyFailed, TextClient
-from metaq.client.textclient import DEFAULT_MAX_BYTES
+from metaq.client.text.textclient import DEFAULT_MAX_BYTES
 from metaq.errors import Refused
 from metaq.message import Message, PutResult, TextPosition
 from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG

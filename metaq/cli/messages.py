@@ -15,7 +15,7 @@ from metaq.cli.tables import Row, local_time, one_line, print_record, print_rows
 from metaq.cli.times import TIMES, When
 from metaq.cli.tracks import tracks
 from metaq.client import Admin, Client, ReceivedMessage
-from metaq.client.link import split_address
+from metaq.client.connecting.link import split_address
 from metaq.errors import BadRequest
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.sql92 import compile_expression

@@ -18,9 +18,9 @@ from metaq.cli.common import (
 )
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client import Admin
-from metaq.client.replicaadmin import ReplicaAdmin
-from metaq.client.routing import MASTER
-from metaq.client.views import BrokerView, ReplicaView, SlaveView
+from metaq.client.admin.replicas import ReplicaAdmin
+from metaq.client.admin.views import BrokerView, ReplicaView, SlaveView
+from metaq.client.connecting.routing import MASTER
 from metaq.errors import ClientError
 
 CHANGE_S: Final = 60.0

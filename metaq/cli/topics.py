@@ -21,9 +21,9 @@ from metaq.cli.common import (
 from metaq.cli.common import connect as connect_text
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client import Admin
+from metaq.client.admin.views import TopicView, permission_text
+from metaq.client.connecting.routing import MASTER
 from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from metaq.client.routing import MASTER
-from metaq.client.views import TopicView, permission_text
 from metaq.errors import RouteNotFound, RouteProblem
 from metaq.protocol.remoting.codes import READ, WRITE
 

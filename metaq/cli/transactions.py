@@ -19,8 +19,8 @@ from metaq.cli.common import (
     yes_option,
 )
 from metaq.cli.tables import Row, print_record, print_rows
-from metaq.client.transactionadmin import TransactionAdmin
-from metaq.client.views import BranchView, BrokerView
+from metaq.client.admin.transactions import TransactionAdmin
+from metaq.client.admin.views import BranchView, BrokerView
 from metaq.errors import BadRequest
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.remoting.undecided import Branch, BranchMessage, Half, State

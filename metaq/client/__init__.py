@@ -1,17 +1,17 @@
 """Clients of brokers: plain sockets and threads, no event loop; they work in programs that gevent patched, too."""
 
-from metaq.client.admin import Admin
+from metaq.client.admin.admin import Admin
 from metaq.client.client import Client, connect
-from metaq.client.consumer import SimpleConsumer
-from metaq.client.group import ConsumeFrom, Model
+from metaq.client.consuming.consumer import SimpleConsumer
+from metaq.client.consuming.group import ConsumeFrom, Model
+from metaq.client.consuming.pull import PullConsumer
+from metaq.client.consuming.push import PushConsumer
 from metaq.client.message import OutgoingMessage, ReceivedMessage, SendResult, SendStatus
-from metaq.client.producer import Producer
-from metaq.client.pull import PullConsumer
-from metaq.client.push import PushConsumer
-from metaq.client.textclient import Batch, PutManyFailed, TextClient, parse_stats
-from metaq.client.transactions import HalfMessage, Outcome, TransactionProducer, TransactionResult
-from metaq.client.xa import XaSession
-from metaq.client.xaerrors import OutcomeUnknown, XaFailed
+from metaq.client.sending.producer import Producer
+from metaq.client.text.textclient import Batch, PutManyFailed, TextClient, parse_stats
+from metaq.client.transactions.transactions import HalfMessage, Outcome, TransactionProducer, TransactionResult
+from metaq.client.transactions.xa import XaSession
+from metaq.client.transactions.xaerrors import OutcomeUnknown, XaFailed
 
 __all__ = [
     "Admin",

@@ -8,22 +8,22 @@ from typing import Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from metaq.client import checks
-from metaq.client.access import Access, Tls
-from metaq.client.admin import Admin
-from metaq.client.branchplaces import Routed
-from metaq.client.consumer import SimpleConsumer
-from metaq.client.core import Core, MakeTransport
-from metaq.client.group import ConsumeFrom, Model
-from metaq.client.link import split_address
-from metaq.client.offsets import OFFSETS_FOLDER
-from metaq.client.producer import DEFAULT_GROUP, Producer
-from metaq.client.pull import DEFAULT_GROUP as PULL_GROUP
-from metaq.client.pull import PullConsumer
-from metaq.client.push import DEFAULT_THREADS, Listener, PushConsumer
-from metaq.client.replies import Replies
-from metaq.client.sendback import MAX_RECONSUME_TIMES
-from metaq.client.transactions import Check, Checks, Execute, TransactionProducer
-from metaq.client.xa import DEFAULT_BRANCH_TIMEOUT_S, XaSession
+from metaq.client.admin.admin import Admin
+from metaq.client.connecting.access import Access, Tls
+from metaq.client.connecting.core import Core, MakeTransport
+from metaq.client.connecting.link import split_address
+from metaq.client.consuming.consumer import SimpleConsumer
+from metaq.client.consuming.group import ConsumeFrom, Model
+from metaq.client.consuming.offsets import OFFSETS_FOLDER
+from metaq.client.consuming.pull import DEFAULT_GROUP as PULL_GROUP
+from metaq.client.consuming.pull import PullConsumer
+from metaq.client.consuming.push import DEFAULT_THREADS, Listener, PushConsumer
+from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES
+from metaq.client.sending.producer import DEFAULT_GROUP, Producer
+from metaq.client.sending.replies import Replies
+from metaq.client.transactions.branchplaces import Routed
+from metaq.client.transactions.transactions import Check, Checks, Execute, TransactionProducer
+from metaq.client.transactions.xa import DEFAULT_BRANCH_TIMEOUT_S, XaSession
 from metaq.errors import BadRequest
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.subscription import EVERYTHING
@@ -110,7 +110,7 @@ def connect(
 
 
 def _through_zookeeper(hosts: str, timeout_s: float, instance: str, access: Access, max_inflated_bytes: int) -> "Client":
-    from metaq.client.zookeeper import ZooKeeperRegistries  # noqa: PLC0415 - kazoo is an extra
+    from metaq.client.connecting.zookeeper import ZooKeeperRegistries  # noqa: PLC0415 - kazoo is an extra
 
     core = Core((), timeout_s=timeout_s, instance=instance, access=access, max_inflated_bytes=max_inflated_bytes)
     try:
@@ -295,7 +295,7 @@ class Client:
         branch_timeout_s: int = DEFAULT_BRANCH_TIMEOUT_S,
         timeout_s: float | None = None,
     ) -> XaSession:
-        """Sends messages in XA branches (``metaq.client.xa``); each goes to a broker that takes messages for all ``topics``.
+        """Sends messages in XA branches (``metaq.client.transactions.xa``); each goes to a broker that takes messages for all ``topics``.
 
         See ``XaSession`` for the rest. It is closed by itself, not with the client.
         """

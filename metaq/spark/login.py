@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from metaq.client.access import Access
+from metaq.client.connecting.access import Access
 from metaq.errors import ConfigError
 
 USER: Final = "metaq.user"

@@ -23,7 +23,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Stri
 
 from metaq.client.client import connect
 from metaq.client.message import SendStatus
-from metaq.client.producer import Producer
+from metaq.client.sending.producer import Producer
 from metaq.errors import BadRequest, ClientError, ConfigError
 from metaq.message import MessageQueue
 from metaq.spark.login import NOBODY, PASSWORD, TLS_CA, USER, Login

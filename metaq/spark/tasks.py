@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
-from metaq.client.bulk import BulkConnection
+from metaq.client.consuming.bulk import BulkConnection
 from metaq.errors import AgedOut, ConnectionFailed, DataLost, MetaqError, OffsetOutOfRange, RequestTimeout
 from metaq.message import MessageQueue, TopicPartition
 from metaq.protocol.remoting.bulk import Bulk, BulkFetch

@@ -12,9 +12,9 @@ import orjson
 
 from metaq.client import checks
 from metaq.client.client import in_process
-from metaq.client.forks import renewed_in_children
+from metaq.client.connecting.forks import renewed_in_children
+from metaq.client.connecting.transport import Answer, Asked, Done, Question
 from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage
-from metaq.client.transport import Answer, Asked, Done, Question
 from metaq.errors import BadRequest, ClientClosed, MetaqError
 from metaq.message import MessageQueue
 from metaq.protocol import properties as names

@@ -2,8 +2,8 @@
 
 from typing import Final, NamedTuple
 
+from metaq.client.connecting.transport import Answer
 from metaq.client.message import ReceivedMessage
-from metaq.client.transport import Answer
 from metaq.protocol import properties as names
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.remoting.codes import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_TYPE, Response

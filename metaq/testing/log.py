@@ -7,8 +7,8 @@ import time
 import zlib
 from typing import Final, NamedTuple
 
+from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage
-from metaq.client.records import decode_messages
 from metaq.message import LogOffset
 from metaq.protocol import properties as names
 from metaq.protocol.ids import OffsetId, encode_offset_id

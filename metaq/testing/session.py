@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from metaq.client.transport import Answer, Asked, Done, Question
+from metaq.client.connecting.transport import Answer, Asked, Done, Question
 from metaq.errors import ClientClosed
 from metaq.protocol.remoting.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Request
 from metaq.protocol.remoting.frames import RemotingCommand

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.client.textclient import TextClient, parse_stats
+from metaq.client.text.textclient import TextClient, parse_stats
 from metaq.config import load
 from metaq.errors import Refused as TextRefused
 from metaq.protocol.remoting.codes import Request, Response

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from metaq.client import TextClient
-from metaq.client.bulk import BulkConnection
+from metaq.client.consuming.bulk import BulkConnection
 from metaq.errors import ConnectionFailed, OffsetOutOfRange, Refused
 from metaq.message import TopicPartition
 from metaq.protocol.record import TAGS, decode_properties, decode_record, java_hash

@@ -7,8 +7,8 @@ from typing import Final
 import pytest
 
 from metaq.client import TextClient
-from metaq.client.access import OPEN, Access
-from metaq.client.bulk import BulkConnection
+from metaq.client.connecting.access import OPEN, Access
+from metaq.client.consuming.bulk import BulkConnection
 from metaq.errors import ConnectionFailed, Refused
 from metaq.protocol.record import decode_record
 from metaq.protocol.remoting.bulk import Bulk, BulkFetch

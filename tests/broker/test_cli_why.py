@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from metaq.client import Client, ConsumeFrom, Model, ReceivedMessage, connect
-from metaq.client.views import GroupView
+from metaq.client.admin.views import GroupView
 from metaq.message import MessageQueue
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cli import Cli

@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 
 from metaq.client import TextClient
-from metaq.client.textclient import parse_stats
+from metaq.client.text.textclient import parse_stats
 from metaq.errors import Refused
 from tests.broker import nospace
 from tests.support.broker import BrokerProcess, wait_until

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from metaq.client import TextClient
-from metaq.client.textclient import parse_stats
+from metaq.client.text.textclient import parse_stats
 from metaq.errors import Refused
 from metaq.protocol.text.codec import write_get, write_put
 from metaq.protocol.text.commands import NO_OPAQUE

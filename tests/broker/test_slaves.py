@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from metaq.client import TextClient
-from metaq.client.textclient import parse_stats
+from metaq.client.text.textclient import parse_stats
 from metaq.errors import Refused
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from metaq.client.textclient import TextClient, parse_stats
+from metaq.client.text.textclient import TextClient, parse_stats
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.text.replies import ERROR, OK
 from tests.broker.slowdisk import Controlled

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from metaq.client.textclient import TextClient, parse_stats
+from metaq.client.text.textclient import TextClient, parse_stats
 from metaq.protocol.properties import MESSAGE_ID
 from metaq.protocol.record import TAGS
 from metaq.protocol.text.codec import write_get

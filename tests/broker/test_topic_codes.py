@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.client.textclient import TextClient
+from metaq.client.text.textclient import TextClient
 from metaq.errors import Refused as TextRefused
 from metaq.protocol.remoting.codes import COMPACT, Request, Response
 from metaq.protocol.remoting.fastjson import decode

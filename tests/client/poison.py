@@ -5,7 +5,7 @@ from typing import Final
 
 from metaq.client import Client, SendResult
 from metaq.client.message import properties_text
-from metaq.client.sending import Outgoing, QueueChoice, deliver, send_fields
+from metaq.client.sending.sending import Outgoing, QueueChoice, deliver, send_fields
 from metaq.protocol.properties import UNIQUE_KEY
 from metaq.protocol.remoting.codes import Request
 

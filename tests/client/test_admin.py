@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from metaq.client import Admin, Client, ConsumeFrom, OutgoingMessage, ReceivedMessage, connect
-from metaq.client.identity import UniqueIds
+from metaq.client.connecting.identity import UniqueIds
 from metaq.errors import RouteNotFound, RouteProblem
 from metaq.testing import InMemoryBroker
 from tests.client.conftest import Connect

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 import metaq.testing
-from metaq.client.bulk import BulkConnection
+from metaq.client.consuming.bulk import BulkConnection
 from metaq.errors import BadRequest, BrokerBusy, ConnectionFailed, OffsetOutOfRange, Refused, RequestTimeout
 from metaq.protocol.remoting.bulk import Bulk, BulkFetch, encode_bulk_head
 from metaq.protocol.remoting.codes import Request, Response

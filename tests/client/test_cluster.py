@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from metaq.client import Client, ConsumeFrom, SendResult, connect, core, health
+from metaq.client import Client, ConsumeFrom, SendResult, connect
+from metaq.client.connecting import core, health
 from metaq.errors import ClientError
 from metaq.message import MessageQueue
 from tests.client.test_consumers import FIRST, Heard

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from metaq.client.link import Link, Links, split_address
-from metaq.client.transport import Answer, Question, call
+from metaq.client.connecting.link import Link, Links, split_address
+from metaq.client.connecting.transport import Answer, Question, call
 from metaq.errors import BadRequest, ClientClosed, ConnectionFailed, RequestTimeout
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand

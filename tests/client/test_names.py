@@ -14,9 +14,9 @@ import metaq.aio
 import metaq.aio.admin
 import metaq.client
 from metaq import errors
-from metaq.client.offsetexport import OffsetExport
-from metaq.client.replicaadmin import ReplicaAdmin
-from metaq.client.transactionadmin import TransactionAdmin
+from metaq.client.admin.offsetexport import OffsetExport
+from metaq.client.admin.replicas import ReplicaAdmin
+from metaq.client.admin.transactions import TransactionAdmin
 from metaq.testing import InMemoryBroker
 from tests.docs.examples import ROOT
 

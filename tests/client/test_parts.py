@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from metaq.client import Client, ReceivedMessage, SimpleConsumer, connect
 from metaq.client.client import _registries
-from metaq.client.fetching import QUEUE_BYTES
+from metaq.client.connecting.scheduler import Scheduler
+from metaq.client.consuming.fetching import QUEUE_BYTES
+from metaq.client.consuming.offsets import LocalOffsets
+from metaq.client.consuming.progress import Progress
+from metaq.client.consuming.records import decode_messages
 from metaq.client.message import RESERVED, compressed, message_properties, properties_text
-from metaq.client.offsets import LocalOffsets
-from metaq.client.progress import Progress
-from metaq.client.records import decode_messages
-from metaq.client.scheduler import Scheduler
 from metaq.errors import BadRequest, ChecksumMismatch, ClientError, StreamLost
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.inflating import inflated

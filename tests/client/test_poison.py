@@ -18,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import metaq.aio
-from metaq.client import Client, Model, PushConsumer, ReceivedMessage, connect, fetching, push
-from metaq.client.consumer import Inbox
-from metaq.client.fetching import Fetcher
+from metaq.client import Client, Model, PushConsumer, ReceivedMessage, connect
+from metaq.client.consuming import fetching, push
+from metaq.client.consuming.consumer import Inbox
+from metaq.client.consuming.fetching import Fetcher
+from metaq.client.consuming.progress import Progress
 from metaq.client.message import DEAD_LETTER_PREFIX
-from metaq.client.progress import Progress
 from metaq.errors import ChecksumMismatch, DecodeError
 from metaq.protocol.inflating import inflated
 from metaq.testing import InMemoryBroker

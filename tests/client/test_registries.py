@@ -5,8 +5,8 @@ from typing import Final
 
 import pytest
 
-from metaq.client import core
-from metaq.client.core import Core
+from metaq.client.connecting import core
+from metaq.client.connecting.core import Core
 from metaq.protocol.remoting.codes import Request
 from tests.support.broker import wait_until
 from tests.support.fakeremoting import FakeRemoting, route_to

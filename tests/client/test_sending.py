@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from metaq.client import Client, Outcome, OutgoingMessage, SendStatus, connect, health
-from metaq.client.health import BrokerHealth
-from metaq.client.sending import Attempt, Outgoing, QueueChoice, Sending
+from metaq.client import Client, Outcome, OutgoingMessage, SendStatus, connect
+from metaq.client.connecting import health
+from metaq.client.connecting.health import BrokerHealth
+from metaq.client.sending.sending import Attempt, Outgoing, QueueChoice, Sending
 from metaq.errors import (
     BadRequest,
     BrokerBusy,
@@ -282,7 +283,7 @@ def test_a_quick_answer_brings_a_broker_back() -> None:
 def test_sends_pass_over_a_slow_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """RD-103, SG-117: what a send took decides where the next ones go, until the time of the slow broker is over."""
     clock = [1000.0]
-    monkeypatch.setattr("metaq.client.sending.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("metaq.client.sending.sending.time", SimpleNamespace(monotonic=lambda: clock[0]))
     queues = [MessageQueue("orders", name, number) for name in ("a", "b") for number in range(2)]
     routes: Any = SimpleNamespace(writable=lambda topic, deadline: queues, address=lambda name: f"{name}:1")
     choice = QueueChoice(routes, BrokerHealth())

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from metaq.client import HalfMessage, Outcome, connect
-from metaq.client.link import Links
+from metaq.client.connecting.link import Links
 from metaq.errors import BadRequest, ClientClosed, ClientError, Refused, RequestTimeout
 from metaq.message import LogOffset
 from metaq.protocol.ids import OffsetId, encode_offset_id

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from metaq.client.textclient import TextClient
+from metaq.client.text.textclient import TextClient
 from tests.cluster.traffic import TOPIC
 from tests.crash.command import Result
 from tests.crash.model import expect

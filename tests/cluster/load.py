@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from metaq.client import TextClient
-from metaq.client.textclient import Batch
+from metaq.client.text.textclient import Batch
 from metaq.errors import ClientError, StreamLost
 from metaq.message import TopicPartition
 from metaq.protocol.remoting.batch import BatchItem, encode_batch

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 import pytest
 
-from metaq.client.textclient import TextClient
+from metaq.client.text.textclient import TextClient
 from metaq.errors import StreamLost
 from metaq.replication.frames import (
     HELLO_HEAD,

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from metaq.client.textclient import TextClient
+from metaq.client.text.textclient import TextClient
 from metaq.errors import ClientError
 from metaq.protocol.remoting.codes import Request
 from tests.cluster.traffic import TOPIC, read_all

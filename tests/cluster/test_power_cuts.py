@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from metaq.client.textclient import TextClient
+from metaq.client.text.textclient import TextClient
 from metaq.protocol.remoting.codes import Request
 from tests.cluster.traffic import TOPIC
 from tests.support.admin import ask, connect

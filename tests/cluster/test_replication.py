@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from metaq.client.textclient import TextClient
+from metaq.client.text.textclient import TextClient
 from metaq.protocol.remoting.codes import Request, Response
 from tests.cluster.traffic import LATER, NEVER_ASKED, TOPIC, put_all_kinds, read_all, try_put, try_send
 from tests.support.admin import ask, connect, create_topic

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from metaq.client.textclient import TextClient
+from metaq.client.text.textclient import TextClient
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.documents import read_document, write_document

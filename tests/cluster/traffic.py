@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from metaq.client.textclient import TextClient
+from metaq.client.text.textclient import TextClient
 from metaq.errors import Refused as TextRefused
 from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import Request, Response

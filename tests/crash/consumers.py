@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.client import Client, ConsumeFrom, Model, ReceivedMessage, SimpleConsumer, connect
-from metaq.client.offsets import LocalOffsets
+from metaq.client.consuming.offsets import LocalOffsets
 from metaq.errors import ClientError
 from metaq.message import MessageQueue
 from tests.client.poison import POISON, send_packed

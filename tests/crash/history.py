@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from metaq.client import TextClient
-from metaq.client.textclient import Batch
+from metaq.client.text.textclient import Batch
 from metaq.message import Message, TopicPartition
 from metaq.protocol.text.codec import write_put
 from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG

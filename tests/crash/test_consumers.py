@@ -8,8 +8,8 @@ import pytest
 
 import metaq.aio
 from metaq.client import ReceivedMessage, SimpleConsumer
-from metaq.client.fetching import Batch
-from metaq.client.progress import Progress
+from metaq.client.consuming.fetching import Batch
+from metaq.client.consuming.progress import Progress
 from tests.crash import asyncconsumers, consumers
 from tests.crash.consumers import Broker, Life, one_case, run
 from tests.crash.driver import CaseFailed

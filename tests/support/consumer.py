@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from metaq.client.group import GroupConsumer
+from metaq.client.consuming.group import GroupConsumer
 from metaq.message import MessageQueue
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import JSON, PULL_HAS_SUBSCRIPTION, Request, Response

@@ -9,7 +9,7 @@ import metaq
 from benchmarks.figures import Verdict
 from benchmarks.rowsource import Reader
 from benchmarks.suites.spark import DISK, PARQUET, ROWS, SOURCE, WRITE, checks, table
-from metaq.client.bulk import BulkConnection
+from metaq.client.consuming.bulk import BulkConnection
 from metaq.protocol.remoting.bulk import BulkFetch
 from metaq.protocol.remoting.headers import Int32
 from metaq.spark.columns import Shape, piece_of, record_batches

@@ -16,7 +16,7 @@ from metaq.cli.doctor import (
 )
 from metaq.cli.doctorfacts import BrokerState, DoctorFacts, RegistryState, difference
 from metaq.cli.findings import Finding, Level, some
-from metaq.client.views import BrokerIdentity, BrokerView
+from metaq.client.admin.views import BrokerIdentity, BrokerView
 
 GIB = 1 << 30
 

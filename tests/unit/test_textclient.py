@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import metaq
 from metaq.checksum import body_crc
 from metaq.client import Batch, PutManyFailed, TextClient, parse_stats
-from metaq.client.access import Stream
-from metaq.client.textclient import _CHUNK_MESSAGES, _CHUNKS_AHEAD
+from metaq.client.connecting.access import Stream
+from metaq.client.text.textclient import _CHUNK_MESSAGES, _CHUNKS_AHEAD
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, CorruptRecord, Refused, RequestTimeout
 from metaq.message import PutResult, TextPosition
 from metaq.protocol.text.commands import END_OF_LOG, NO_OPAQUE, Command, Create, Get, Offset, Put, Stats, Version

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from metaq.client.records import decode_messages
+from metaq.client.consuming.records import decode_messages
 from metaq.errors import ChecksumMismatch, StreamLost
 from metaq.protocol.properties import parse
 from metaq.protocol.record import BLANK, BLANK_MAGIC, checksum_property, decode_properties

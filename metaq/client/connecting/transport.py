@@ -1,6 +1,6 @@
 """How requests of the remoting protocol reach a broker and answers come back, independent of what carries them.
 
-``metaq.client.link`` carries them over sockets; ``metaq.testing`` answers them in the same process.
+``metaq.client.connecting.link`` carries them over sockets; ``metaq.testing`` answers them in the same process.
 """
 
 import threading
@@ -66,7 +66,7 @@ class Transport(Protocol):
         ...
 
     def renew(self) -> None:
-        """Have no connection yet, in a child of a fork (``metaq.client.forks``)."""
+        """Have no connection yet, in a child of a fork (``metaq.client.connecting.forks``)."""
         ...
 
     def close(self) -> None:

@@ -11,15 +11,15 @@ from typing import Any, Final, Protocol
 import orjson
 
 from metaq.client import checks
-from metaq.client.access import OPEN, Access
-from metaq.client.forks import renewed_in_children
-from metaq.client.health import BrokerHealth
-from metaq.client.identity import UniqueIds, client_id, own_address
-from metaq.client.link import Links
-from metaq.client.presence import level_of
-from metaq.client.routing import Routes
-from metaq.client.scheduler import Scheduler, Task
-from metaq.client.transport import Answer, Asked, Greet, Outcome, Question, Transport, ask, call
+from metaq.client.connecting.access import OPEN, Access
+from metaq.client.connecting.forks import renewed_in_children
+from metaq.client.connecting.health import BrokerHealth
+from metaq.client.connecting.identity import UniqueIds, client_id, own_address
+from metaq.client.connecting.link import Links
+from metaq.client.connecting.presence import level_of
+from metaq.client.connecting.routing import Routes
+from metaq.client.connecting.scheduler import Scheduler, Task
+from metaq.client.connecting.transport import Answer, Asked, Greet, Outcome, Question, Transport, ask, call
 from metaq.errors import ClientClosed, ClientError, ConnectionFailed, MetaqError, ProtocolError, Refused
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.remoting.codes import Request, Response

@@ -20,12 +20,12 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from metaq.client import checks
-from metaq.client.access import OPEN, Access, Tls
-from metaq.client.branchplaces import Brokers, Named
-from metaq.client.forks import renewed_in_children
-from metaq.client.identity import own_address
-from metaq.client.textclient import TextClient
-from metaq.client.xaerrors import OutcomeUnknown, XaFailed
+from metaq.client.connecting.access import OPEN, Access, Tls
+from metaq.client.connecting.forks import renewed_in_children
+from metaq.client.connecting.identity import own_address
+from metaq.client.text.textclient import TextClient
+from metaq.client.transactions.branchplaces import Brokers, Named
+from metaq.client.transactions.xaerrors import OutcomeUnknown, XaFailed
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout
 from metaq.protocol.text.codec import write_line, write_put
 from metaq.protocol.text.commands import BROKER_CHOOSES, NO_OPAQUE
@@ -107,7 +107,7 @@ class XaSession:
 
     ::
 
-        with metaq.client.xa.connect("127.0.0.1:8123") as session:
+        with metaq.client.transactions.xa.connect("127.0.0.1:8123") as session:
             session.tpc_begin(session.xid(1, "order-2003", "metaq"))
             session.send("orders", b"paid 2003")
             session.tpc_prepare()

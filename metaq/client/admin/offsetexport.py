@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
-from metaq.client.core import Core
+from metaq.client.connecting.core import Core
+from metaq.client.connecting.transport import Question, ask
 from metaq.client.message import ReceivedMessage
-from metaq.client.transport import Question, ask
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC, ExportOffsets, OffsetPage, OffsetRow, decode_lines, decode_page
 

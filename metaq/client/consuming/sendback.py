@@ -2,10 +2,10 @@
 
 import logging
 
-from metaq.client.core import Core
+from metaq.client.connecting.core import Core
+from metaq.client.connecting.transport import Question
 from metaq.client.message import RETRY_PREFIX, ReceivedMessage, properties_text
-from metaq.client.sending import Outgoing, QueueChoice, deliver, send_fields
-from metaq.client.transport import Question
+from metaq.client.sending.sending import Outgoing, QueueChoice, deliver, send_fields
 from metaq.errors import ClientError
 from metaq.protocol.properties import DELAY, ORIGIN_ID, RETRY_TOPIC
 from metaq.protocol.remoting.codes import Request

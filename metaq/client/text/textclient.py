@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from metaq.client import checks
-from metaq.client.access import Access, Tls
-from metaq.client.connection import Connection, Exchange
-from metaq.client.forks import renewed_in_children
+from metaq.client.connecting.access import Access, Tls
+from metaq.client.connecting.forks import renewed_in_children
+from metaq.client.text.connection import Connection, Exchange
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout
 from metaq.message import Message, PutResult, TextPosition
 from metaq.protocol.text.codec import write_get, write_line, write_offset, write_put

@@ -8,12 +8,12 @@ from datetime import datetime
 from pathlib import Path
 
 from metaq.client import checks
-from metaq.client.core import Core
-from metaq.client.fetching import Batch, Fetcher
-from metaq.client.group import ConsumeFrom, GroupConsumer, Model
+from metaq.client.connecting.core import Core
+from metaq.client.consuming.fetching import Batch, Fetcher
+from metaq.client.consuming.group import ConsumeFrom, GroupConsumer, Model
+from metaq.client.consuming.offsets import OFFSETS_FOLDER
+from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES, send_back
 from metaq.client.message import ReceivedMessage
-from metaq.client.offsets import OFFSETS_FOLDER
-from metaq.client.sendback import MAX_RECONSUME_TIMES, send_back
 from metaq.message import QueueOffset
 from metaq.protocol.subscription import EVERYTHING
 from metaq.registry.assign import Assign, average

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from metaq.client.core import Core
+from metaq.client.connecting.core import Core
+from metaq.client.connecting.presence import level_of
+from metaq.client.connecting.routing import MASTER
+from metaq.client.connecting.transport import Outcome, Question, refusal
+from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage
-from metaq.client.presence import level_of
-from metaq.client.records import decode_messages
-from metaq.client.routing import MASTER
-from metaq.client.transport import Outcome, Question, refusal
 from metaq.errors import ChecksumMismatch, ClientError, ConnectionFailed
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.remoting.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response

@@ -7,12 +7,12 @@ from types import TracebackType
 from typing import Final, Self
 
 from metaq.client import checks
-from metaq.client.consumer import Inbox
-from metaq.client.core import Core
-from metaq.client.fetching import Batch, Budget, Fetcher, Source, subscription_to
-from metaq.client.forks import MADE_BEFORE, renewed_in_children
+from metaq.client.connecting.core import Core
+from metaq.client.connecting.forks import MADE_BEFORE, renewed_in_children
+from metaq.client.consuming.consumer import Inbox
+from metaq.client.consuming.fetching import Batch, Budget, Fetcher, Source, subscription_to
+from metaq.client.consuming.offsets import BrokerOffsets, QueueEnds
 from metaq.client.message import ReceivedMessage
-from metaq.client.offsets import BrokerOffsets, QueueEnds
 from metaq.errors import BadRequest, ClientClosed
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.subscription import EVERYTHING

@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from metaq.client.core import Core
-from metaq.client.link import split_address
-from metaq.client.routing import MASTER
-from metaq.client.textclient import DEFAULT_PORT, TextClient
+from metaq.client.connecting.core import Core
+from metaq.client.connecting.link import split_address
+from metaq.client.connecting.routing import MASTER
+from metaq.client.text.textclient import DEFAULT_PORT, TextClient
 from metaq.errors import BadRequest, ClientError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from metaq.client.access import OPEN, Access
-from metaq.client.presence import Presence, level_of
-from metaq.client.transport import Answer, Asked, Done, Greet, Question, unanswered
+from metaq.client.connecting.access import OPEN, Access
+from metaq.client.connecting.presence import Presence, level_of
+from metaq.client.connecting.transport import Answer, Asked, Done, Greet, Question, unanswered
 from metaq.errors import BadRequest, ClientClosed, ClientError, ConnectionFailed, NotConnected, ProtocolError, RequestTimeout
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request, encode_response
 

@@ -1,8 +1,8 @@
 """Administration: how the replicas of a broker stand, and which one is the master (docs/replication.md)."""
 
-from metaq.client.core import Core
-from metaq.client.transport import Question, ask, call, successful
-from metaq.client.views import ReplicaView, read_replica
+from metaq.client.admin.views import ReplicaView, read_replica
+from metaq.client.connecting.core import Core
+from metaq.client.connecting.transport import Question, ask, call, successful
 from metaq.protocol.remoting.codes import Request, Response
 
 

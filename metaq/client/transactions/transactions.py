@@ -27,14 +27,14 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from metaq.client import checks
-from metaq.client.core import CONTROL_TIMEOUT_S, ROUTES_S, Core
-from metaq.client.forks import renewed_in_children
+from metaq.client.connecting.core import CONTROL_TIMEOUT_S, ROUTES_S, Core
+from metaq.client.connecting.forks import renewed_in_children
+from metaq.client.connecting.presence import level_of
+from metaq.client.connecting.transport import Question
+from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage, SendResult, SendStatus, message_properties
-from metaq.client.presence import level_of
-from metaq.client.producer import GroupProducer, compose
-from metaq.client.records import decode_messages
-from metaq.client.sending import BORN, QueueChoice, deliver
-from metaq.client.transport import Question
+from metaq.client.sending.producer import GroupProducer, compose
+from metaq.client.sending.sending import BORN, QueueChoice, deliver
 from metaq.errors import BadRequest, ClientError, ProtocolError
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import DELAY, KEYS, PRODUCER_GROUP, REPLY_TO, TIMERS, TRANSACTION, UNIQUE_KEY

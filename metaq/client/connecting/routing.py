@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, NoReturn
 
-from metaq.client.presence import level_of
-from metaq.client.transport import Question, Transport, call, successful
+from metaq.client.connecting.presence import level_of
+from metaq.client.connecting.transport import Question, Transport, call, successful
 from metaq.errors import ClientError, ProtocolError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue
 from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request, Response

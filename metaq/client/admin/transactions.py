@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from metaq.client.core import Core
-from metaq.client.transport import Question, ask, call, successful
-from metaq.client.views import BranchView, read_branch, read_branches, read_half, read_halves
+from metaq.client.admin.views import BranchView, read_branch, read_branches, read_half, read_halves
+from metaq.client.connecting.core import Core
+from metaq.client.connecting.transport import Question, ask, call, successful
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.codes import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, Request, Response
 from metaq.protocol.remoting.headers import Int32

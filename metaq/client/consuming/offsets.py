@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
-from metaq.client.core import CONTROL_TIMEOUT_S, Core
-from metaq.client.transport import Outcome, Question, refusal, successful
+from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
+from metaq.client.connecting.transport import Outcome, Question, refusal, successful
 from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.remoting.adminbodies import decode_offsets, encode_offsets

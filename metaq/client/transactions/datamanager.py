@@ -3,13 +3,13 @@
 ::
 
     with transaction.manager:
-        xid = metaq.client.datamanager.join(session)
+        xid = metaq.client.transactions.datamanager.join(session)
         database.add(Order(number=2003))
         database.add(Sent(gtrid=xid.gtrid))
         session.send("orders", b"paid 2003")
 
 The row ``Sent`` is the *marker*: whether the database has it is whether the transaction was committed, whatever died when. So a
-branch that is prepared is never rolled back here: only the marker can tell, and ``metaq.client.xa.resolve`` asks for it.
+branch that is prepared is never rolled back here: only the marker can tell, and ``metaq.client.transactions.xa.resolve`` asks for it.
 """
 
 import logging
@@ -20,7 +20,7 @@ import transaction
 from transaction.interfaces import IDataManager
 from zope.interface import implementer
 
-from metaq.client.xa import OutcomeUnknown, XaFailed, XaSession
+from metaq.client.transactions.xa import OutcomeUnknown, XaFailed, XaSession
 from metaq.errors import ClientError
 from metaq.tx.branches import XaCode
 from metaq.tx.xid import Xid

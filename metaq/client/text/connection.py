@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from metaq.client.access import OPEN, Access
+from metaq.client.connecting.access import OPEN, Access
 from metaq.errors import ConnectionFailed, ProtocolError, Refused, RequestTimeout
 from metaq.protocol.text.codec import write_line
 from metaq.protocol.text.commands import NO_OPAQUE

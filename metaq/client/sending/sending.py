@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from metaq.client.health import BrokerHealth
+from metaq.client.connecting.health import BrokerHealth
+from metaq.client.connecting.routing import DEFAULT_QUEUES, DEFAULT_TOPIC, Routes
+from metaq.client.connecting.transport import Outcome, Question, Transport, call, refusal
 from metaq.client.message import SendResult, SendStatus
-from metaq.client.routing import DEFAULT_QUEUES, DEFAULT_TOPIC, Routes
-from metaq.client.transport import Outcome, Question, Transport, call, refusal
 from metaq.errors import (
     BrokerBusy,
     ClientError,

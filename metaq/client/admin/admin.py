@@ -8,19 +8,10 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from metaq.client import checks
-from metaq.client.core import Core
-from metaq.client.group import ConsumeFrom
-from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage, SendResult, properties_text
-from metaq.client.offsetexport import OffsetExport
-from metaq.client.offsets import QueueEnds
-from metaq.client.pull import PullConsumer
-from metaq.client.records import decode_messages
-from metaq.client.replicaadmin import ReplicaAdmin
-from metaq.client.routing import DEFAULT_TOPIC, MASTER
-from metaq.client.sending import Outgoing, QueueChoice, deliver, send_fields
-from metaq.client.transactionadmin import TransactionAdmin
-from metaq.client.transport import Question, ask, call, successful
-from metaq.client.views import (
+from metaq.client.admin.offsetexport import OffsetExport
+from metaq.client.admin.replicas import ReplicaAdmin
+from metaq.client.admin.transactions import TransactionAdmin
+from metaq.client.admin.views import (
     BrokerIdentity,
     BrokerView,
     GroupMembers,
@@ -44,6 +35,15 @@ from metaq.client.views import (
     read_table,
     read_work,
 )
+from metaq.client.connecting.core import Core
+from metaq.client.connecting.routing import DEFAULT_TOPIC, MASTER
+from metaq.client.connecting.transport import Question, ask, call, successful
+from metaq.client.consuming.group import ConsumeFrom
+from metaq.client.consuming.offsets import QueueEnds
+from metaq.client.consuming.pull import PullConsumer
+from metaq.client.consuming.records import decode_messages
+from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage, SendResult, properties_text
+from metaq.client.sending.sending import Outgoing, QueueChoice, deliver, send_fields
 from metaq.errors import BadRequest, ClientError, Refused, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue
 from metaq.protocol.ids import decode_offset_id

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Final
 
-from metaq.client.core import CONTROL_TIMEOUT_S, Core
-from metaq.client.presence import level_of
-from metaq.client.transport import Question
+from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
+from metaq.client.connecting.presence import level_of
+from metaq.client.connecting.transport import Question
 from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue
 from metaq.protocol.remoting import fastjson

@@ -13,14 +13,14 @@ from typing import Any, Final, Self
 import orjson
 
 from metaq.client import checks
-from metaq.client.core import CONTROL_TIMEOUT_S, Core
-from metaq.client.fetching import Batch, Budget, Fetcher, Source, subscription_to
-from metaq.client.forks import MADE_BEFORE, renewed_in_children
-from metaq.client.locks import RENEW_S, QueueLocks
+from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
+from metaq.client.connecting.forks import MADE_BEFORE, renewed_in_children
+from metaq.client.connecting.presence import level_of
+from metaq.client.connecting.transport import Answer, Question, successful
+from metaq.client.consuming.fetching import Batch, Budget, Fetcher, Source, subscription_to
+from metaq.client.consuming.locks import RENEW_S, QueueLocks
+from metaq.client.consuming.offsets import OFFSETS_FOLDER, BrokerOffsets, LocalOffsets, Offsets, QueueEnds
 from metaq.client.message import RETRY_PREFIX
-from metaq.client.offsets import OFFSETS_FOLDER, BrokerOffsets, LocalOffsets, Offsets, QueueEnds
-from metaq.client.presence import level_of
-from metaq.client.transport import Answer, Question, successful
 from metaq.errors import ClientClosed, ClientError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.remoting import fastjson

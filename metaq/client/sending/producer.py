@@ -8,8 +8,9 @@ from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 from metaq.client import checks
-from metaq.client.core import Core
-from metaq.client.forks import renewed_in_children
+from metaq.client.connecting.core import Core
+from metaq.client.connecting.forks import renewed_in_children
+from metaq.client.connecting.transport import Outcome
 from metaq.client.message import (
     CORRELATION_ID,
     MESSAGE_TYPE,
@@ -22,9 +23,8 @@ from metaq.client.message import (
     message_properties,
     properties_text,
 )
-from metaq.client.replies import Replies
-from metaq.client.sending import Outgoing, QueueChoice, Sending, deliver, send_fields
-from metaq.client.transport import Outcome
+from metaq.client.sending.replies import Replies
+from metaq.client.sending.sending import Outgoing, QueueChoice, Sending, deliver, send_fields
 from metaq.errors import BadRequest, ClientError, MetaqError
 from metaq.message import MessageQueue
 from metaq.protocol.properties import CLUSTER, KEYS, REPLY_TO, UNIQUE_KEY

@@ -7,10 +7,10 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from metaq.client.access import OPEN, Access
-from metaq.client.forks import renewed_in_children
-from metaq.client.link import LANGUAGE, split_address
-from metaq.client.transport import refusal, unanswered
+from metaq.client.connecting.access import OPEN, Access
+from metaq.client.connecting.forks import renewed_in_children
+from metaq.client.connecting.link import LANGUAGE, split_address
+from metaq.client.connecting.transport import refusal, unanswered
 from metaq.errors import BrokerBusy, ConnectionFailed, OffsetOutOfRange, ProtocolError, RequestTimeout, StreamLost
 from metaq.protocol.remoting.bulk import Bulk, BulkFetch, decode_bulk
 from metaq.protocol.remoting.codes import Request, Response

@@ -9,10 +9,10 @@ import zlib
 from types import TracebackType
 from typing import Final, Self
 
-from metaq.client.core import CONTROL_TIMEOUT_S, Core
-from metaq.client.forks import renewed_in_children
+from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
+from metaq.client.connecting.forks import renewed_in_children
+from metaq.client.connecting.transport import Answer
 from metaq.client.message import CORRELATION_ID, ReceivedMessage
-from metaq.client.transport import Answer
 from metaq.errors import BadRequest, RequestTimeout
 from metaq.message import MessageQueue
 from metaq.protocol.properties import parse

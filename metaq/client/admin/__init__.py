@@ -1,0 +1,1 @@
+"""Administration: what administrators see and change."""

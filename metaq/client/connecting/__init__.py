@@ -1,0 +1,1 @@
+"""Connections to brokers and registries, and what all parts of a client share."""

@@ -1,0 +1,1 @@
+"""Reading messages: consumers of groups, and of chosen queues."""

@@ -1,0 +1,1 @@
+"""Sending messages, and waiting for replies to them."""

@@ -1,0 +1,1 @@
+"""The text protocol for Python programs."""
