@@ -378,8 +378,8 @@ def test_serve_stops_in_order(tmp_path: Path, number: signal.Signals) -> None:
     [
         ("metaq", {"metaq.client", "socket"}),
         ("metaq.cli", {"gevent", "rich", "pydantic", "yaml", "metaq.server", "metaq.store"}),
-        ("metaq.cli.lines", {"gevent", "rich", "pydantic", "yaml", "metaq.server", "metaq.store"}),
-        ("metaq.cli.serve", {"rich", "metaq.cli.lines"}),
+        ("metaq.cli.messages.lines", {"gevent", "rich", "pydantic", "yaml", "metaq.server", "metaq.store"}),
+        ("metaq.cli.host.serve", {"rich", "metaq.cli.messages.lines"}),
         ("metaq.client", {"gevent", "click", "rich", "pydantic", "yaml", "metaq.server", "metaq.store"}),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 import metaq
 from metaq import TextClient
-from metaq.cli.bundle import HIDDEN, LOG_BYTES, _is_here, redact
+from metaq.cli.doctor.bundle import HIDDEN, LOG_BYTES, _is_here, redact
 from tests.support.broker import BrokerProcess
 
 SECRET = "correct-horse-battery"

@@ -180,7 +180,7 @@ import sys
 import metaq, metaq.errors
 assert not any(name.split(".")[0] == "kazoo" for name in sys.modules)
 sys.modules["kazoo"] = None
-import metaq.cli.serve
+import metaq.cli.host.serve
 try:
     metaq.connect("zk://127.0.0.1:1")
 except metaq.errors.ConfigError as error:

@@ -161,7 +161,7 @@ CLIENT: Final = [
 TOOLS: Final = [
     M(
         "SG-088",
-        "cli/cluster.py",
+        "cli/cluster/cluster.py",
         'found = [("producer", group, member) for group, members in admin.producers().items() for member in members]',
         "found = []",
         "broker/test_cli_groups.py::test_clusters_brokers_and_clients",
@@ -169,21 +169,21 @@ TOOLS: Final = [
     ),
     M(
         "SG-088",
-        "cli/cluster.py",
+        "cli/cluster/cluster.py",
         '"consumers": len(ids["consumer"])',
         '"consumers": len(ids["producer"]) + len(ids["consumer"])',
         "broker/test_cli_groups.py::test_clusters_brokers_and_clients",
     ),
     M(
         "E-04",
-        "cli/groups.py",
+        "cli/groups/groups.py",
         "partitions=partitions or None, apply=yes)",
         "partitions=partitions or None, apply=True)",
         "broker/test_cli_groups.py::test_reset_shows_then_does",
     ),
     M(
         "cli",
-        "cli/groupchecks.py",
+        "cli/doctor/groupchecks.py",
         "if queue not in owners]",
         "if False]",
         "broker/test_cli_why.py::test_partitions_without_an_owner",
@@ -191,7 +191,7 @@ TOOLS: Final = [
     ),
     M(
         "E-31",
-        "cli/bundle.py",
+        "cli/doctor/bundle.py",
         "|secret|token|",
         "|token|",
         "broker/test_cli_bundle.py::test_what_looks_like_a_secret_is_hidden",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.cli.bundle import _is_here, redact
+from metaq.cli.doctor.bundle import _is_here, redact
 from tests.support.broker import BrokerProcess
 from tests.support.cli import Cli
 
@@ -51,7 +51,7 @@ def test_a_folder_that_this_machine_does_not_have_is_not_looked_at(tmp_path: Pat
         assert problems(file) == ""
     with BrokerProcess(tmp_path / "data") as broker:
         assert _is_here("127.0.0.1") and _is_here("localhost") and not _is_here("192.0.2.1")
-        monkeypatch.setattr("metaq.cli.bundle._is_here", lambda host: False)
+        monkeypatch.setattr("metaq.cli.doctor.bundle._is_here", lambda host: False)
         Cli("").run("debug-bundle", "--broker", broker.address, "--out", str(file))
         assert f"disk.txt: 127.0.0.1 is another machine, and so is its folder {tmp_path / 'data'}" in problems(file)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.cli import zookeeper as command
+from metaq.cli.host import zookeeper as command
 from metaq.errors import ConfigError
 from tests.support.cli import Cli
 from tests.support.zookeeper import Ensemble, ZooKeeperProcess

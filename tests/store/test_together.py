@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.checksum import body_crc
-from metaq.cli.verify import verify as verify_command
+from metaq.cli.host.verify import verify as verify_command
 from metaq.errors import BadRequest, DiskFull
 from metaq.message import Durability, TopicPartition
 from metaq.protocol.keys import KEYS, keys_of

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from metaq.cli.doctor import (
+from metaq.cli.doctor.doctor import (
     check_advertised,
     check_clocks,
     check_disks,
@@ -14,8 +14,8 @@ from metaq.cli.doctor import (
     check_transactions,
     reach_of,
 )
-from metaq.cli.doctorfacts import BrokerState, DoctorFacts, RegistryState, difference
-from metaq.cli.findings import Finding, Level, some
+from metaq.cli.doctor.doctorfacts import BrokerState, DoctorFacts, RegistryState, difference
+from metaq.cli.doctor.findings import Finding, Level, some
 from metaq.client.admin.views import BrokerIdentity, BrokerView
 
 GIB = 1 << 30

@@ -2,8 +2,8 @@
 
 import click
 
-from metaq.cli.offsetsexport import export
-from metaq.cli.offsetsreport import report
+from metaq.cli.groups.offsetsexport import export
+from metaq.cli.groups.offsetsreport import report
 
 
 @click.group()

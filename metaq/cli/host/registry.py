@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from metaq.cli.settings import config_option, setting_options
+from metaq.cli.host.settings import config_option, setting_options
 from metaq.config import REGISTRY_SETTINGS, load
 from metaq.server.daemon import run
 from metaq.server.registry import RegistryServer

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from metaq.cli.common import connect_registry
-from metaq.cli.groupfacts import GroupFacts, collect, watch
+from metaq.cli.doctor.groupfacts import GroupFacts, collect, watch
 from metaq.client import Admin
 from metaq.client.admin.views import BrokerIdentity, BrokerView, TopicView
 from metaq.client.connecting.routing import MASTER

@@ -15,7 +15,7 @@ from metaq.cli.common import (
     registry_option,
     yes_option,
 )
-from metaq.cli.messages import DEFAULT_COUNT, describe, print_messages
+from metaq.cli.messages.messages import DEFAULT_COUNT, describe, print_messages
 from metaq.cli.tables import Row, print_rows
 from metaq.client import Producer, ReceivedMessage
 from metaq.client.message import DEAD_LETTER_PREFIX, RESERVED, SHARDING_KEY

@@ -10,8 +10,8 @@ from typing import Any, Final
 import click
 
 from metaq.cli.common import FAILED, PASSWORD_VARIABLE, examples, json_option, login, registry_option
-from metaq.cli.findings import Finding, Level
-from metaq.cli.findings import report as print_findings
+from metaq.cli.doctor.findings import Finding, Level
+from metaq.cli.doctor.findings import report as print_findings
 from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
 
 PAGE: Final = "report.html"

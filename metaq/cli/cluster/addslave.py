@@ -7,8 +7,8 @@ from typing import Final
 
 import click
 
+from metaq.cli.cluster.replicas import Place, chosen, known_places, places_of, replica_option
 from metaq.cli.common import FAILED, connect_registry, examples, json_option, print_json, registry_option
-from metaq.cli.replicas import Place, chosen, known_places, places_of, replica_option
 from metaq.client import Admin
 from metaq.config import Settings, load
 from metaq.errors import ClientError

@@ -4,8 +4,8 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from metaq.cli.findings import Finding, ok, problem, some, warning
-from metaq.cli.groupfacts import GroupFacts, TopicState, resting
+from metaq.cli.doctor.findings import Finding, ok, problem, some, warning
+from metaq.cli.doctor.groupfacts import GroupFacts, TopicState, resting
 from metaq.client import Model
 from metaq.client.admin.views import LagView
 from metaq.client.message import RETRY_PREFIX

@@ -9,8 +9,8 @@ import click
 
 from metaq.cli.admin import CONFIG, parse_config
 from metaq.cli.common import broker_option, connect, examples, json_option, print_json
-from metaq.cli.configdoc import page
-from metaq.cli.settings import config_option, setting_options
+from metaq.cli.host.configdoc import page
+from metaq.cli.host.settings import config_option, setting_options
 from metaq.config import Settings, check, gather, write_value
 from metaq.errors import ConfigError
 

@@ -18,9 +18,9 @@ from metaq.cli.common import (
     registry_option,
     yes_option,
 )
-from metaq.cli.findings import report
-from metaq.cli.groupchecks import diagnose
-from metaq.cli.groupfacts import collect, messages_in, watch, work_of
+from metaq.cli.doctor.findings import report
+from metaq.cli.doctor.groupchecks import diagnose
+from metaq.cli.doctor.groupfacts import collect, messages_in, watch, work_of
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin, ConsumeFrom

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, get_origin
 
-from metaq.cli.settings import metavar
+from metaq.cli.host.settings import metavar
 from metaq.config import LIVE, Settings, TopicSettings
 
 HEAD: Final = """\

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from metaq.cli.settings import config_option, setting_options
+from metaq.cli.host.settings import config_option, setting_options
 from metaq.config import Settings, load
 from metaq.server.broker import NONE, Broker
 from metaq.server.daemon import run

@@ -1,0 +1,1 @@
+"""``metaq cluster``: brokers and their replicas."""

@@ -1,0 +1,1 @@
+"""Consumer groups: how far they are, what they failed to consume."""

@@ -1,0 +1,1 @@
+"""What concerns this machine: running brokers and registries, their settings, users and data."""

@@ -1,0 +1,1 @@
+"""Messages and topics: putting, getting, finding, deciding about them."""
