@@ -106,7 +106,7 @@ def test_what_cannot_be_exported(cli: Cli, tmp_path: Path, monkeypatch: pytest.M
     real = builtins.__import__
 
     def without_pyarrow(name: str, *rest: Any, **more: Any) -> Any:
-        if name == "metaq.spark.offsetfile":
+        if name == "metaq.spark.report.offsetfile":
             raise ImportError("No module named 'pyarrow'")
         return real(name, *rest, **more)
 

@@ -11,10 +11,10 @@ import pytest
 
 from metaq.client import Client, connect
 from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
-from metaq.spark import alarms
-from metaq.spark.alarms import ENDED, RAISED, Watch, follow, raise_alarms
-from metaq.spark.findings import Finding
-from metaq.spark.report import PAGE, TOLD, Job, history_of, report
+from metaq.spark.report import alarms
+from metaq.spark.report.alarms import ENDED, RAISED, Watch, follow, raise_alarms
+from metaq.spark.report.findings import Finding
+from metaq.spark.report.report import PAGE, TOLD, Job, history_of, report
 from tests.spark.topics import run_until
 from tests.support.admin import connect as admin_connect
 from tests.support.admin import create_topic, send

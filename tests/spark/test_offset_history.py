@@ -8,7 +8,7 @@ import pytest
 
 from metaq.client import connect
 from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC, OffsetRow
-from metaq.spark.history import SCHEMA, read_files, read_topic
+from metaq.spark.report.history import SCHEMA, read_files, read_topic
 from tests.support.admin import connect as connect_remoting
 from tests.support.admin import create_topic, send
 from tests.support.broker import BrokerProcess, wait_until

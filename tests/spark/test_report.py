@@ -18,14 +18,14 @@ from PIL import Image
 from pyspark.sql import functions as f
 
 from metaq.errors import ConfigError
-from metaq.spark.history import SCHEMA, read_files
-from metaq.spark.report import PAGE, Job, report
+from metaq.spark.report.history import SCHEMA, read_files
+from metaq.spark.report.report import PAGE, Job, report
 from tests.spark.planted import END, RISK_S, STUCK_S, UNOWNED_S, plant, planted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from metaq.spark.findings import Finding
+    from metaq.spark.report.findings import Finding
 
 pytestmark = [pytest.mark.partner("java"), pytest.mark.timeout(900)]
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from metaq.spark.charts import Heat, Line, Lines, draw_heat, draw_lines, level, level_ends, time_ticks, value_axis
-from metaq.spark.findings import Finding, Limits, find
-from metaq.spark.wording import clock, count, duration, listed, percent, rate, short_count
+from metaq.spark.report.charts import Heat, Line, Lines, draw_heat, draw_lines, level, level_ends, time_ticks, value_axis
+from metaq.spark.report.findings import Finding, Limits, find
+from metaq.spark.report.wording import clock, count, duration, listed, percent, rate, short_count
 
 LAST = datetime(2026, 3, 14, 18, 0, tzinfo=UTC)
 LIMITS = Limits(still_s=600.0, risk_s=86_400.0)

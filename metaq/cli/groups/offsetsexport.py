@@ -96,7 +96,7 @@ def _writer(form: str) -> Write:
     if form == JSON_LINES:
         return _write_lines
     try:
-        from metaq.spark.offsetfile import write_parquet  # noqa: PLC0415 - an extra: nothing else here needs pyarrow
+        from metaq.spark.report.offsetfile import write_parquet  # noqa: PLC0415 - an extra: nothing else here needs pyarrow
     except ImportError as error:
         reason = "Parquet needs the package pyarrow; pip install 'metaq-broker[spark]', or use --format jsonl"
         raise ConfigError(reason) from error

@@ -1,7 +1,7 @@
 """Streaming reads: where a query begins, how far a micro-batch goes, and what became of messages that aged out meanwhile.
 
 Spark keeps one object of this kind for a query in a process beside the driver, and calls its methods in turn. What it keeps of
-an offset is in ``metaq.spark.ranges``.
+an offset is in ``metaq.spark.source.ranges``.
 """
 
 import logging
@@ -16,9 +16,9 @@ from pyspark.sql.types import StructType
 
 from metaq.errors import ClientError, RouteNotFound
 from metaq.message import MessageQueue, TopicPartition
-from metaq.spark.brokers import Brokers, Topic
-from metaq.spark.options import ReadOptions
-from metaq.spark.ranges import (
+from metaq.spark.source.brokers import Brokers, Topic
+from metaq.spark.source.options import ReadOptions
+from metaq.spark.source.ranges import (
     Layout,
     Loss,
     Position,
@@ -34,8 +34,8 @@ from metaq.spark.ranges import (
     refuse_late,
     resolve,
 )
-from metaq.spark.source import MetaqDataSource, chosen_topics, is_chosen, tasks_of
-from metaq.spark.tasks import plain_errors, read_task, report
+from metaq.spark.source.source import MetaqDataSource, chosen_topics, is_chosen, tasks_of
+from metaq.spark.source.tasks import plain_errors, read_task, report
 
 if TYPE_CHECKING:
     import pyarrow as pa

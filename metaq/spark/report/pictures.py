@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from metaq.spark.charts import LEVELS, Bars, Chart, Heat, Lines, level, level_ends, time_ticks, value_axis
-from metaq.spark.contents import Contents
+from metaq.spark.report.charts import LEVELS, Bars, Chart, Heat, Lines, level, level_ends, time_ticks, value_axis
+from metaq.spark.report.contents import Contents
 
 FOLDER: Final = "pictures"
 _INK: Final = "#1b2430"

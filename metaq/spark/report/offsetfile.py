@@ -1,4 +1,4 @@
-"""Rows of offsets as a Parquet file, as ``metaq.spark.history`` and whoever else reads Parquet takes them."""
+"""Rows of offsets as a Parquet file, as ``metaq.spark.report.history`` and whoever else reads Parquet takes them."""
 
 from collections.abc import Iterable, Sequence
 from itertools import islice

@@ -1,6 +1,6 @@
 """The Spark job that makes the offset report: from a history of offsets to a page, tables and pictures.
 
-``metaq offsets report`` starts it as a process of its own, ``python -m metaq.spark.report JOB``, with the fields of ``Job`` as
+``metaq offsets report`` starts it as a process of its own, ``python -m metaq.spark.report.report JOB``, with the fields of ``Job`` as
 one JSON document. It prints the findings as lines of JSON, and ends with exit code 0, or ``TOLD`` behind one line on
 standard error that says what is wrong.
 """
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metaq.client import Client, connect
 from metaq.errors import ConfigError, MetaqError
-from metaq.spark.login import from_environment
 from metaq.spark.session import session
+from metaq.spark.source.login import from_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from metaq.spark.findings import Finding, Limits
-    from metaq.spark.tables import Sampling
+    from metaq.spark.report.findings import Finding, Limits
+    from metaq.spark.report.tables import Sampling
 
 PAGE: Final = "report.html"
 TOLD: Final = 2
@@ -57,9 +57,9 @@ def report(history: "DataFrame", job: Job) -> "list[Finding]":
     ``ConfigError`` when the history has no sample, or matplotlib is wanted and missing.
     """
     # they need pyspark and pyarrow: `session` says in words when those are missing
-    from metaq.spark.contents import Shelf, gather  # noqa: PLC0415
-    from metaq.spark.page import write_page  # noqa: PLC0415
-    from metaq.spark.tables import look, write_tables  # noqa: PLC0415
+    from metaq.spark.report.contents import Shelf, gather  # noqa: PLC0415
+    from metaq.spark.report.page import write_page  # noqa: PLC0415
+    from metaq.spark.report.tables import look, write_tables  # noqa: PLC0415
 
     draw = _pictures() if job.pictures else None
     out = Path(job.out)
@@ -83,7 +83,7 @@ def replace_text(path: Path, text: str) -> None:
 
 def limits_of(job: Job, sampling: "Sampling") -> "Limits":
     """The job's limits in seconds."""
-    from metaq.spark.findings import Limits  # noqa: PLC0415
+    from metaq.spark.report.findings import Limits  # noqa: PLC0415
 
     return Limits(still_s=job.stuck_samples * sampling.interval_s, risk_s=job.risk_hours * 3600)
 
@@ -102,7 +102,7 @@ def write_findings(findings: "list[Finding]", out: Path) -> None:
 
 def _pictures() -> "Any":
     try:
-        from metaq.spark.pictures import draw_pictures  # noqa: PLC0415
+        from metaq.spark.report.pictures import draw_pictures  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError("pictures need matplotlib; pip install 'metaq-broker[report]'") from error
     return draw_pictures
@@ -110,7 +110,7 @@ def _pictures() -> "Any":
 
 def history_of(spark: "SparkSession", job: Job) -> "DataFrame":
     """The rows that the job names."""
-    from metaq.spark.history import read_files, read_topic  # noqa: PLC0415
+    from metaq.spark.report.history import read_files, read_topic  # noqa: PLC0415
 
     if job.history is not None:
         return read_files(spark, job.history)

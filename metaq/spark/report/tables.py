@@ -34,7 +34,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from metaq.errors import ConfigError
-from metaq.spark.history import SERIES
+from metaq.spark.report.history import SERIES
 
 MOST_BUCKETS: Final = 300
 WIDTHS_S: Final = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)

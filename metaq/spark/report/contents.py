@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from metaq.spark.charts import COLOURS, Bar, Bars, Heat, Line, Lines
-from metaq.spark.findings import (
+from metaq.spark.report.charts import COLOURS, Bar, Bars, Heat, Line, Lines
+from metaq.spark.report.findings import (
     BEHIND_S,
     LOST,
     RETENTION,
@@ -25,8 +25,8 @@ from metaq.spark.findings import (
     Row,
     find,
 )
-from metaq.spark.tables import Sampling
-from metaq.spark.wording import count, duration, percent, rate, short_count
+from metaq.spark.report.tables import Sampling
+from metaq.spark.report.wording import count, duration, percent, rate, short_count
 
 MOST_FOUND: Final = 10_000
 """Partitions that findings are made of, the worst."""

@@ -31,10 +31,10 @@ from pyspark.sql.types import StructType
 
 from metaq.errors import ConfigError
 from metaq.message import MessageQueue, TopicPartition
-from metaq.spark.brokers import Brokers, Origin, Topic
-from metaq.spark.login import with_password
-from metaq.spark.options import ReadOptions, Topics, read_options
-from metaq.spark.ranges import (
+from metaq.spark.source.brokers import Brokers, Origin, Topic
+from metaq.spark.source.login import with_password
+from metaq.spark.source.options import ReadOptions, Topics, read_options
+from metaq.spark.source.ranges import (
     ANY,
     Bounds,
     Range,
@@ -47,7 +47,7 @@ from metaq.spark.ranges import (
     shared,
     task_count,
 )
-from metaq.spark.tasks import Part, Task, plain_errors, read_task, report
+from metaq.spark.source.tasks import Part, Task, plain_errors, read_task, report
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,20 +92,20 @@ class MetaqDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For a streaming query, which looks at its options when it begins: Spark would hide an error that is raised here."""
-        from metaq.spark.stream import StreamReader  # noqa: PLC0415 - streams know this module
+        from metaq.spark.source.stream import StreamReader  # noqa: PLC0415 - streams know this module
 
         return StreamReader(self, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """For a batch."""
-        from metaq.spark.sink import BatchWriter  # noqa: PLC0415 - no reader needs it
+        from metaq.spark.source.sink import BatchWriter  # noqa: PLC0415 - no reader needs it
 
         with plain_errors():
             return BatchWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """For a streaming query."""
-        from metaq.spark.sink import StreamWriter  # noqa: PLC0415
+        from metaq.spark.source.sink import StreamWriter  # noqa: PLC0415
 
         with plain_errors():
             return StreamWriter(self.options, schema, overwrite)
@@ -199,7 +199,7 @@ def _micros(value: Any) -> int | None:
 def origin_of(options: ReadOptions) -> Origin:
     """Who is asked."""
     if options.path:
-        from metaq.spark.folders import StoreFolder  # noqa: PLC0415 - brings the store's modules, which brokers' readers need not
+        from metaq.spark.source.folders import StoreFolder  # noqa: PLC0415 - brings the store's modules, which brokers' readers need not
 
         return StoreFolder(options.path)
     return Brokers(options.servers, options.login)

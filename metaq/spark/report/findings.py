@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
-from metaq.spark.wording import HOUR, clock, count, duration, listed, percent, rate
+from metaq.spark.report.wording import HOUR, clock, count, duration, listed, percent, rate
 
 PROBLEM: Final = "problem"
 WARNING: Final = "warning"

@@ -1,6 +1,6 @@
 """The offset report kept current: a stream of the history, and a message for each finding that comes or goes.
 
-``metaq offsets report --follow`` starts it as a process of its own, ``python -m metaq.spark.alarms JOB``, with the fields of
+``metaq offsets report --follow`` starts it as a process of its own, ``python -m metaq.spark.report.alarms JOB``, with the fields of
 ``Watch`` as one JSON document. In the report's folder it keeps, beside what a report writes::
 
     history/0000000017-1769860800000.parquet    rows of one batch: its number, and the time of its newest sample
@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metaq.client import Producer, connect
 from metaq.errors import MetaqError
-from metaq.spark.login import NOBODY, Login, from_environment
-from metaq.spark.report import SETTINGS, TOLD, Job, check_topics, line_of, replace_text, report
+from metaq.spark.report.report import SETTINGS, TOLD, Job, check_topics, line_of, replace_text, report
 from metaq.spark.session import session
+from metaq.spark.source.login import NOBODY, Login, from_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from metaq.spark.findings import Finding
+    from metaq.spark.report.findings import Finding
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Watch(NamedTuple):
 
 def follow(spark: "SparkSession", watch: Watch, producer: Producer, login: Login = NOBODY) -> "StreamingQuery":
     """Start the stream: every ``every_s`` seconds what is new goes into the report, and its alarms to ``producer``."""
-    from metaq.spark.history import follow_topic  # noqa: PLC0415 - needs pyspark
+    from metaq.spark.report.history import follow_topic  # noqa: PLC0415 - needs pyspark
 
     out = Path(watch.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def keep(batch: "DataFrame", number: int, watch: Watch) -> None:
 
 def report_kept(spark: "SparkSession", watch: Watch) -> "list[Finding]":
     """The report on the kept history; nothing is found while there is none."""
-    from metaq.spark.history import read_files  # noqa: PLC0415
+    from metaq.spark.report.history import read_files  # noqa: PLC0415
 
     folder = Path(watch.out) / _HISTORY
     return report(read_files(spark, str(folder)), watch.job) if any(folder.glob("*.parquet")) else []

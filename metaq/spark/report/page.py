@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
-from metaq.spark.charts import Bars, Heat, Lines, draw_bars, draw_heat, draw_lines, draw_spark
-from metaq.spark.contents import Contents, Group
-from metaq.spark.findings import BEHIND_S, PROBLEM, Row
-from metaq.spark.pagestyle import SCRIPT, STYLE
-from metaq.spark.wording import count, duration, rate
+from metaq.spark.report.charts import Bars, Heat, Lines, draw_bars, draw_heat, draw_lines, draw_spark
+from metaq.spark.report.contents import Contents, Group
+from metaq.spark.report.findings import BEHIND_S, PROBLEM, Row
+from metaq.spark.report.pagestyle import SCRIPT, STYLE
+from metaq.spark.report.wording import count, duration, rate
 
 _STATES: Final = {
     "lost": "lost messages",

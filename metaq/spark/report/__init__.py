@@ -1,0 +1,1 @@
+"""The offset report: who is how far behind, as tables, charts and a page."""
