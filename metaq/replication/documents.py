@@ -1,7 +1,7 @@
 """The tables that a slave copies beside the log: the files of the folder ``config``, as they are.
 
-What they say of the log (how far offsets, transactions and deliveries are covered) may be ahead of a slave's log by what is
-on its way, and more after a power cut. Such a one does not count (``metaq.store.copies.snapshots``), so the newest that a slave's
+What they say of the log (how far offsets, transactions and deliveries are covered) may be ahead of a slave's log by what is on
+its way, and more after a power cut. Such a one does not count (``metaq.store.copies.snapshots``), so the newest that a slave's
 durable log covers stays as the backup.
 """
 

@@ -3,7 +3,8 @@
 - A replica becomes master by one transaction: it makes ``master`` and changes ``state`` from the version that it has read.
 - Only a replica of ``in_sync`` may: those hold everything that was acknowledged at REPLICA. It begins with the same ones, which
   its first acknowledgement waits for, unless it has others agreed on before (``metaq.replication.insync``).
-- One whose log is *suspect* may lack some of that (``metaq.store.files.ending``). It leaves the others of ``in_sync`` the place, also
+- One whose log is *suspect* may lack some of that (``metaq.store.files.ending``). It leaves the others of ``in_sync`` the
+place, also
   when they are not there. When all of them are there and suspect, the one with the longest log of the newest epoch goes on.
 - Of those that are not suspect, too, the longest log goes first, but nobody waits longer than ``GRACE_S`` for it.
 - A node of ``replicas`` says how a log stands while there is no master, in which it does not grow: ``version`` is that of the

@@ -7,7 +7,8 @@ has a queue when that is as safe as a message that is acknowledged. The body is 
     {"group":"billing","client":"10.0.0.7@4711","held":false,"queues":[["orders","broker-a",0]]}
 
 A lock lasts ``LOCK_S`` from when the message was stored, so a start reads those that are younger. That compares the clocks of
-two machines. Clients use half of that time (``metaq.client.consuming.locks``): clocks that differ by less than the other do no harm.
+two machines. Clients use half of that time (``metaq.client.consuming.locks``): clocks that differ by less than the other do no
+harm.
 """
 
 import logging

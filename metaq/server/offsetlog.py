@@ -13,8 +13,9 @@ the offset, -1 for one that was removed::
 A start takes the snapshot and applies the messages behind it. A snapshot is made only while no message is on its way into the
 log, so all before ``next`` are older than the snapshot, and all others newer.
 
-The log forgets the offsets of groups that rest, so a snapshot that is ahead of it (``metaq.store.copies.snapshots``) is not ignored:
-it counts as far as the log is the same. Other messages took the places of those behind, and must not pass for consumed.
+The log forgets the offsets of groups that rest, so a snapshot that is ahead of it (``metaq.store.copies.snapshots``) is not
+ignored: it counts as far as the log is the same. Other messages took the places of those behind, and must not pass for
+consumed.
 """
 
 import logging

@@ -14,7 +14,8 @@ Such a copy has the property ``METAQ_HALF``, which says where the first one was:
 
 The records before these ordinals of the two topics are covered. Each half: its first ordinal, where it is in the log, when it
 was stored first, how often its producers were asked, and when they are asked next. The file is written when the log is durable
-up to where it was when this was true: ``log`` (``metaq.store.copies.snapshots``). Without it the fold begins at the oldest records.
+up to where it was when this was true: ``log`` (``metaq.store.copies.snapshots``). Without it the fold begins at the oldest
+records.
 """
 
 import enum

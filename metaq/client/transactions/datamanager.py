@@ -9,7 +9,8 @@
         session.send("orders", b"paid 2003")
 
 The row ``Sent`` is the *marker*: whether the database has it is whether the transaction was committed, whatever died when. So a
-branch that is prepared is never rolled back here: only the marker can tell, and ``metaq.client.transactions.xa.resolve`` asks for it.
+branch that is prepared is never rolled back here: only the marker can tell, and ``metaq.client.transactions.xa.resolve`` asks
+for it.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The offset report kept current: a stream of the history, and a message for each finding that comes or goes.
 
-``metaq offsets report --follow`` starts it as a process of its own, ``python -m metaq.spark.report.alarms JOB``, with the fields of
-``Watch`` as one JSON document. In the report's folder it keeps, beside what a report writes::
+``metaq offsets report --follow`` starts it as a process of its own, ``python -m metaq.spark.report.alarms JOB``, with the
+fields of ``Watch`` as one JSON document. In the report's folder it keeps, beside what a report writes::
 
     history/0000000017-1769860800000.parquet    rows of one batch: its number, and the time of its newest sample
     checkpoint/                                 how far the stream is

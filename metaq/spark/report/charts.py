@@ -1,8 +1,8 @@
 """The charts of the offset report as SVG: no script, no colour of their own.
 
 Colours are classes (``s0`` … ``s7`` of a line, ``h0`` … ``h6`` of a heat map, ``quiet``), which the page gives a light and a
-dark form; `metaq.spark.report.pictures` draws the same charts as PNG. Lines have their data beside them, in words, for the page's
-tooltips::
+dark form; `metaq.spark.report.pictures` draws the same charts as PNG. Lines have their data beside them, in words, for the
+page's tooltips::
 
     <svg data-chart='{"from":left,"to":right,"times":[…],"lines":[{"name":…,"class":…,"values":[…]}]}'>
 """

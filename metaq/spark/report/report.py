@@ -1,7 +1,7 @@
 """The Spark job that makes the offset report: from a history of offsets to a page, tables and pictures.
 
-``metaq offsets report`` starts it as a process of its own, ``python -m metaq.spark.report.report JOB``, with the fields of ``Job`` as
-one JSON document. It prints the findings as lines of JSON, and ends with exit code 0, or ``TOLD`` behind one line on
+``metaq offsets report`` starts it as a process of its own, ``python -m metaq.spark.report.report JOB``, with the fields of
+``Job`` as one JSON document. It prints the findings as lines of JSON, and ends with exit code 0, or ``TOLD`` behind one line on
 standard error that says what is wrong.
 """
 

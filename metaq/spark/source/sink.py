@@ -2,7 +2,8 @@
 
 Columns are those of Spark's Kafka sink, and ``tag``: ``value`` is needed; ``key``, ``tag``, ``headers``, ``topic`` and
 ``partition`` may be there, or null in a row. A task that failed, and a micro-batch whose commit a crash forestalled, is written
-again, with the same property METAQ_WRITE (``metaq.spark.source.packing``); ``metaq.spark.source.repeats`` drops what came twice.
+again, with the same property METAQ_WRITE (``metaq.spark.source.packing``); ``metaq.spark.source.repeats`` drops what came
+twice.
 """
 
 import logging
