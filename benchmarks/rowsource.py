@@ -13,7 +13,7 @@ from metaq.protocol import record as layout
 from metaq.protocol.properties import KEYS, parse
 from metaq.protocol.remoting.bulk import UNIT_SIZE, BulkFetch
 from metaq.protocol.remoting.headers import Int32
-from metaq.spark.source.source import COLUMNS
+from metaq.spark.source import COLUMNS
 
 Row = tuple[bytes | None, bytes, str, int, int, datetime, int, str | None]
 FETCH_BYTES = 8 * 1024 * 1024

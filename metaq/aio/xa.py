@@ -10,7 +10,7 @@ from metaq.errors import ClientError
 
 
 class XaSession:
-    """See ``metaq.client.transactions.xa.XaSession``; made by ``Client.xa_session``. A call waits until the one before has ended."""
+    """See ``metaq.XaSession``; made by ``Client.xa_session``. A call waits until the one before has ended."""
 
     def __init__(self, session: BlockingSession, threads: Threads) -> None:
         self._blocking = session

@@ -295,7 +295,7 @@ class Client:
         branch_timeout_s: int = DEFAULT_BRANCH_TIMEOUT_S,
         timeout_s: float | None = None,
     ) -> XaSession:
-        """Sends messages in XA branches (``metaq.client.transactions.xa``); each goes to a broker that takes messages for all ``topics``.
+        """Sends messages in XA branches (``metaq.XaSession``); each goes to a broker that takes messages for all ``topics``.
 
         See ``XaSession`` for the rest. It is closed by itself, not with the client.
         """

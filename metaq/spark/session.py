@@ -59,7 +59,7 @@ def session(name: str = "metaq", *, master: str | None = None, settings: Mapping
             raise ConfigError(f"Spark needs the package {package}; pip install 'metaq-broker[spark]'")
     from pyspark.sql import SparkSession  # noqa: PLC0415 - half a second, and the package is an extra
 
-    from metaq.spark.source.source import MetaqDataSource  # noqa: PLC0415
+    from metaq.spark.source import MetaqDataSource  # noqa: PLC0415
 
     if SparkSession.getActiveSession() is None:
         # workers would run the python3 that is first on PATH

@@ -118,7 +118,7 @@ def test_the_broker_for_tests_has_what_administration_has() -> None:
 
 def error_classes() -> dict[str, type[Exception]]:
     """All that the client's modules define or import, and can therefore raise."""
-    modules = [importlib.import_module(f"metaq.client.{module.name}") for module in pkgutil.iter_modules(metaq.client.__path__)]
+    modules = [importlib.import_module(module.name) for module in pkgutil.walk_packages(metaq.client.__path__, "metaq.client.")]
     return {
         name: value
         for module in modules

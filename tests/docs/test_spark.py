@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from metaq.spark.source.options import READING
-from metaq.spark.source.sink import OF_SPARK, WRITING
+from metaq.spark.reading.options import READING
+from metaq.spark.writing.sink import OF_SPARK, WRITING
 from tests.docs.examples import ROOT, fences
 from tests.support.broker import BrokerProcess
 

@@ -12,8 +12,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from metaq.spark.session import session
-from metaq.spark.source.sink import StreamWriter
-from metaq.spark.source.source import MetaqDataSource
+from metaq.spark.source import MetaqDataSource
+from metaq.spark.writing.sink import StreamWriter
 from tests.spark.conftest import QUIET
 
 BATCH = 1

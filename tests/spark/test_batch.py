@@ -16,9 +16,10 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, IsNotNull, LessThan, StringStartsWith
 
 from metaq.client import connect
-from metaq.spark.source.options import read_options
-from metaq.spark.source.source import BatchReader, FilteringReader, MetaqDataSource
-from metaq.spark.source.tasks import Task
+from metaq.spark.reading.batch import BatchReader, FilteringReader
+from metaq.spark.reading.options import read_options
+from metaq.spark.reading.tasks import Task
+from metaq.spark.source import MetaqDataSource
 from tests.client.poison import ZLIB, send_packed
 from tests.spark.topics import AGING, DEADLINE_S, age, clients, fill, log_of, plain, reader, rows
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
@@ -313,7 +314,7 @@ def test_partitions_are_numbered_over_all_brokers(spark: "SparkSession", tmp_pat
 def test_nothing_brings_gevent() -> None:
     """P47: Spark's processes are not patched, nor are they in danger of it."""
     code = (
-        "import sys, pyspark_metaq, metaq.spark.source.stream, metaq.spark.source.groups\n"
+        "import sys, pyspark_metaq, metaq.spark.reading.stream, metaq.spark.reading.groups\n"
         "assert pyspark_metaq.DefaultSource.name() == 'metaq'\n"
         "print(sorted({'gevent', 'pandas'} & set(sys.modules)))"
     )
@@ -321,7 +322,7 @@ def test_nothing_brings_gevent() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
     assert run.stdout == "[]\n"
-    assert MetaqDataSource.__module__ == "metaq.spark.source.source", "workers find it by its name"
+    assert MetaqDataSource.__module__ == "metaq.spark.source", "workers find it by its name"
 
 
 def test_a_body_that_cannot_be_inflated_fails_no_read(spark: "SparkSession", tmp_path: Path) -> None:

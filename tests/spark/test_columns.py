@@ -28,7 +28,7 @@ from metaq.protocol.record import (
 )
 from metaq.protocol.remoting.bulk import MISSING, Bulk
 from metaq.protocol.remoting.codes import COMPRESSED
-from metaq.spark.source.columns import (
+from metaq.spark.reading.columns import (
     MOST_BYTES,
     MOST_ROWS,
     NOT_USERS,

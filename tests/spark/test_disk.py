@@ -30,8 +30,8 @@ from metaq.protocol.record import (
 )
 from metaq.protocol.remoting.codes import COMPRESSED, Request
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
-from metaq.spark.source.columns import MOST_BYTES, NOT_USERS, UNIT, Piece, Shape, missing, record_batches
-from metaq.spark.source.disk import Ends, Folder
+from metaq.spark.reading.columns import MOST_BYTES, NOT_USERS, UNIT, Piece, Shape, missing, record_batches
+from metaq.spark.reading.disk import Ends, Folder
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.documents import write_document
 from metaq.store.log.commitlog import segment_name
@@ -492,7 +492,7 @@ def test_pieces_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     pieces = list(folder.pieces(*FIRST, 0, 20))
     assert 1 < len(pieces) < 20
     assert all(piece.sizes.sum() <= MOST_BYTES for piece in pieces)
-    monkeypatch.setattr("metaq.spark.source.disk.SPAN", 3_000_000)
+    monkeypatch.setattr("metaq.spark.reading.disk.SPAN", 3_000_000)
     narrow = list(folder.pieces(*FIRST, 0, 20))
     assert len(narrow) > len(pieces)
     assert all(len(piece.data) <= 3_000_000 + 2_000_000 for piece in narrow)

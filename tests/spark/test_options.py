@@ -3,7 +3,7 @@
 import pytest
 
 from metaq.errors import ConfigError
-from metaq.spark.source.options import EARLIEST, LATEST, Place, ReadOptions, Topics, read_options
+from metaq.spark.reading.options import EARLIEST, LATEST, Place, ReadOptions, Topics, read_options
 
 ORDERS = {"metaq.bootstrap.servers": "127.0.0.1:9876", "subscribe": "orders"}
 

@@ -12,7 +12,7 @@ from metaq.errors import BadRequest
 from metaq.protocol.properties import parse
 from metaq.protocol.record import java_hash
 from metaq.protocol.remoting.batch import decode_batch
-from metaq.spark.source.packing import WRITE, java_hashes, keys_of, pack
+from metaq.spark.writing.packing import WRITE, java_hashes, keys_of, pack
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TEXT = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\x01\x02"), max_size=8)

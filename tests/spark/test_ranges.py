@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from metaq.errors import ConfigError
 from metaq.message import MessageQueue, TopicPartition
-from metaq.spark.source.options import EARLIEST, LATEST, Place
-from metaq.spark.source.ranges import (
+from metaq.spark.reading.options import EARLIEST, LATEST, Place
+from metaq.spark.reading.ranges import (
     QUEUES,
     WORTH_A_TASK,
     Bounds,

@@ -16,9 +16,9 @@ import pytest
 import metaq
 from metaq.errors import ConfigError
 from metaq.protocol.record import java_hash
-from metaq.spark.source.packing import WRITE
-from metaq.spark.source.repeats import without_repeats
-from metaq.spark.source.sink import Target, send
+from metaq.spark.writing.packing import WRITE
+from metaq.spark.writing.repeats import without_repeats
+from metaq.spark.writing.sink import Target, send
 from tests.docs.examples import ROOT
 from tests.spark.dying import BATCH, MESSAGES, TOO_LATE, TRIES
 from tests.spark.topics import run_now

@@ -11,11 +11,11 @@ from pyspark.sql.types import StructType
 
 from metaq.client import connect
 from metaq.errors import ConfigError, DataLost
-from metaq.spark.source import stream as stream_module
-from metaq.spark.source.ranges import QUEUES
-from metaq.spark.source.source import COLUMNS, MetaqDataSource
-from metaq.spark.source.stream import LOST, StreamReader
-from metaq.spark.source.tasks import Task
+from metaq.spark.reading import stream as stream_module
+from metaq.spark.reading.ranges import QUEUES
+from metaq.spark.reading.stream import LOST, StreamReader
+from metaq.spark.reading.tasks import Task
+from metaq.spark.source import COLUMNS, MetaqDataSource
 from tests.spark.topics import AGING, DEADLINE_S, age, clients
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 

@@ -8,9 +8,9 @@ import pytest
 
 from metaq.errors import DataLost
 from metaq.message import MessageQueue, TopicPartition
-from metaq.spark.source.options import ReadOptions, read_options
-from metaq.spark.source.ranges import Range
-from metaq.spark.source.tasks import Part, Task, read_task
+from metaq.spark.reading.options import ReadOptions, read_options
+from metaq.spark.reading.ranges import Range
+from metaq.spark.reading.tasks import Part, Task, read_task
 from tests.spark.topics import AGING, age, clients
 from tests.support.broker import BrokerProcess
 

@@ -16,10 +16,10 @@ from pyspark.errors import PySparkException
 import metaq
 from metaq.errors import ConfigError
 from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
-from metaq.spark.source.groups import GroupOffsets
-from metaq.spark.source.login import Login
-from metaq.spark.source.options import read_options
-from metaq.spark.source.source import MetaqDataSource
+from metaq.spark.reading.groups import GroupOffsets
+from metaq.spark.reading.login import Login
+from metaq.spark.reading.options import read_options
+from metaq.spark.source import MetaqDataSource
 from tests.spark.topics import run_now
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.tls import Certificates, issue

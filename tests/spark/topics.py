@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metaq.client import Client, OutgoingMessage, TextClient, connect
 from metaq.protocol.remoting.codes import Request
-from metaq.spark.source.columns import NOT_USERS
+from metaq.spark.reading.columns import NOT_USERS
 from tests.support.admin import ask
 from tests.support.admin import connect as admin_connect
 from tests.support.broker import BrokerProcess, wait_until

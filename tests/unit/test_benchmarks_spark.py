@@ -12,7 +12,7 @@ from benchmarks.suites.spark import DISK, PARQUET, ROWS, SOURCE, WRITE, checks, 
 from metaq.client.consuming.bulk import BulkConnection
 from metaq.protocol.remoting.bulk import BulkFetch
 from metaq.protocol.remoting.headers import Int32
-from metaq.spark.source.columns import Shape, piece_of, record_batches
+from metaq.spark.reading.columns import Shape, piece_of, record_batches
 from tests.support.broker import BrokerProcess
 
 

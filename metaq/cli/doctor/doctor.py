@@ -12,7 +12,7 @@ from metaq.cli.common import examples, json_option, registry_option
 from metaq.cli.doctor.doctorfacts import BrokerState, DoctorFacts, gather
 from metaq.cli.doctor.findings import Finding, Level, ok, problem, report, some, warning
 from metaq.cli.doctor.groupchecks import diagnose
-from metaq.cli.groups.groups import DEFAULT_WATCH_S
+from metaq.cli.doctor.groupfacts import DEFAULT_WATCH_S
 from metaq.client.admin.views import permission_text
 from metaq.client.connecting.link import split_address
 from metaq.client.connecting.routing import MASTER

@@ -13,6 +13,8 @@ from metaq.message import MessageQueue
 NEWEST: Final = 32
 """Messages of each partition that are looked at for those that a subscription lets pass."""
 _LOOK_S: Final = 0.5
+DEFAULT_WATCH_S: Final = 12.0
+"""Clients commit every 5 s, Java's too: two chances."""
 
 
 class BrokerSide(NamedTuple):

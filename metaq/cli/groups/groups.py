@@ -20,7 +20,7 @@ from metaq.cli.common import (
 )
 from metaq.cli.doctor.findings import report
 from metaq.cli.doctor.groupchecks import diagnose
-from metaq.cli.doctor.groupfacts import collect, messages_in, watch, work_of
+from metaq.cli.doctor.groupfacts import DEFAULT_WATCH_S, collect, messages_in, watch, work_of
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin, ConsumeFrom
@@ -29,8 +29,6 @@ from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
 
 SYSTEM_GROUP: Final = re.compile(r"CID_RMQ_SYS_.*|CID_ONS.*|TOOLS_CONSUMER|FILTERSRV_CONSUMER|SELF_TEST_.*")
 """Groups of brokers and of their tools."""
-DEFAULT_WATCH_S: Final = 12.0
-"""Clients commit every 5 s, Java's too: two chances."""
 
 
 @click.group()

@@ -118,7 +118,7 @@ def report(
 
 
 def _command(module: str, job: dict[str, Any]) -> list[str]:
-    return [sys.executable, "-m", f"metaq.spark.{module}", json.dumps(job)]
+    return [sys.executable, "-m", f"metaq.spark.report.{module}", json.dumps(job)]
 
 
 def _follow(watch: dict[str, Any], environment: dict[str, str]) -> int:

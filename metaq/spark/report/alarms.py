@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metaq.client import Producer, connect
 from metaq.errors import MetaqError
+from metaq.spark.reading.login import NOBODY, Login, from_environment
 from metaq.spark.report.report import SETTINGS, TOLD, Job, check_topics, line_of, replace_text, report
 from metaq.spark.session import session
-from metaq.spark.source.login import NOBODY, Login, from_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,8 +12,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from metaq.errors import ConfigError
-from metaq.spark.source.login import NOBODY, PASSWORD, TLS_CA, USER, Login
-from metaq.spark.source.options import SERVERS
+from metaq.spark.reading.login import NOBODY, PASSWORD, TLS_CA, USER, Login
+from metaq.spark.reading.options import SERVERS
 
 SCHEMA: Final = StructType(
     [

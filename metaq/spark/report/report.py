@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metaq.client import Client, connect
 from metaq.errors import ConfigError, MetaqError
+from metaq.spark.reading.login import from_environment
 from metaq.spark.session import session
-from metaq.spark.source.login import from_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -59,7 +59,7 @@ class Report:
     quarantined_bytes: int = 0
     """Bytes of the log in ranges that are known to be bad."""
     dropped: int = 0
-    """Intact records among them: they are kept from readers because their groups are not whole (``metaq.store.recordgroups``)."""
+    """Intact records among them: kept from readers, because their groups are not whole (``metaq.store.recordgroups``)."""
 
 
 def verify(directory: Path, disk: Disk | None = None, progress: OnProgress | None = None) -> Report:

@@ -14,9 +14,9 @@ from pyspark.sql.streaming.listener import (
 
 from metaq.errors import MetaqError
 from metaq.message import MessageQueue
-from metaq.spark.source.brokers import Brokers
-from metaq.spark.source.login import from_environment
-from metaq.spark.source.ranges import QUEUES, decode_position
+from metaq.spark.reading.brokers import Brokers
+from metaq.spark.reading.login import from_environment
+from metaq.spark.reading.ranges import QUEUES, decode_position
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from zlib_ng.zlib_ng import crc32
 from metaq.message import TopicPartition
 from metaq.protocol.record import CHECKSUM_SIZE
 from metaq.protocol.remoting.bulk import Bulk
-from metaq.spark.source.columns import SMALLEST_RECORD, UNIT, Numbers, Piece, Records, Truths, gathered, piece_of
+from metaq.spark.reading.columns import SMALLEST_RECORD, UNIT, Numbers, Piece, Records, Truths, gathered, piece_of
 
 _CRC_MASK: Final = 0x7FFFFFFF
 _CHECKSUM: Final = np.dtype(

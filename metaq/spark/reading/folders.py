@@ -4,9 +4,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from metaq.message import MessageQueue, TopicPartition
-from metaq.spark.source.brokers import Topic
-from metaq.spark.source.disk import Folder
-from metaq.spark.source.ranges import Layout, Span
+from metaq.spark.reading.brokers import Topic
+from metaq.spark.reading.disk import Folder
+from metaq.spark.reading.ranges import Layout, Span
 
 
 class StoreFolder:

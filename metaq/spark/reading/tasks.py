@@ -16,11 +16,11 @@ from metaq.errors import AgedOut, ConnectionFailed, DataLost, MetaqError, Offset
 from metaq.message import MessageQueue, TopicPartition
 from metaq.protocol.remoting.bulk import Bulk, BulkFetch
 from metaq.protocol.remoting.headers import Int32
-from metaq.spark.source.checking import intact_piece
-from metaq.spark.source.columns import Piece, Shape, missing, piece_of, record_batches
-from metaq.spark.source.login import Login
-from metaq.spark.source.options import ReadOptions
-from metaq.spark.source.ranges import Loss, Range, told
+from metaq.spark.reading.checking import intact_piece
+from metaq.spark.reading.columns import Piece, Shape, missing, piece_of, record_batches
+from metaq.spark.reading.login import Login
+from metaq.spark.reading.options import ReadOptions
+from metaq.spark.reading.ranges import Loss, Range, told
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -166,7 +166,7 @@ def _wanted(part: Part, at: int, end: int, *, verified: bool) -> BulkFetch:
 
 def _cut(part: Part, options: ReadOptions) -> Iterator[Piece]:
     """The same of a store folder."""
-    from metaq.spark.source.disk import Folder  # noqa: PLC0415 - brings the store's modules, which brokers' readers need not
+    from metaq.spark.reading.disk import Folder  # noqa: PLC0415 - brings the store's modules, which brokers' readers need not
 
     partition, at, end = part.range
     try:

@@ -10,7 +10,7 @@ whose strings are, in turn, one that is wanted and what stands before the next o
 So the bodies are copied once, by C code. Properties (``name 01 value 02``, repeated) are cut the same way, at the places
 where 01 and 02 stand. Only bodies that are compressed are looked at one by one.
 
-Checksums are not compared here: the broker or ``metaq.spark.source.checking`` has done that.
+Checksums are not compared here: the broker or ``metaq.spark.reading.checking`` has done that.
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 Columns are those of Spark's Kafka sink, and ``tag``: ``value`` is needed; ``key``, ``tag``, ``headers``, ``topic`` and
 ``partition`` may be there, or null in a row. A task that failed, and a micro-batch whose commit a crash forestalled, is written
-again, with the same property METAQ_WRITE (``metaq.spark.source.packing``); ``metaq.spark.source.repeats`` drops what came
+again, with the same property METAQ_WRITE (``metaq.spark.writing.packing``); ``metaq.spark.writing.repeats`` drops what came
 twice.
 """
 
@@ -27,10 +27,10 @@ from metaq.client.message import SendStatus
 from metaq.client.sending.producer import Producer
 from metaq.errors import BadRequest, ClientError, ConfigError
 from metaq.message import MessageQueue
-from metaq.spark.source.login import NOBODY, PASSWORD, TLS_CA, USER, Login
-from metaq.spark.source.options import SERVERS, Given
-from metaq.spark.source.packing import java_hashes, keys_of, pack
-from metaq.spark.source.tasks import PATIENCE_S, PAUSE_S, plain_errors
+from metaq.spark.reading.login import NOBODY, PASSWORD, TLS_CA, USER, Login
+from metaq.spark.reading.options import SERVERS, Given
+from metaq.spark.reading.tasks import PATIENCE_S, PAUSE_S, plain_errors
+from metaq.spark.writing.packing import java_hashes, keys_of, pack
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from metaq.errors import ConfigError
 from metaq.message import MessageQueue, TopicPartition
-from metaq.spark.source.options import EARLIEST, LATEST, Place
+from metaq.spark.reading.options import EARLIEST, LATEST, Place
 
 QUEUES: Final = "#queues"
 SHOWN: Final = 10

@@ -1,24 +1,24 @@
 """Streaming reads: where a query begins, how far a micro-batch goes, and what became of messages that aged out meanwhile.
 
 Spark keeps one object of this kind for a query in a process beside the driver, and calls its methods in turn. What it keeps of
-an offset is in ``metaq.spark.source.ranges``.
+an offset is in ``metaq.spark.reading.ranges``.
 """
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
 
 from metaq.errors import ClientError, RouteNotFound
 from metaq.message import MessageQueue, TopicPartition
-from metaq.spark.source.brokers import Brokers, Topic
-from metaq.spark.source.options import ReadOptions
-from metaq.spark.source.ranges import (
+from metaq.spark.reading.brokers import Brokers, Topic
+from metaq.spark.reading.options import ReadOptions
+from metaq.spark.reading.planning import chosen_topics, is_chosen, tasks_of
+from metaq.spark.reading.ranges import (
     Layout,
     Loss,
     Position,
@@ -34,8 +34,7 @@ from metaq.spark.source.ranges import (
     refuse_late,
     resolve,
 )
-from metaq.spark.source.source import MetaqDataSource, chosen_topics, is_chosen, tasks_of
-from metaq.spark.source.tasks import plain_errors, read_task, report
+from metaq.spark.reading.tasks import plain_errors, read_task, report
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,9 +54,8 @@ LOST: Final = "#lost"
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows topics. It is pickled before anything is asked of it, so it connects later."""
 
-    def __init__(self, source: MetaqDataSource, schema: StructType) -> None:
-        self._source = source
-        self._schema = schema
+    def __init__(self, read_options: Callable[[], ReadOptions]) -> None:
+        self._read_options = read_options
         self._connected: Brokers | None = None
         self._topics: dict[str, Topic] = {}
         self._looked = 0.0
@@ -70,7 +68,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def options(self) -> ReadOptions:
         """``ConfigError`` for options that a streaming query cannot have."""
         with plain_errors():
-            return self._source.read_options(self._schema).for_stream()
+            return self._read_options().for_stream()
 
     # -- what Spark asks, in this order -----------------------------------------------------------------------------
 

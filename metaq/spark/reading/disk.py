@@ -26,8 +26,8 @@ import numpy.typing as npt
 
 from metaq.errors import AgedOut, DiskFailed, StoreError, UnknownTopic, UnknownVersion
 from metaq.message import INTERNAL_TOPICS, TopicPartition
-from metaq.spark.source.checking import are_intact, are_of
-from metaq.spark.source.columns import MOST_ROWS, SMALLEST_RECORD, UNIT, Piece, Records, Truths, fitting
+from metaq.spark.reading.checking import are_intact, are_of
+from metaq.spark.reading.columns import MOST_ROWS, SMALLEST_RECORD, UNIT, Piece, Records, Truths, fitting
 from metaq.store.checkpoint import NOTHING, read_checkpoint
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.documents import read_document

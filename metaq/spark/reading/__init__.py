@@ -1,0 +1,1 @@
+"""Reading topics with Spark: from brokers, or straight from a store folder."""

@@ -1,0 +1,102 @@
+"""Batch reads: what is there when the plan is made, and of that only what a query's own conditions allow."""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from metaq.spark.reading.options import ReadOptions
+from metaq.spark.reading.planning import origin_of, plan_batch
+from metaq.spark.reading.ranges import ANY, Bounds
+from metaq.spark.reading.tasks import plain_errors, read_task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_PUSHED: Final = frozenset({"topic", "partition", "offset", "timestamp"})
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class BatchReader(DataSourceReader):
+    """Reads what is there when the plan is made."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+        self.bounds: dict[str, Bounds] = dict.fromkeys(_PUSHED, ANY)
+
+    def partitions(self) -> list[InputPartition]:
+        """The tasks; never none, for which Spark would make one of its own."""
+        with plain_errors():
+            origin = origin_of(self.options)
+            try:
+                return plan_batch(origin, self.options, self.bounds)
+            finally:
+                origin.close()
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        """In a worker."""
+        return read_task(partition, self.options)
+
+
+class FilteringReader(BatchReader):
+    """Reads less where the query's own conditions allow. Spark refuses it unless its setting for that is on."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take conditions on topic, partition, offset and timestamp; those that Spark must still look at are returned."""
+        for condition in filters:
+            column, bounds = _bounds(condition)
+            if bounds is not None:
+                self.bounds[column] = self.bounds[column].both(bounds)
+            if bounds is None or column == "timestamp":
+                yield condition
+
+
+def _bounds(condition: Filter) -> tuple[str, Bounds | None]:
+    """What a condition says of a column; ``None`` when it is not understood."""
+    column = ".".join(getattr(condition, "attribute", ()))
+    if column not in _PUSHED:
+        return column, None
+    if isinstance(condition, IsNotNull):
+        return column, ANY
+    values = condition.value if isinstance(condition, In) else (getattr(condition, "value", None),)
+    if column == "topic":
+        known = isinstance(condition, EqualTo | In) and all(isinstance(value, str) for value in values)
+        return column, Bounds(among=frozenset(values)) if known else None
+    convert = _micros if column == "timestamp" else _whole
+    numbers = [convert(value) for value in values]
+    whole = [number for number in numbers if number is not None]
+    if not whole or len(whole) != len(numbers):
+        return column, None
+    value = whole[0]
+    makers: dict[type[Filter], Callable[[], Bounds]] = {
+        EqualTo: lambda: Bounds(among=frozenset(whole)),
+        In: lambda: Bounds(among=frozenset(whole)),
+        GreaterThan: lambda: Bounds(low=value + 1),
+        GreaterThanOrEqual: lambda: Bounds(low=value),
+        LessThan: lambda: Bounds(high=value),
+        LessThanOrEqual: lambda: Bounds(high=value + 1),
+    }
+    make = makers.get(type(condition))
+    return column, None if make is None else make()
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _micros(value: Any) -> int | None:
+    if not isinstance(value, datetime):
+        return None
+    return ((value if value.tzinfo else value.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)

@@ -1,0 +1,87 @@
+"""The data source ``metaq`` of Spark's Python API.
+
+Spark makes these objects in processes beside the driver (to learn the schema, to plan) and in workers (to read), and pickles
+them on the way: they hold options only, and connect where they need to.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from metaq.errors import ConfigError
+from metaq.spark.reading.batch import BatchReader, FilteringReader
+from metaq.spark.reading.login import with_password
+from metaq.spark.reading.options import ReadOptions, read_options
+from metaq.spark.reading.tasks import plain_errors
+
+if TYPE_CHECKING:
+    pass
+
+NAME: Final = "metaq"
+COLUMNS: Final = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, tag string"
+)
+HEADERS: Final = ", headers array<struct<key: string, value: binary>>"
+ERROR: Final = ", error string"
+
+
+class MetaqDataSource(DataSource):
+    """``spark.read.format("metaq")``, and the same of ``readStream``, ``write`` and ``writeStream``."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """On the driver, whose environment may have the password: workers, and streams, get it with what is pickled."""
+        super().__init__(with_password(options))
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` is told."""
+        return NAME
+
+    def schema(self) -> str:
+        """Of a read, in SQL's words: a worker cannot parse them into types. ``ConfigError`` for options that cannot be read."""
+        with plain_errors():
+            options = read_options(self.options)
+            return COLUMNS + HEADERS * options.headers + ERROR * options.errors
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For a batch."""
+        with plain_errors():
+            options = self.read_options(schema).for_batch()
+        return FilteringReader(options) if options.pushdown else BatchReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """For a streaming query, which looks at its options when it begins: Spark would hide an error that is raised here."""
+        from metaq.spark.reading.stream import StreamReader  # noqa: PLC0415 - no batch needs it
+
+        return StreamReader(partial(self.read_options, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """For a batch."""
+        from metaq.spark.writing.sink import BatchWriter  # noqa: PLC0415 - no reader needs it
+
+        with plain_errors():
+            return BatchWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """For a streaming query."""
+        from metaq.spark.writing.sink import StreamWriter  # noqa: PLC0415
+
+        with plain_errors():
+            return StreamWriter(self.options, schema, overwrite)
+
+    def read_options(self, schema: StructType) -> ReadOptions:
+        """What a read with these columns is to do. ``ConfigError``, also for columns of the user's own."""
+        options = read_options(self.options)
+        wanted = [column.split(" ")[0] for column in COLUMNS.split(", ")]
+        wanted += ["headers"] * options.headers + ["error"] * options.errors
+        if schema.fieldNames() != wanted:
+            raise ConfigError(f"the columns are {', '.join(wanted)}; a read cannot have a schema of its own")
+        return options

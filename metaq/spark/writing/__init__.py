@@ -1,0 +1,1 @@
+"""Writing topics with Spark."""
