@@ -37,7 +37,7 @@ class Copies:
 class Hub:
     """Ends no turn: the test does."""
 
-    class loop:  # noqa: N801 - an attribute of gevent's hub
+    class loop:
         @staticmethod
         def run_callback(_: Callable[[], None]) -> None:
             pass
