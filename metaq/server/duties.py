@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 EXPIRE_S: Final = 0.1
 SAVE_TABLES_S: Final = 1.0
+LONG_S: Final = 1.0
+"""An end that takes longer says what it has waited for: puts may wait for the broker that comes after it."""
 REST_S: Final = 0.001
 """The hub looks after connections before it looks at a timer, but not between callbacks: no rest may be a sleep of 0."""
 SWEEP_SHARE: Final = 20
@@ -59,7 +61,7 @@ class Duties:
         self._failing: dict[str, str] = {}  # why, by duty
         self._short = False  # of room, and said so
         self._rested_s = 0.0  # in the sweep that is being done
-        self._busy = 0  # duties that are being done
+        self._busy: list[str] = []  # names of duties that are being done
         self._stopping = False
         self.saves_tables = True
         """False for a slave, which has those of its master."""
@@ -95,12 +97,19 @@ class Duties:
         self._turns.stop()
         if self._syncing is None:  # a master that has no room to be one never starts
             return True
-        self._syncing.join(deadline_s)
-        end = self._store.clock.monotonic() + deadline_s
-        while self._busy and self._store.clock.monotonic() < end:
+        clock = self._store.clock
+        began, waited_for = clock.monotonic(), set[str]()
+        while (left := self._at_work()) and clock.monotonic() - began < deadline_s:
+            waited_for.update(left)
             gevent.sleep(0.005)
+        waited_s = clock.monotonic() - began
+        if waited_s > LONG_S:
+            logger.warning("the end waited for duties ms=%d duties=%s", round(waited_s * 1000), ",".join(sorted(waited_for)))
         gevent.killall(self._greenlets)
-        return not self._busy and bool(self._syncing.dead)
+        return not left
+
+    def _at_work(self) -> list[str]:
+        return self._busy if self._syncing.dead else [*self._busy, "sync"]
 
     # -- doing --------------------------------------------------------------------------------------------------------
 
@@ -112,8 +121,8 @@ class Duties:
     def _do(self, duty: Callable[[], None]) -> None:
         if self._stopping:
             return
-        self._busy += 1
         name = duty.__name__
+        self._busy.append(name)
         try:
             duty()
         except StoreError as error:  # the next round tries again; what it means for puts the store itself knows
@@ -126,7 +135,7 @@ class Duties:
             if self._failing.pop(name, None) is not None:
                 logger.info("duty works again duty=%s", name)
         finally:
-            self._busy -= 1
+            self._busy.remove(name)
         self._tell_of_room()
 
     def _failed(self, name: str, reason: str) -> None:

@@ -23,6 +23,8 @@ from metaq.store.settings import StoreSettings
 
 STORE: Final = StoreSettings(segment_bytes=1 << 16, queue_file_bytes=256, durability=Durability.MEMORY)
 
+SETTINGS: Final = {"durability": Durability.REPLICA, "replica_timeout_ms": 500, "replication_listen": "127.0.0.1:0"}
+
 
 class Copies:
     """What the replicas hold."""
@@ -47,7 +49,7 @@ class Master:
     def __init__(self, data: Path) -> None:
         self.clock = ManualClock()
         self.store: MessageStore = open_store(data, STORE, self.clock)[0]
-        settings = Settings(data=data, durability=Durability.REPLICA, replica_timeout_ms=500, replication_listen="127.0.0.1:0")
+        settings = Settings.model_validate({**SETTINGS, "data": data})
         hub: Any = Hub
         self.turns = Turns(self.store, settings, hub, run_here, lambda _: None)
         self.turns.copies = self.copies = Copies()
