@@ -11,8 +11,8 @@ from functools import partial
 from typing import Final
 
 from metaq.errors import MetaqError
-from metaq.protocol.remoting.codes import COMPRESSED
 from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
+from metaq.protocol.sysflag import COMPRESSED
 from metaq.server.context import Context
 from metaq.server.offsetexport import OffsetExport
 from metaq.server.turn import Turns

@@ -9,7 +9,7 @@ from metaq.errors import MessageIllegal, MetaqError
 from metaq.protocol import properties
 from metaq.protocol.keys import keys_of
 from metaq.protocol.record import TAGS, constant_middle, java_hash, record_tail
-from metaq.protocol.remoting.codes import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_TYPE
+from metaq.protocol.sysflag import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_TYPE
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.context import Context
 from metaq.server.remoting import Answer, Kept, RemotingSession

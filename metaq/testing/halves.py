@@ -6,8 +6,9 @@ from metaq.client.connecting.transport import Answer
 from metaq.client.message import ReceivedMessage
 from metaq.protocol import properties as names
 from metaq.protocol.ids import decode_offset_id
-from metaq.protocol.remoting.codes import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_TYPE, Response
+from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.headers import CheckTransaction, EndTransaction
+from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_TYPE
 from metaq.testing.log import Letter, Log, Placed, decode
 
 _TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"

@@ -21,9 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from metaq.protocol.remoting.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, TRANSACTION_PREPARED, Request
+from metaq.protocol.remoting.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request
 from metaq.protocol.remoting.frames import FrameReader, encode_request, encode_response
 from metaq.protocol.remoting.headers import encode_header
+from metaq.protocol.sysflag import TRANSACTION_PREPARED
 from metaq.protocol.text.codec import write_get, write_line, write_offset, write_put
 from metaq.protocol.text.replies import ReplyReader
 from tests.crash.command import Result, run_until

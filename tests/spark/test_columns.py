@@ -27,7 +27,7 @@ from metaq.protocol.record import (
     record_tail,
 )
 from metaq.protocol.remoting.bulk import MISSING, Bulk
-from metaq.protocol.remoting.codes import COMPRESSED
+from metaq.protocol.sysflag import COMPRESSED
 from metaq.spark.reading.columns import (
     MOST_BYTES,
     MOST_ROWS,

@@ -28,7 +28,8 @@ from metaq.protocol.record import (
     java_hash,
     record_tail,
 )
-from metaq.protocol.remoting.codes import COMPRESSED, Request
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.sysflag import COMPRESSED
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.spark.reading.columns import MOST_BYTES, NOT_USERS, UNIT, Piece, Shape, missing, record_batches
 from metaq.spark.reading.disk import Ends, Folder

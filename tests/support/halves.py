@@ -6,8 +6,9 @@ from typing import Final, NamedTuple
 
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.record import Record, decode_record
-from metaq.protocol.remoting.codes import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, Request, Response
+from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import CheckTransaction, EndTransaction, Int32, decode_header, encode_header
+from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from tests.support.broker import BrokerProcess
 from tests.support.messages import records, send, send_header, sent
 from tests.support.remoting import RemotingClient

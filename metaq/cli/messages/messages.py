@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final
 import click
 
 from metaq.cli.common import FAILED, connect_registry, examples, json_line, json_option, print_json, registry_option
-from metaq.cli.groups.tracks import tracks
+from metaq.cli.messages.tracks import tracks
 from metaq.cli.tables import Row, local_time, one_line, print_record, print_rows
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin, Client, ReceivedMessage

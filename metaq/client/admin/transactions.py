@@ -7,7 +7,7 @@ from metaq.client.admin.views import BranchView, read_branch, read_branches, rea
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.transport import Question, ask, call, successful
 from metaq.protocol.remoting import headers
-from metaq.protocol.remoting.codes import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, Request, Response
+from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32
 from metaq.protocol.remoting.undecided import (
     FORGET,
@@ -19,6 +19,7 @@ from metaq.protocol.remoting.undecided import (
     State,
     TransactionKey,
 )
+from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from metaq.tx.branches import Outcome
 
 R = TypeVar("R", Branch, Half)

@@ -9,7 +9,7 @@ from metaq.errors import ChecksumMismatch, StreamLost
 from metaq.message import MessageQueue
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.record import HEADER, HEADER_SIZE, MAGIC
-from metaq.protocol.remoting.codes import BORN_HOST_IPV6, COMPRESSED, STORE_HOST_IPV6
+from metaq.protocol.sysflag import BORN_HOST_IPV6, COMPRESSED, STORE_HOST_IPV6
 
 _MAGIC_LONG_TOPIC: Final = struct.unpack(">i", b"\xda\xa3\x20\xab")[0]
 _SPECIAL: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6 | COMPRESSED

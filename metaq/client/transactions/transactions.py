@@ -39,9 +39,10 @@ from metaq.errors import BadRequest, ClientError, ProtocolError
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import DELAY, KEYS, PRODUCER_GROUP, REPLY_TO, TIMERS, TRANSACTION, UNIQUE_KEY
 from metaq.protocol.record import TAGS
-from metaq.protocol.remoting.codes import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, Request
+from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import CheckTransaction, EndTransaction, Int32, decode_header
+from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 
 logger = logging.getLogger(__name__)
 

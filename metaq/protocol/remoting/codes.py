@@ -155,17 +155,6 @@ VERSION_WITH_MAX_RECONSUME: Final = 121
 VERSION_WITH_TOPIC_VERSION: Final = 37
 """From V3_0_11 on a registration's body is a RegisterBrokerBody."""
 
-# bits of sysFlag in requests and records (specs: store format, section 1.1)
-COMPRESSED: Final = 1
-MULTI_TAGS: Final = 2
-TRANSACTION_TYPE: Final = 12
-TRANSACTION_PREPARED: Final = 4
-TRANSACTION_COMMIT: Final = 8
-TRANSACTION_ROLLBACK: Final = 12
-BORN_HOST_IPV6: Final = 16
-STORE_HOST_IPV6: Final = 32
-COMPRESSION_KIND: Final = 0x700
-
 # bits of a pull's sysFlag
 PULL_COMMITS_OFFSET: Final = 1
 PULL_SUSPENDS: Final = 2

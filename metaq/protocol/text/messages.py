@@ -33,7 +33,7 @@ from metaq.protocol.record import (
     decode_record,
     java_hash,
 )
-from metaq.protocol.remoting.codes import COMPRESSED
+from metaq.protocol.sysflag import COMPRESSED
 
 HEADER: Final = struct.Struct(">iiqi")
 HEADER_SIZE_TEXT: Final = 20

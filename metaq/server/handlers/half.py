@@ -14,9 +14,10 @@ from metaq.errors import BadRequest, MetaqError, RequestFailed, StoreError, Unkn
 from metaq.protocol import properties
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.record import TAGS, Record, decode_record
-from metaq.protocol.remoting.codes import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_TYPE, Request, Response
+from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import EndTransaction, ResumeCheck, decode_header
+from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_TYPE
 from metaq.protocol.text.messages import Stored
 from metaq.server.change import Change
 from metaq.server.context import Context

@@ -12,20 +12,10 @@ from metaq.errors import AccessDenied, MessageIllegal, MetaqError, UnknownTopic,
 from metaq.protocol import properties
 from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, HEADER_SIZE, constant_middle, java_hash, longer_tail
 from metaq.protocol.remoting.batch import decode_batch
-from metaq.protocol.remoting.codes import (
-    COMPRESSED,
-    COMPRESSION_KIND,
-    INHERIT,
-    JSON,
-    ONEWAY_FLAG,
-    TRANSACTION_TYPE,
-    VERSION,
-    WRITE,
-    Request,
-    Response,
-)
+from metaq.protocol.remoting.codes import INHERIT, JSON, ONEWAY_FLAG, VERSION, WRITE, Request, Response
 from metaq.protocol.remoting.frames import HEAD, RemotingCommand, encode_response
 from metaq.protocol.remoting.headers import Int32, SendMessage, decode_header, with_names
+from metaq.protocol.sysflag import COMPRESSED, COMPRESSION_KIND, TRANSACTION_TYPE
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.context import Context
 from metaq.server.counters import Counters

@@ -27,7 +27,7 @@ from metaq.protocol.inflating import MAX_INFLATED_BYTES, inflated
 from metaq.protocol.properties import CLUSTER, KEYS, ORIGIN_ID, OWN, PREPARED_OFFSET, PRODUCER_GROUP, REPLY_TO, TIMERS
 from metaq.protocol.record import CHECKSUM_SIZE, FIXED_SIZE, HEADER_SIZE, MAGIC, TAGS
 from metaq.protocol.remoting.bulk import Bulk
-from metaq.protocol.remoting.codes import COMPRESSED
+from metaq.protocol.sysflag import COMPRESSED
 
 logger = logging.getLogger(__name__)
 
