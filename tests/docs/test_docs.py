@@ -24,6 +24,7 @@ from metaq.store.checkpoint import LIVE_SIZE
 from metaq.store.index import indexfile
 from metaq.store.index.indexfile import ITEM_SIZE
 from metaq.store.queues.consumequeue import UNIT_SIZE
+from tests.docs import tree
 from tests.docs.examples import ROOT, Fence, fences, play
 from tests.support.broker import BrokerProcess
 
@@ -31,6 +32,7 @@ PROTOCOL: Final = "docs/protocol.md"
 FEATURES: Final = "docs/features.md"
 CONFIGURATION: Final = ROOT / "conf" / "broker.yaml"
 REGISTRY_CONFIGURATION: Final = ROOT / "conf" / "registry.yaml"
+MOST_MODULES: Final = 16
 DOCUMENTS: Final = ["README.md", "CHANGELOG.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 SUFFIXES: Final = "|".join(sorted({name.rpartition("_")[2] for name in Settings.model_fields}))
 SESSIONS: Final = fences(PROTOCOL, "telnet")
@@ -144,8 +146,20 @@ def test_the_layers_are_those_that_lint_checks() -> None:
     (drawing,) = fences("docs/architecture.md", "layers")
     drawn = [re.split(r"  +", line)[0] for line in drawing.text.splitlines()]
     contracts = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"]
-    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    (layers,) = [contract["layers"] for contract in contracts if contract.get("containers") == ["metaq"]]
     assert drawn == layers
+
+
+def test_the_tree_is_that_of_the_modules() -> None:
+    """SG-009: each module with its first line. To write it anew: python -m tests.docs.tree"""
+    assert text_of("docs/architecture.md") == tree.written(text_of("docs/architecture.md"))
+
+
+def test_no_folder_is_too_full() -> None:
+    """SG-009: a newcomer finds a module by the tree alone."""
+    folders = [folder for folder in (ROOT / "metaq").rglob("*") if (folder / "__init__.py").is_file()]
+    full = {folder.name: count for folder in folders if (count := len(list(folder.glob("*.py")))) > MOST_MODULES}
+    assert full == {}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
