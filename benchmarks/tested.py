@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from metaq.server import turn
+from metaq.engine import turn
 
 REPOSITORY: Final = Path(__file__).parents[1]
 RESULTS: Final = "benchmarks/results"

@@ -17,8 +17,8 @@ from benchmarks.replicas import on_one_processor, processor_seconds
 from benchmarks.report import Report, Table, of_rounds
 from metaq.client import TextClient
 from metaq.clock import SystemClock
-from metaq.server.metrics import Histogram
-from metaq.server.turn import SEND_BOUNDS
+from metaq.engine.figures.metrics import Histogram
+from metaq.engine.turn import SEND_BOUNDS
 
 ROUNDS = 9
 SLICES = 6

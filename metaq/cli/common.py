@@ -105,7 +105,7 @@ class Login(NamedTuple):
         if given:
             return given
         if self.users_file:
-            from metaq.server.users import credentials, load_users  # noqa: PLC0415 - pydantic, which other commands need not
+            from metaq.server.access.users import credentials, load_users  # noqa: PLC0415 - pydantic, which other commands need not
 
             return credentials(load_users(Path(self.users_file)), "--user", self.user).secret
         typed: str = click.prompt(f"Password of {self.user}", hide_input=True, err=True)

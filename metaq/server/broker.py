@@ -12,61 +12,61 @@ from gevent.hub import get_hub
 
 from metaq.clock import Clock, SystemClock
 from metaq.config import Settings
+from metaq.engine.checkback import CheckBack
+from metaq.engine.context import Context
+from metaq.engine.duties import Duties, Keeper
+from metaq.engine.figures.counters import Counters
+from metaq.engine.figures.statistics import SAMPLE_S, Statistics
+from metaq.engine.groups.clients import Clients
+from metaq.engine.groups.groups import GroupTable
+from metaq.engine.groups.locklog import LockLog
+from metaq.engine.hold import Holds
+from metaq.engine.offsets.observed import Observed
+from metaq.engine.offsets.offsetexport import OffsetExport
+from metaq.engine.offsets.offsethistory import OffsetHistory
+from metaq.engine.offsets.offsetlog import APPEND_S, OffsetLog
+from metaq.engine.offsets.offsets import OffsetTable
+from metaq.engine.parts import retention_rules, room, store_settings
+from metaq.engine.pool import run_in_pool, run_sync
+from metaq.engine.role import ALONE, Role
+from metaq.engine.schedule import SAVE_S, Schedule
+from metaq.engine.topics import FOLDER, TopicTable
+from metaq.engine.turn import Turns
 from metaq.errors import ConfigError, MetaqError, NotMaster
 from metaq.protocol.record import host_bytes
 from metaq.protocol.text.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.registry.kvconfig import KvConfig
-from metaq.server.checkback import CheckBack
-from metaq.server.clients import Clients
-from metaq.server.context import Context
-from metaq.server.counters import Counters
-from metaq.server.duties import Duties, Keeper
+from metaq.server.access.gate import LOOK_S, Gate
 from metaq.server.front import Address, Front, Listener, RequestHandler
-from metaq.server.gate import LOOK_S, Gate
-from metaq.server.groups import GroupTable
-from metaq.server.handlers.admin import AdminHandler
-from metaq.server.handlers.brokerinfo import BrokerInfoHandler
-from metaq.server.handlers.bulk import BulkHandler
-from metaq.server.handlers.clientadmin import ClientAdminHandler
-from metaq.server.handlers.consumer import ConsumerHandler
-from metaq.server.handlers.get import GetHandler
-from metaq.server.handlers.groupadmin import GroupAdminHandler
-from metaq.server.handlers.half import HalfHandler
-from metaq.server.handlers.heartbeat import HeartbeatHandler
-from metaq.server.handlers.identity import IdentityHandler
-from metaq.server.handlers.login import log_in
-from metaq.server.handlers.offsetadmin import OffsetAdminHandler
-from metaq.server.handlers.offsetexport import OffsetExportHandler
-from metaq.server.handlers.pull import PullHandler
-from metaq.server.handlers.put import PutHandler
-from metaq.server.handlers.query import QueryHandler
-from metaq.server.handlers.registry import RegistryHandler
-from metaq.server.handlers.reply import ReplyHandler
-from metaq.server.handlers.send import SendHandler
-from metaq.server.handlers.sendback import SendBackHandler
-from metaq.server.handlers.topics import TopicsHandler
-from metaq.server.handlers.transaction import TransactionHandler
-from metaq.server.handlers.txadmin import Tables, TransactionAdminHandler
-from metaq.server.hold import Holds
-from metaq.server.later import Later
-from metaq.server.locklog import LockLog
-from metaq.server.look import Looks
-from metaq.server.measured import Measured
-from metaq.server.observed import Observed
-from metaq.server.offsetexport import OffsetExport
-from metaq.server.offsethistory import OffsetHistory
-from metaq.server.offsetlog import APPEND_S, OffsetLog
-from metaq.server.offsets import OffsetTable
-from metaq.server.parts import retention_rules, room, store_settings
-from metaq.server.pool import run_in_pool, run_sync
+from metaq.server.http.measured import Measured
 from metaq.server.registration import Registration
 from metaq.server.reload import Configurable
-from metaq.server.role import ALONE, Role
-from metaq.server.schedule import SAVE_S, Schedule
-from metaq.server.statistics import SAMPLE_S, Statistics
-from metaq.server.tables import FOLDER, TopicTable
-from metaq.server.tls import make_context
-from metaq.server.turn import Turns
+from metaq.server.remoting.admin.brokerinfo import BrokerInfoHandler
+from metaq.server.remoting.admin.clients import ClientAdminHandler
+from metaq.server.remoting.admin.groups import GroupAdminHandler
+from metaq.server.remoting.admin.offsetexport import OffsetExportHandler
+from metaq.server.remoting.admin.offsets import OffsetAdminHandler
+from metaq.server.remoting.admin.topics import TopicsHandler
+from metaq.server.remoting.admin.transactions import Tables, TransactionAdminHandler
+from metaq.server.remoting.consuming.bulk import BulkHandler
+from metaq.server.remoting.consuming.consumer import ConsumerHandler
+from metaq.server.remoting.consuming.heartbeat import HeartbeatHandler
+from metaq.server.remoting.consuming.pull import PullHandler
+from metaq.server.remoting.consuming.query import QueryHandler
+from metaq.server.remoting.consuming.sendback import SendBackHandler
+from metaq.server.remoting.identity import IdentityHandler
+from metaq.server.remoting.later import Later
+from metaq.server.remoting.registry import RegistryHandler
+from metaq.server.remoting.sending.half import HalfHandler
+from metaq.server.remoting.sending.reply import ReplyHandler
+from metaq.server.remoting.sending.send import SendHandler
+from metaq.server.text.admin import AdminHandler
+from metaq.server.text.get import GetHandler
+from metaq.server.text.login import log_in
+from metaq.server.text.put import PutHandler
+from metaq.server.text.transaction import TransactionHandler
+from metaq.server.wire.look import Looks
+from metaq.server.wire.tls import make_context
 from metaq.store.copies.applying import hide_from
 from metaq.store.files.disk import Disk
 from metaq.store.recovery.progress import Tell, nobody

@@ -15,8 +15,8 @@ from gevent.hub import Hub, get_hub
 from metaq import logs
 from metaq.config import Settings
 from metaq.errors import MetaqError
-from metaq.server.gate import Gate
-from metaq.server.http import Monitor, Monitored
+from metaq.server.access.gate import Gate
+from metaq.server.http.http import Monitor, Monitored
 from metaq.server.notify import Notifier
 from metaq.server.registration import written
 from metaq.server.reload import Configurable, Reload

@@ -20,15 +20,15 @@ from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
 from metaq.protocol.text.codec import CommandReader, PutHead, TextLimits
 from metaq.protocol.text.commands import Command
 from metaq.protocol.text.replies import write_result
-from metaq.server.admission import Admission, admission
-from metaq.server.gate import Gate
-from metaq.server.memory import Memory
-from metaq.server.opening import Opening
-from metaq.server.pace import Pace
-from metaq.server.remoting import Answer, RemotingSession, failure
-from metaq.server.session import READABLE, Session, Stream
-from metaq.server.textsession import TextSession
-from metaq.server.tls import TlsContext
+from metaq.server.access.gate import Gate
+from metaq.server.remoting.admission import Admission, admission
+from metaq.server.remoting.session import Answer, RemotingSession, failure
+from metaq.server.text.session import TextSession
+from metaq.server.wire.memory import Memory
+from metaq.server.wire.opening import Opening
+from metaq.server.wire.pace import Pace
+from metaq.server.wire.session import READABLE, Session, Stream
+from metaq.server.wire.tls import TlsContext
 
 logger = logging.getLogger(__name__)
 

@@ -15,18 +15,18 @@ from gevent.event import Event
 
 from metaq.clock import Clock
 from metaq.config import Settings
+from metaq.engine import topics as tables
+from metaq.engine.role import Role
 from metaq.errors import ConfigError, MetaqError
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.headers import BrokerIdentity, RegisterBroker, encode_header
 from metaq.protocol.remoting.routes import DataVersion, TopicConfig, TopicTable, decode_kv_table, encode_registration
 from metaq.registry.routes import MASTER, BrokerKey
 from metaq.replication.peers import Peers
-from metaq.server import tables
 from metaq.server.front import Address
-from metaq.server.handlers.identity import IdentityHandler
-from metaq.server.handlers.registry import RegistryHandler
 from metaq.server.outbound import Outbound
-from metaq.server.role import Role
+from metaq.server.remoting.identity import IdentityHandler
+from metaq.server.remoting.registry import RegistryHandler
 
 logger = logging.getLogger(__name__)
 

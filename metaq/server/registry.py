@@ -11,21 +11,21 @@ from gevent.hub import get_hub
 import metaq
 from metaq.clock import Clock, SystemClock
 from metaq.config import Settings
+from metaq.engine.figures.metrics import Family
+from metaq.engine.pool import run_in_pool
+from metaq.engine.topics import FOLDER
 from metaq.protocol.text.commands import Auth, Command, Create, Get, Help, Offset, Put, Stats, Sync, Transaction, Version
 from metaq.protocol.text.replies import BAD_REQUEST, FORBIDDEN, OK, write_result
 from metaq.registry.kvconfig import KvConfig
+from metaq.server.access.gate import LOOK_S, Gate
+from metaq.server.access.permissions import Action, allowed, denied
 from metaq.server.front import Front
-from metaq.server.gate import LOOK_S, Gate
-from metaq.server.handlers.identity import IdentityHandler
-from metaq.server.handlers.login import log_in
-from metaq.server.handlers.registry import RegistryHandler
-from metaq.server.measured import registry_families
-from metaq.server.metrics import Family
-from metaq.server.permissions import Action, allowed, denied
-from metaq.server.pool import run_in_pool
-from metaq.server.tables import FOLDER
-from metaq.server.textsession import TextSession
-from metaq.server.tls import make_context
+from metaq.server.http.measured import registry_families
+from metaq.server.remoting.identity import IdentityHandler
+from metaq.server.remoting.registry import RegistryHandler
+from metaq.server.text.login import log_in
+from metaq.server.text.session import TextSession
+from metaq.server.wire.tls import make_context
 from metaq.store.files.disk import Disk, RealDisk
 from metaq.store.files.filecache import Rest
 from metaq.store.recovery.recovery import LOCK

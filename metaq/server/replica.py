@@ -26,21 +26,21 @@ from gevent.lock import BoundedSemaphore
 
 from metaq.clock import SystemClock
 from metaq.config import Settings
+from metaq.engine.role import Role
+from metaq.engine.topics import FOLDER
 from metaq.errors import BadRequest, ConfigError, DiskFull, MetaqError, NotMaster, RequestTimeout
 from metaq.replication.election import Election
 from metaq.replication.follower import Address
 from metaq.replication.frames import encode_control
 from metaq.replication.nodes import Log
+from metaq.server.access.gate import Gate
 from metaq.server.broker import Broker
 from metaq.server.daemon import STARTED_NOT
 from metaq.server.front import Listener, resolve
-from metaq.server.gate import Gate
-from metaq.server.handlers.replica import ReplicaHandler
-from metaq.server.measured import Measured
+from metaq.server.http.measured import Measured
 from metaq.server.registration import parse_address, reached_at, written
-from metaq.server.role import Role
+from metaq.server.remoting.admin.replica import ReplicaHandler
 from metaq.server.sides import MasterSide, SlaveSide
-from metaq.server.tables import FOLDER
 from metaq.server.zkregistration import open_session
 from metaq.store.files.disk import Disk, RealDisk
 from metaq.store.files.documents import read_document, write_document

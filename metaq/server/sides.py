@@ -5,6 +5,11 @@ from pathlib import Path
 from typing import Final
 
 from metaq.config import Settings
+from metaq.engine.groups.groups import GROUPS
+from metaq.engine.offsets.offsetlog import load_offsets
+from metaq.engine.pool import run_sync
+from metaq.engine.role import Health
+from metaq.engine.topics import FOLDER, OFFSETS_TOPIC, TOPICS
 from metaq.registry.routes import MASTER
 from metaq.replication.documents import Documents
 from metaq.replication.feeder import Feeder, Identity
@@ -12,13 +17,8 @@ from metaq.replication.follower import Address, Follower, Seen
 from metaq.replication.insync import Agree, InSync
 from metaq.replication.peers import Certificate
 from metaq.server.broker import Broker
-from metaq.server.groups import GROUPS
-from metaq.server.handlers.masteronly import MasterOnlyHandler
-from metaq.server.offsetlog import load_offsets
-from metaq.server.pool import run_sync
 from metaq.server.registration import written
-from metaq.server.role import Health
-from metaq.server.tables import FOLDER, OFFSETS_TOPIC, TOPICS
+from metaq.server.remoting.admin.masteronly import MasterOnlyHandler
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 

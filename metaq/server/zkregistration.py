@@ -16,6 +16,9 @@ from gevent.event import Event
 
 from metaq.clock import Clock
 from metaq.config import Settings
+from metaq.engine.pool import run_in_pool
+from metaq.engine.topics import DEAD_PREFIX, RETRY_PREFIX, Topic
+from metaq.engine.topics import TopicTable as Topics
 from metaq.errors import BadRequest, ConfigError, MetaqError
 from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request
 from metaq.protocol.remoting.routes import DataVersion, TopicTable, decode_topic_table
@@ -38,12 +41,9 @@ from metaq.registry.session import Set, greenlets
 from metaq.registry.zookeeper import ZooKeeper
 from metaq.replication.peers import Peers
 from metaq.server.front import Address
-from metaq.server.handlers.registry import RegistryHandler
 from metaq.server.outbound import Outbound
-from metaq.server.pool import run_in_pool
 from metaq.server.registration import parse_address, replication_address, written
-from metaq.server.tables import DEAD_PREFIX, RETRY_PREFIX, Topic
-from metaq.server.tables import TopicTable as Topics
+from metaq.server.remoting.registry import RegistryHandler
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import Final
 import gevent
 
 from metaq.config import Settings, load
+from metaq.engine.figures.metrics import Family
+from metaq.engine.pool import run_in_pool
+from metaq.server.access.gate import Gate
 from metaq.server.daemon import run
-from metaq.server.gate import Gate
-from metaq.server.metrics import Family
-from metaq.server.pool import run_in_pool
 from metaq.store.files.filecache import Rest
 from metaq.store.recovery.progress import Step, Tell
 

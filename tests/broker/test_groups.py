@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 
 from metaq.client import TextClient
+from metaq.engine.groups.groups import Group, GroupTable
 from metaq.protocol.remoting.codes import COMPACT, JSON, PULL_SUSPENDS, Request, Response
-from metaq.server.groups import Group, GroupTable
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.filecache import run_here
 from tests.support.admin import create_topic, send

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from metaq.client import TextClient
+from metaq.engine.figures.metrics import Histogram, Kind, Metric, write
+from metaq.engine.topics import FOLDER
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.text.codec import write_get
 from metaq.protocol.text.replies import ERROR, NOT_FOUND, OK, UNAVAILABLE
-from metaq.server.httpserver import MOST_CONNECTIONS
-from metaq.server.metrics import Histogram, Kind, Metric, write
+from metaq.server.http.httpserver import MOST_CONNECTIONS
 from metaq.server.replica import KEPT
-from metaq.server.tables import FOLDER
 from tests.broker.slowdisk import Controlled
 from tests.broker.test_sendback import send_back
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until

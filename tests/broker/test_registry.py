@@ -10,6 +10,7 @@ import pytest
 
 from metaq.client import TextClient
 from metaq.config import load
+from metaq.engine.topics import DEFAULT_TOPIC
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import KvKey, KvPair, RegisterBroker, TopicOnly, encode_header
@@ -25,7 +26,6 @@ from metaq.protocol.remoting.routes import (
     decode_route,
     encode_registration,
 )
-from metaq.server.tables import DEFAULT_TOPIC
 from tests.support.admin import create_topic
 from tests.support.broker import BrokerFailed, BrokerProcess, RegistryProcess, wait_until
 from tests.support.fakeremoting import FakeRemoting, Reply

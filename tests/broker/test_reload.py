@@ -17,10 +17,10 @@ from metaq import TextClient
 from metaq.cli.admin import parse_config
 from metaq.client import parse_stats
 from metaq.config import LIVE, Settings
+from metaq.engine.topics import DEFAULT_TOPIC
 from metaq.errors import MetaqError, RouteNotFound
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request
-from metaq.server.tables import DEFAULT_TOPIC
 from tests.support.admin import Refused, ask, ask_body, connect, create_topic
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cluster import ReplicaProcess

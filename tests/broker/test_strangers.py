@@ -13,7 +13,7 @@ from metaq.protocol.remoting.frames import encode_response
 from metaq.protocol.remoting.headers import encode_header, with_letters
 from metaq.protocol.remoting.signature import Credentials
 from metaq.protocol.text.codec import write_line, write_put
-from metaq.server.admission import ADMITTED
+from metaq.server.remoting.admission import ADMITTED
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.documents import read_document, write_document
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until

@@ -10,7 +10,7 @@ from metaq.protocol.remoting.codes import COMPACT, JSON, Request
 from metaq.protocol.remoting.frames import MAX_HEADER_BYTES, MOST_FIELDS
 from metaq.protocol.sql92 import MAX_LENGTH
 from metaq.protocol.subscription import MAX_EXPRESSION_LENGTH
-from metaq.server.admission import ADMITTED, TABLE_BYTES, admission
+from metaq.server.remoting.admission import ADMITTED, TABLE_BYTES, admission
 from tests.broker.test_access import FIELDS, TO_CLIENTS
 from tests.support.bodies import BODY, LEGAL, shapes, tags
 from tests.support.broker import BrokerProcess

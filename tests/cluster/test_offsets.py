@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from metaq.client import TextClient
+from metaq.engine.offsets.offsetlog import MOST_BACK_S
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32, QueryConsumerOffset, UpdateConsumerOffset, encode_header
-from metaq.server.offsetlog import MOST_BACK_S
 from tests.cluster.history import Commit
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.cluster import PATIENT, Cluster

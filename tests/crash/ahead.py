@@ -20,15 +20,15 @@ from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 from metaq.clock import ManualClock
+from metaq.engine.offsets.offsetlog import OffsetLog, load_offsets
+from metaq.engine.offsets.offsets import OffsetTable
+from metaq.engine.schedule import Schedule, source_of
+from metaq.engine.topics import SCHEDULE_TOPIC, TopicTable
+from metaq.engine.turn import Outcome
 from metaq.message import Durability, TopicPartition
 from metaq.protocol.properties import REAL_QUEUE, REAL_TOPIC
 from metaq.protocol.record import Record, constant_middle, decode_record, encode_properties, record_tail
 from metaq.replication import documents
-from metaq.server.offsetlog import OffsetLog, load_offsets
-from metaq.server.offsets import OffsetTable
-from metaq.server.schedule import Schedule, source_of
-from metaq.server.tables import SCHEDULE_TOPIC, TopicTable
-from metaq.server.turn import Outcome
 from metaq.store.copies.applying import Copier, piece
 from metaq.store.copies.discarding import cut_at_next_opening
 from metaq.store.copies.epochs import Epochs, common_end

@@ -18,7 +18,7 @@ from typing import Final
 from metaq.protocol.remoting.codes import COMPACT, JSON
 from metaq.protocol.remoting.frames import FrameReader, encode_request
 from metaq.protocol.remoting.signature import Credentials
-from metaq.server.admission import ADMITTED, TABLE_BYTES
+from metaq.server.remoting.admission import ADMITTED, TABLE_BYTES
 from tests.broker.test_access import FIELDS
 from tests.crash.command import Result
 from tests.crash.frames import FLAGS, KINDS, TEXTS, Attack, Kind, Stream, attack, draw_stream, recorded

@@ -9,9 +9,9 @@ import orjson
 import pytest
 import yaml
 
-from metaq.server.http import OWN
-from metaq.server.measures import OF_BROKERS, OF_REGISTRIES
-from metaq.server.metrics import Kind, Metric
+from metaq.engine.figures.metrics import Kind, Metric
+from metaq.server.http.http import OWN
+from metaq.server.http.measures import OF_BROKERS, OF_REGISTRIES
 from tests.docs.examples import ROOT
 from tests.support.broker import BrokerProcess, RegistryProcess
 from tests.support.metrics import families, fetch

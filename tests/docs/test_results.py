@@ -63,7 +63,7 @@ def test_a_run_writes_its_tree_and_its_form() -> None:
 
 def test_the_form_is_that_of_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that can be compiled stands for all: they are compiled together."""
-    monkeypatch.setattr("metaq.server.turn.__file__", str(Path("metaq", "server", "turn.py")))
+    monkeypatch.setattr("metaq.engine.turn.__file__", str(Path("metaq", "server", "turn.py")))
     assert form() == "interpreted"
-    monkeypatch.setattr("metaq.server.turn.__file__", str(Path("metaq", "server", "turn.cpython-311-x86_64-linux-gnu.so")))
+    monkeypatch.setattr("metaq.engine.turn.__file__", str(Path("metaq", "server", "turn.cpython-311-x86_64-linux-gnu.so")))
     assert form() == "compiled"

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from metaq.engine.groups.locks import LOCK_S, QueueLocks
+from metaq.engine.offsets.offsetlog import changes_of, rows_of
+from metaq.engine.offsets.offsets import RESET_STANDS_S, OffsetTable, Place
 from metaq.message import MessageQueue
-from metaq.server.locks import LOCK_S, QueueLocks
-from metaq.server.offsetlog import changes_of, rows_of
-from metaq.server.offsets import RESET_STANDS_S, OffsetTable, Place
 
 GROUPS: Final = st.sampled_from(["g", "h"])
 CLIENTS: Final = st.sampled_from(["a@1", "b@1", "c@1"])

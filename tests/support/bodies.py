@@ -14,7 +14,7 @@ from metaq.protocol.remoting.heartbeats import MOST_GROUPS, MOST_QUEUES, MOST_SU
 from metaq.protocol.remoting.routes import DataVersion, TopicConfig, TopicTable, encode_registration
 from metaq.protocol.sql92 import MAX_LENGTH, MOST_SEARCHES
 from metaq.protocol.subscription import MAX_EXPRESSION_LENGTH
-from metaq.server.admission import REGISTRATION_BYTES
+from metaq.server.remoting.admission import REGISTRATION_BYTES
 
 BODY: Final = 4 << 20
 """The largest body of a message by default."""

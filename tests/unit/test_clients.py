@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 
+from metaq.engine.groups.clients import Clients
+from metaq.engine.groups.groups import Group, GroupTable, group_of
 from metaq.errors import BadRequest
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.heartbeats import MOST_GROUPS, MOST_SUBSCRIPTIONS, ConsumerData, Heartbeat
 from metaq.protocol.subscription import Subscription, parse_subscription
-from metaq.server.clients import Clients
-from metaq.server.groups import Group, GroupTable, group_of
-from metaq.server.permissions import ANYBODY, Principal
-from metaq.server.remoting import RemotingSession
+from metaq.server.access.permissions import ANYBODY, Principal
+from metaq.server.remoting.session import RemotingSession
 
 
 class FakeSession:
@@ -175,7 +175,7 @@ def test_the_newest_subscription_is_the_group_s(table: Table) -> None:
 
 def test_differences_are_reported_once(table: Table, caplog: pytest.LogCaptureFixture) -> None:
     """SG-088: when they begin and when they change; not the order of tags, nor the version."""
-    caplog.set_level(logging.WARNING, "metaq.server.clients")
+    caplog.set_level(logging.WARNING, "metaq.engine.groups.clients")
     one, two = FakeSession("one"), FakeSession("two")
     beats: list[Callable[[], None]] = [
         partial(table.beat, one, parse_subscription("T", "A||B", 1)),

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from metaq.config import ENVIRONMENT_OF_CLIENTS, LIVE, Settings, check, gather, load, write_value
+from metaq.engine.parts import retention_rules, room
 from metaq.errors import ConfigError
-from metaq.server.parts import retention_rules, room
 from tests.docs.examples import ROOT
 
 FILE: Final = "max_topics: 30\n\nmax_groups: 40\ntopics:\n  made: {partitions: 2}\n"

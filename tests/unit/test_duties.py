@@ -10,7 +10,7 @@ import pytest
 
 from metaq.clock import SystemClock
 from metaq.config import load
-from metaq.server.duties import Duties
+from metaq.engine.duties import Duties
 
 
 @pytest.mark.parametrize("error", [ValueError("unexpected"), OSError("unexpected")])

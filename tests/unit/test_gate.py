@@ -11,12 +11,12 @@ from metaq.errors import AccessDenied, Overloaded
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
 from metaq.protocol.remoting.signature import Credentials
-from metaq.server import gate as gate_module
-from metaq.server.gate import MOST_WAITING, WRONG, Gate
-from metaq.server.guesses import ALL_TIMES
-from metaq.server.permissions import Action
-from metaq.server.remoting import RemotingSession
-from metaq.server.users import User, hashed
+from metaq.server.access import gate as gate_module
+from metaq.server.access.gate import MOST_WAITING, WRONG, Gate
+from metaq.server.access.guesses import ALL_TIMES
+from metaq.server.access.permissions import Action
+from metaq.server.access.users import User, hashed
+from metaq.server.remoting.session import RemotingSession
 from tests.support.users import ADMIN, READER, USERS, WRITER, write_users
 
 HERE: Final = "10.0.0.1"

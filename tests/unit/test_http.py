@@ -14,13 +14,13 @@ from gevent import ssl as gevent_ssl
 from gevent.event import Event
 
 from metaq.config import Settings, load
+from metaq.engine.figures.metrics import Family, Kind, Metric
 from metaq.errors import AccessDenied, ConfigError
-from metaq.server import http, httpserver, scrapes
-from metaq.server.gate import Gate
-from metaq.server.http import Monitor
-from metaq.server.httpserver import MOST_CONNECTIONS
-from metaq.server.metrics import Family, Kind, Metric
-from metaq.server.permissions import Principal
+from metaq.server.access.gate import Gate
+from metaq.server.access.permissions import Principal
+from metaq.server.http import http, httpserver, scrapes
+from metaq.server.http.http import Monitor
+from metaq.server.http.httpserver import MOST_CONNECTIONS
 from metaq.store.files.filecache import Rest
 from tests.support.tls import issue
 

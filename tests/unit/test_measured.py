@@ -11,20 +11,20 @@ from typing import Any, Final, cast
 import pytest
 
 from metaq.clock import ManualClock
+from metaq.engine.context import Context
+from metaq.engine.figures.counters import Counters
+from metaq.engine.figures.metrics import Family, Metric
+from metaq.engine.figures.statistics import Statistics
+from metaq.engine.hold import Holds
+from metaq.engine.offsets.observed import Observed
+from metaq.engine.offsets.offsetexport import OffsetExport
+from metaq.engine.offsets.offsets import OffsetTable
+from metaq.engine.role import NoReplicas
 from metaq.errors import DiskFailed
 from metaq.message import TopicPartition
 from metaq.protocol.text.commands import Get
-from metaq.server import measures
-from metaq.server.context import Context
-from metaq.server.counters import Counters
-from metaq.server.hold import Holds
-from metaq.server.measured import Measured
-from metaq.server.metrics import Family, Metric
-from metaq.server.observed import Observed
-from metaq.server.offsetexport import OffsetExport
-from metaq.server.offsets import OffsetTable
-from metaq.server.role import NoReplicas
-from metaq.server.statistics import Statistics
+from metaq.server.http import measures
+from metaq.server.http.measured import Measured
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.filecache import FileCache, run_here
 from metaq.store.queues.consumequeue import ConsumeQueue

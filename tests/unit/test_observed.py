@@ -1,9 +1,9 @@
 """The table of text readers and what is kept of store times are bounded."""
 
 from metaq.clock import ManualClock
+from metaq.engine.offsets.observed import FORGOTTEN_S, LONGEST_GROUP, MOST_PLACES, OWNS_S, Observed
+from metaq.engine.offsets.offsetexport import MOST_TIMES, StoreTimes
 from metaq.protocol.text.commands import Get
-from metaq.server.observed import FORGOTTEN_S, LONGEST_GROUP, MOST_PLACES, OWNS_S, Observed
-from metaq.server.offsetexport import MOST_TIMES, StoreTimes
 from metaq.store.files.filecache import go_on
 
 READER = ("10.0.0.7", 4711)

@@ -9,12 +9,12 @@ import pytest
 
 from metaq.clock import ManualClock
 from metaq.config import Settings
+from metaq.engine.offsets.offsetlog import MOST_BACK_S, OffsetLog
+from metaq.engine.offsets.offsets import OffsetTable
+from metaq.engine.topics import TopicTable
+from metaq.engine.turn import Turns
 from metaq.errors import Overloaded
 from metaq.message import Durability
-from metaq.server.offsetlog import MOST_BACK_S, OffsetLog
-from metaq.server.offsets import OffsetTable
-from metaq.server.tables import TopicTable
-from metaq.server.turn import Turns
 from metaq.store.copies.epochs import Epochs
 from metaq.store.files.filecache import run_here
 from metaq.store.messagestore import MessageStore

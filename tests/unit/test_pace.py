@@ -8,8 +8,8 @@ import gevent
 import pytest
 from gevent.hub import get_hub
 
-from metaq.server.pace import TURN_S, Pace
-from metaq.server.session import Session
+from metaq.server.wire.pace import TURN_S, Pace
+from metaq.server.wire.session import Session
 
 SESSIONS: Final = 5
 REQUESTS: Final = 4

@@ -8,19 +8,19 @@ from typing import Any, Final, cast
 import pytest
 
 from metaq.config import load
+from metaq.engine.groups import locks
+from metaq.engine.groups.locks import LOCK_S, QueueLocks
 from metaq.message import MessageQueue
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
 from metaq.protocol.text.codec import CommandReader, TextLimits
-from metaq.server import locks
+from metaq.server.access.permissions import ANONYMOUS, ANYBODY, Principal
 from metaq.server.front import Front
-from metaq.server.locks import LOCK_S, QueueLocks
-from metaq.server.look import Looks, Question
-from metaq.server.memory import Memory
-from metaq.server.permissions import ANONYMOUS, ANYBODY, Principal
-from metaq.server.remoting import Answer, Kept, RemotingSession
-from metaq.server.session import GRAIN
-from metaq.server.textsession import TextSession
+from metaq.server.remoting.session import Answer, Kept, RemotingSession
+from metaq.server.text.session import TextSession
+from metaq.server.wire.look import Looks, Question
+from metaq.server.wire.memory import Memory
+from metaq.server.wire.session import GRAIN
 from metaq.store.files.filecache import Read
 
 LIMIT: Final = 4096

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from metaq.clock import ManualClock
+from metaq.engine.figures import statistics
+from metaq.engine.figures.counters import Counters
+from metaq.engine.figures.statistics import DAY_MS, OTHERS, SAMPLE_S, Statistics
+from metaq.engine.offsets.observed import LONGEST_GROUP
 from metaq.message import TopicPartition
 from metaq.protocol.remoting.adminbodies import Rates
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
-from metaq.server import statistics
-from metaq.server.counters import Counters
-from metaq.server.observed import LONGEST_GROUP
-from metaq.server.statistics import DAY_MS, OTHERS, SAMPLE_S, Statistics
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.filecache import FileCache
 from metaq.store.queues.consumequeue import ConsumeQueue

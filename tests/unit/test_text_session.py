@@ -7,9 +7,9 @@ import pytest
 
 from metaq.protocol.text.codec import CommandReader, TextLimits
 from metaq.protocol.text.commands import Command, Stats
-from metaq.server.memory import Memory
-from metaq.server.permissions import ANYBODY
-from metaq.server.textsession import TextSession
+from metaq.server.access.permissions import ANYBODY
+from metaq.server.text.session import TextSession
+from metaq.server.wire.memory import Memory
 
 
 class Watcher:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from metaq.engine.topics import OFFSETS_TOPIC, TopicTable
 from metaq.errors import Overloaded
 from metaq.message import TopicPartition
-from metaq.server.tables import OFFSETS_TOPIC, TopicTable
 from metaq.store.files.disk import RealDisk
 
 

@@ -8,9 +8,9 @@ import pytest
 from pydantic import SecretStr
 
 from metaq.errors import AccessDenied, ConfigError
-from metaq.server.guesses import ALL_TIMES, MOST_BUCKETS, Guesses
-from metaq.server.permissions import Action, Permission, Principal, allowed, demand, denied
-from metaq.server.users import User, credentials, hashed, load_users, permission_text, save_users
+from metaq.server.access.guesses import ALL_TIMES, MOST_BUCKETS, Guesses
+from metaq.server.access.permissions import Action, Permission, Principal, allowed, demand, denied
+from metaq.server.access.users import User, credentials, hashed, load_users, permission_text, save_users
 from tests.support.users import write_users
 
 

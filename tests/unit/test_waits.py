@@ -7,12 +7,12 @@ from typing import Any, Final, TypeVar, cast
 
 import pytest
 
+from metaq.engine.checkback import CheckBack
 from metaq.errors import BadRequest
 from metaq.protocol.text.codec import CommandReader, TextLimits
 from metaq.replication.election import Election
 from metaq.replication.nodes import Candidate, Log, Master, State
-from metaq.server.checkback import CheckBack
-from metaq.server.textsession import TextSession
+from metaq.server.text.session import TextSession
 from metaq.store.copies.epochs import LAST_EPOCH
 from metaq.store.files.documents import write_document
 from metaq.store.recovery.recovery import open_store

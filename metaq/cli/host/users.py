@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from metaq.cli.common import FAILED, PASSWORD_VARIABLE, Decorated, examples, json_option
 from metaq.cli.tables import Row, print_rows
 from metaq.errors import ConfigError
-from metaq.server.permissions import ANONYMOUS, Permission
-from metaq.server.users import (
+from metaq.server.access.permissions import ANONYMOUS, Permission
+from metaq.server.access.users import (
     LEAST_SECRET,
     MOST_PASSWORD,
     User,

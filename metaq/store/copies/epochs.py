@@ -84,7 +84,7 @@ class Epochs:
         crc, queue = zlib.crc32(body) & 0x7FFFFFFF, store.queue(TOPIC, 0)
         store.put(queue, 0, body, crc, middle, HEADER_SIZE_TEXT + len(body))
 
-    # -- a keeper (see ``metaq.server.duties``) -----------------------------------------------------------------------
+    # -- a keeper (see ``metaq.engine.duties``) -----------------------------------------------------------------------
 
     @property
     def oldest(self) -> int | None:

@@ -1,0 +1,211 @@
+"""Asking producers about transactional messages that they have not decided: 39 (specs: remoting protocol, section 5.5).
+
+A half message that is undecided for ``check_after_ms``, or for as long as it says itself, is shown to one live producer of its
+group every ``check_interval_ms``; the producer answers with 37. After ``max_checks`` times, or when it is older than
+``keep_hours``, it is given up: moved to ``TRANS_CHECK_MAX_TIME_TOPIC``, from where an administrator may bring it back (323).
+
+A check counts also when no producer of the group is connected, as with the real broker: else messages of a group that never
+comes back would be tried until they age out. It does not count when producers are connected and do not read what they are sent.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final, NamedTuple
+
+from metaq.engine.topics import GIVEN_UP_TOPIC, HALF_TOPIC
+from metaq.engine.writing import note, stage
+from metaq.errors import MetaqError
+from metaq.protocol import properties
+from metaq.protocol.record import (
+    CHECKSUM_SIZE,
+    HEADER_SIZE,
+    MAGIC,
+    PATCHED_HEADER,
+    Record,
+    checksum_property,
+    constant_middle,
+    decode_record,
+    record_tail,
+)
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.headers import CheckTransaction, encode_header
+from metaq.server.remoting.sending.half import HalfHandler, pairs_of, parked
+from metaq.store.files.filecache import Run, read_through
+from metaq.store.log.retention import HOUR_MS
+from metaq.tx.halves import Fate, Half, Origin, origin_of
+
+logger = logging.getLogger(__name__)
+
+ROUNDS: Final = 4
+"""Rounds in a check interval: a message is asked about at most a quarter of the interval late, and at most this:"""
+LATEST_S: Final = 1.0
+MOST_ASKED: Final = 1000
+"""In one round. A Java producer has room for 2,000 questions and drops the others."""
+LOOKED_AT: Final = 4096
+"""Undecided messages that are looked through before others go on, about 2 ms of work."""
+AT_ONCE: Final = 32
+"""Messages that are read before others go on."""
+
+
+class _Moving(NamedTuple):
+    """Messages that were put again and may not be durable yet."""
+
+    oldest: int
+    """The lowest log offset that is needed until then."""
+    end: int
+    """Log offset that must be durable first."""
+
+
+class CheckBack:
+    """Looks after half messages that nobody decides."""
+
+    def __init__(self, handler: HalfHandler, rest: Callable[[], None], run: Run) -> None:
+        """``rest`` lets others go on, ``run`` waits for the disk while they do."""
+        self._handler = handler
+        self._context = handler.context
+        self._halves = handler.halves
+        self._store = handler.context.store
+        self._rest = rest
+        self._read = read_through(run)
+        self._rotation = 0
+        settings = self._context.settings
+        self.pause_s = min(LATEST_S, settings.check_interval_ms / 1000 / ROUNDS)
+        self._interval_ms = settings.check_interval_ms
+        self._moving: _Moving | None = None
+        self.stopping = False
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """One round: a duty."""
+        self._halves.follow(self._read)
+        for number, ordinal in enumerate(islice(self._due(), MOST_ASKED), 1):
+            if self.stopping or not self._takes_decisions():
+                return
+            self._check_one(ordinal)
+            if number % AT_ONCE == 0:
+                self._rest()
+
+    def _due(self) -> Iterator[int]:
+        now_ms = self._store.clock.now_ms()
+        for number, ordinal in enumerate(self._halves, 1):
+            half = self._halves.find(ordinal)
+            # stored later than now: the clock was set back since
+            if half is not None and not half.since_ms <= now_ms < half.due_ms:
+                yield ordinal
+            if number % LOOKED_AT == 0:
+                self._rest()
+
+    def _check_one(self, ordinal: int) -> None:
+        half, record = self._half(ordinal)
+        if half is None or record is None or not self._takes_decisions():
+            return
+        pairs = pairs_of(record)
+        origin = origin_of(record, pairs)
+        now_ms = self._store.clock.now_ms()
+        settings = self._context.settings
+        if half.checks >= settings.max_checks or now_ms - half.since_ms > settings.keep_hours * HOUR_MS:
+            self._give_up(record, pairs, origin, half)
+        elif self._ask(record, pairs, origin):
+            self._halves.asked(ordinal, half.checks + 1, now_ms + self._interval_ms)
+
+    def _half(self, ordinal: int) -> tuple[Half | None, Record | None]:
+        """A half and its record, unless it is decided meanwhile. One that cannot be read is lost, and decided with that."""
+        half = self._halves.find(ordinal)
+        if half is None:
+            return None, None
+        stored = self._store.record_at_offset(half.log_offset, self._read)
+        if self._halves.find(ordinal) is not half:  # others went on while it was read
+            return None, None
+        if stored is not None:
+            return half, decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
+        if self._store.log.record_at(half.log_offset, self._read) is not None:
+            return None, None  # it waits for replicas, and nobody may see it yet
+        if self._takes_decisions() and self._halves.find(ordinal) is half:  # others went on once more
+            logger.error("transactional message lost, its record is damaged ordinal=%d log_offset=%d", ordinal, half.log_offset)
+            self._handler.decide(ordinal, Fate.GIVEN_UP)
+        return half, None
+
+    def _takes_decisions(self) -> bool:
+        return self._store.writable and not self._handler.turns.overloaded
+
+    def _ask(self, record: Record, pairs: dict[str, str], origin: Origin) -> bool:
+        """Show the message to a producer of its group; false when there are some and none reads what it is sent."""
+        members = self._context.clients.producers(pairs[properties.PRODUCER_GROUP])
+        if not members:
+            return True
+        unique = pairs.get(properties.UNIQUE_KEY)
+        offset_id = f"{record.store_host.hex().upper()}{origin.log_offset:016X}"
+        fields = encode_header(CheckTransaction(origin.ordinal, origin.log_offset, unique, unique, offset_id))
+        shown = as_sent(record, pairs, origin)
+        for _ in members:
+            self._rotation += 1
+            session = members[self._rotation % len(members)].session
+            if session.tell(Request.CHECK_TRANSACTION_STATE, fields, shown):
+                self._halves.checked += 1
+                return True
+        return False
+
+    def _give_up(self, record: Record, pairs: dict[str, str], origin: Origin, half: Half) -> None:
+        moved = parked(record, pairs, GIVEN_UP_TOPIC)
+        self._handler.decide(origin.ordinal, Fate.GIVEN_UP, moved, {properties.HALF: str(origin)})
+        logger.warning(
+            "transactional message given up group=%s topic=%s id=%s checks=%d moved_to=%s",
+            *(pairs[properties.PRODUCER_GROUP], pairs[properties.REAL_TOPIC], pairs.get(properties.UNIQUE_KEY)),
+            *(half.checks, GIVEN_UP_TOPIC),
+        )
+
+    # -- keeping ------------------------------------------------------------------------------------------------------
+
+    @property
+    def oldest(self) -> int | None:
+        """The lowest log offset of which a record is needed, until what is put again for it is durable."""
+        if self._moving is not None and self._moving.end <= self._store.durable_end:
+            self._moving = None
+        moving = None if self._moving is None else self._moving.oldest
+        return min((each for each in (moving, self._halves.oldest) if each is not None), default=None)
+
+    def keep(self, before: int) -> None:
+        """Put the undecided messages again that lie before a log offset.
+
+        Those of which a decision is on its way are left to the next call; so is everything until it is durable.
+        """
+        self._halves.follow(self._read)
+        oldest = self.oldest
+        if oldest is None or oldest >= before or self._moving is not None:
+            return
+        found = [(ordinal, self._halves.find(ordinal)) for ordinal in self._halves]
+        lying = [ordinal for ordinal, half in found if half is not None and half.log_offset < before]
+        for start in range(0, len(lying), AT_ONCE):
+            self._store.check_healthy()
+            self._put_again(lying[start : start + AT_ONCE], oldest)
+
+    def _put_again(self, ordinals: list[int], oldest: int) -> None:
+        records = [(ordinal, *self._half(ordinal)) for ordinal in ordinals]
+        for ordinal, half, record in records:  # nobody else goes on from here to the end
+            if record is not None and half is not None and self._halves.find(ordinal) is half:
+                pairs = pairs_of(record)
+                own = {properties.HALF: str(origin_of(record, pairs))}
+                stage(self._context, parked(record, pairs, HALF_TOPIC), own)
+        self._moving = _Moving(oldest, self._store.log.staged_end)
+        note(self._handler.turns, self._was_put_again)
+
+    def _was_put_again(self, error: MetaqError | None) -> None:
+        if error is not None:
+            logger.error("undecided messages not put again, tried again before their segment is deleted reason=%s", error)
+            self._moving = None
+
+
+def as_sent(record: Record, pairs: dict[str, str], origin: Origin) -> bytes:
+    """A half message as a record in the topic and partition that it is meant for, at the place where it was first."""
+    kept = properties.encode(pairs)
+    tail = record_tail(pairs[properties.REAL_TOPIC], kept)
+    body = bytes(record.body)
+    middle = constant_middle(
+        *(record.sys_flag, record.born_ms, record.born_host, origin.since_ms, record.store_host, record.reconsume_times)
+    )
+    size = HEADER_SIZE + len(body) + len(tail) + CHECKSUM_SIZE
+    place = (int(pairs[properties.REAL_QUEUE]), record.flag, origin.ordinal, origin.log_offset)
+    data = PATCHED_HEADER.pack(size, MAGIC, record.body_crc, *place, middle, 0, len(body)) + body + tail
+    return data + checksum_property(data)

@@ -1,0 +1,52 @@
+"""What the handlers share: settings, store, topics, counters, and the broker's own address."""
+
+from dataclasses import dataclass, field
+
+from metaq.config import Settings
+from metaq.engine.figures.counters import Counters, TopicCounters
+from metaq.engine.figures.statistics import Statistics
+from metaq.engine.groups.clients import Clients
+from metaq.engine.groups.groups import GroupTable
+from metaq.engine.offsets.observed import Observed
+from metaq.engine.offsets.offsets import OffsetTable
+from metaq.engine.role import NoReplicas, Replicas
+from metaq.engine.topics import TopicTable
+from metaq.server.front import Front
+from metaq.store.copies.epochs import Epochs
+from metaq.store.messagestore import MessageStore
+
+
+@dataclass(slots=True)
+class Context:
+    """One broker, as its handlers see it."""
+
+    settings: Settings
+    store: MessageStore
+    topics: TopicTable
+    host: str
+    port: int
+    store_host: bytes
+    """The advertised host and port as they stand in records."""
+    front: Front
+    groups: GroupTable
+    offsets: OffsetTable
+    clients: Clients
+    statistics: Statistics
+    counters: Counters
+    epochs: Epochs
+    observed: Observed
+    replicas: Replicas = field(default_factory=NoReplicas)
+
+    def topic_counters(self, name: str) -> TopicCounters:
+        """The counters of one topic; those of unknown topics are not kept."""
+        counters = self.counters.topics.get(name)
+        if counters is None:
+            counters = TopicCounters()
+            if self.topics.get(name) is not None:
+                self.counters.topics[name] = counters
+        return counters
+
+    @property
+    def url(self) -> str:
+        """The broker as MetaQ clients name it."""
+        return f"meta://{self.host}:{self.port}"

@@ -1,0 +1,1 @@
+"""What is counted: since the start, over time, and as metrics."""

@@ -1,0 +1,327 @@
+"""What was put and got, over time: by topic, by group and topic, and in all.
+
+Totals are sampled every ``SAMPLE_S`` and remembered in three rings: the last minute, hour and day. A rate is what was counted
+since the oldest sample of its ring, so "the last minute" is between 60 and 70 seconds. What was put is not counted at all: the
+consume queues know it.
+
+==============================================  ===============  ====================================
+name (specs: remoting protocol, section 3.3)    key              counts
+==============================================  ===============  ====================================
+TOPIC_PUT_NUMS, TOPIC_PUT_SIZE                  topic            messages, and bytes of their bodies
+GROUP_GET_NUMS, GROUP_GET_SIZE                  topic@group      messages and bytes got
+SNDBCK_PUT_NUMS                                 topic@group      messages sent back by consumers
+BROKER_PUT_NUMS, BROKER_GET_NUMS                (any)            messages in all
+==============================================  ===============  ====================================
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Final, NamedTuple
+
+from metaq.clock import Clock
+from metaq.engine.figures.counters import Counters
+from metaq.engine.offsets.observed import LONGEST_GROUP
+from metaq.message import INTERNAL_TOPICS, TopicPartition
+from metaq.protocol.remoting.adminbodies import Rate, Rates
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT
+from metaq.store.queues.consumequeue import ConsumeQueue
+
+SAMPLE_S: Final = 10
+MOST_KEYS: Final = 20_000
+"""Groups and topics that are counted one by one; beyond it their messages are only counted in all."""
+OTHERS: Final = "(others)"
+"""Stands for the topic and the group of what is counted in all: no topic can be called so."""
+SLICE: Final = 256
+"""Totals that are sampled without a pause, about 2 ms."""
+DAY_MS: Final = 86_400_000
+
+_EVERY: Final = (1, 60, 360)
+"""Samplings from one sample to the next: 10 s, 10 min, 1 h."""
+_KEPT: Final = (7, 7, 25)
+"""Samples in each ring: a minute, an hour, a day."""
+
+PUT: Final = "put"
+GOT: Final = "got"
+SENT_BACK: Final = "sent back"
+BROKER: Final = "broker"
+ASKED: Final = "asked"
+MISSED: Final = "missed"
+"""Gets and pulls, and those of them that brought nothing."""
+
+_NAMES: Final = {
+    "TOPIC_PUT_NUMS": (PUT, 0),
+    "TOPIC_PUT_SIZE": (PUT, 1),
+    "GROUP_GET_NUMS": (GOT, 0),
+    "GROUP_GET_SIZE": (GOT, 1),
+    "SNDBCK_PUT_NUMS": (SENT_BACK, 0),
+    "BROKER_PUT_NUMS": (BROKER, 0),
+    "BROKER_GET_NUMS": (BROKER, 0),
+}
+"""By name: what is counted, and whether messages or bytes are asked for."""
+
+
+class Totals(NamedTuple):
+    """Counted since the start."""
+
+    messages: int = 0
+    size: int = 0
+
+
+NOTHING: Final = Totals()
+
+
+class Sample(NamedTuple):
+    """Totals at a moment, a monotonic time."""
+
+    at_s: float
+    totals: Totals
+
+
+class Day(NamedTuple):
+    """Messages since the start, as of midnight (UTC) a day ago, and of today."""
+
+    yesterday: Totals
+    today: Totals
+
+
+class _Counter:
+    """What is counted as it happens."""
+
+    __slots__ = ("messages", "size")
+
+    def __init__(self) -> None:
+        self.messages = self.size = 0
+
+    def totals(self) -> Totals:
+        return Totals(self.messages, self.size)
+
+
+class Series:
+    """The past of one thing that is counted."""
+
+    __slots__ = ("_rings",)
+
+    def __init__(self, since: Sample) -> None:
+        self._rings = tuple([since] for _ in _EVERY)
+
+    def take(self, sampling: int, sample: Sample) -> None:
+        """Remember a sample; samplings are numbered."""
+        for ring, every, kept in zip(self._rings, _EVERY, _KEPT, strict=True):
+            if sampling % every == 0:
+                ring.append(sample)
+                del ring[:-kept]
+
+    def rates(self, now: Sample, what: int) -> Rates:
+        """Of messages (0) or bytes (1), up to now."""
+        return Rates(*(_rate(ring[0], now, what) for ring in self._rings))
+
+    def per_second(self, now: Sample) -> tuple[float, float, float]:
+        """Messages a second in the last 10 to 20 seconds, minute, and 10 to 20 minutes."""
+        minute, hour, _ = self._rings
+        ten_s, one_min, ten_min = (_rate(since, now, 0) for since in (minute[-2:][0], minute[0], hour[-2:][0]))
+        return ten_s.per_second, one_min.per_second, ten_min.per_second
+
+
+def _rate(since: Sample, now: Sample, what: int) -> Rate:
+    counted = now.totals[what] - since.totals[what]
+    messages = now.totals.messages - since.totals.messages
+    elapsed_s = now.at_s - since.at_s
+    return Rate(counted, counted / elapsed_s if elapsed_s > 0 else 0.0, counted / messages if messages else 0.0)
+
+
+class Statistics:
+    """All of them, for one broker."""
+
+    def __init__(self, queues: Mapping[TopicPartition, ConsumeQueue], clock: Clock, counters: Counters) -> None:
+        self._queues = queues
+        self._counters = counters
+        self._clock = clock
+        self._by_topic: dict[str, list[ConsumeQueue]] = {}
+        self._indexed = 0  # queues in that: new ones come at the end, none ever goes
+        self._put_before: dict[str, Totals] = {}
+        self._got: dict[tuple[str, str], _Counter] = {}
+        self._sent_back: dict[tuple[str, str], _Counter] = {}
+        self._beyond = _Counter()  # got, but counted only in all
+        self._series: dict[tuple[str, str], Series] = {}
+        self._sampling = 0
+        self._sampled_s = clock.monotonic()
+        self._day = clock.now_ms() // DAY_MS
+        self.put_by_day = self.got_by_day = Day(Totals(), Totals())
+
+    def begin(self) -> None:
+        """What readers see now was there before: only what comes is counted."""
+        self._put_before = {topic: _put_ever(partitions) for topic, partitions in self._topics().items()}
+
+    # -- counting -----------------------------------------------------------------------------------------------------
+
+    def got(self, group: str, topic: str, messages: int, size: int) -> None:
+        """A consumer was given messages."""
+        counter = self._got.get((topic, group)) or self._counter(self._got, (topic, group))
+        counter.messages += messages
+        counter.size += size
+
+    def sent_back(self, group: str, topic: str) -> None:
+        """A consumer sent a message back."""
+        counter = self._sent_back.get((topic, group)) or self._counter(self._sent_back, (topic, group))
+        counter.messages += 1
+
+    def _counter(self, counters: dict[tuple[str, str], _Counter], key: tuple[str, str]) -> _Counter:
+        if len(counters) >= MOST_KEYS or len(key[1]) > LONGEST_GROUP:
+            return self._beyond if counters is self._got else _Counter()
+        return counters.setdefault(key, _Counter())
+
+    def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
+        """A topic or a group was deleted."""
+        for counters in (self._got, self._sent_back):
+            for key in [key for key in counters if topic == key[0] or group == key[1]]:
+                counter = counters.pop(key)
+                if counters is self._got:
+                    self._beyond.messages += counter.messages
+                    self._beyond.size += counter.size
+                self._series.pop((GOT if counters is self._got else SENT_BACK, _written(key)), None)
+
+    # -- totals -------------------------------------------------------------------------------------------------------
+
+    def _topics(self) -> dict[str, list[ConsumeQueue]]:
+        """The queues by topic."""
+        if self._indexed < len(self._queues):
+            for queue in islice(self._queues.values(), self._indexed, None):
+                self._by_topic.setdefault(queue.topic, []).append(queue)
+            self._indexed = len(self._queues)
+        return self._by_topic
+
+    def put_to(self, topic: str) -> Totals:
+        """What was put to one topic since the start."""
+        messages, size = _put_ever(self._topics().get(topic, []))
+        before = self._put_before.get(topic, NOTHING)
+        return Totals(messages - before.messages, size - before.size)
+
+    def topics(self) -> list[str]:
+        """All that have a partition, internal ones included."""
+        return list(self._topics())
+
+    def got_by_group(self) -> Iterator[tuple[tuple[str, str], Totals]]:
+        """What was got since the start, by topic and group; at last, as ``OTHERS`` of both, what is not counted one by one.
+
+        The caller may wait between any two.
+        """
+        for key in list(self._got):
+            counter = self._got.get(key)
+            if counter is not None:  # else it was forgotten meanwhile
+                yield key, counter.totals()
+        yield (OTHERS, OTHERS), self._beyond.totals()
+
+    def put_in_all(self) -> Totals:
+        """What clients put since the start."""
+        return _sum(self.put_to(topic) for topic in self._topics() if topic not in INTERNAL_TOPICS)
+
+    def got_in_all(self) -> Totals:
+        """What clients got since the start."""
+        return _sum([self._beyond.totals(), *(counter.totals() for counter in self._got.values())])
+
+    def _totals(self) -> Iterator[tuple[tuple[str, str], Totals]]:
+        """Everything that is sampled, as it is when it is asked for."""
+        put: list[Totals] = []
+        for topic in list(self._topics()):
+            totals = self.put_to(topic)
+            if topic not in INTERNAL_TOPICS:
+                put.append(totals)
+            yield (PUT, topic), totals
+        for kind, counters in ((GOT, self._got), (SENT_BACK, self._sent_back)):
+            for key in list(counters):
+                if key in counters:  # else it was forgotten meanwhile
+                    yield (kind, _written(key)), counters[key].totals()
+        yield (BROKER, PUT), _sum(put)
+        yield (BROKER, GOT), self.got_in_all()
+        yield (BROKER, ASKED), Totals(self._counters.get.count)
+        yield (BROKER, MISSED), Totals(self._counters.get_miss.count)
+
+    def _now(self, totals: Totals) -> Sample:
+        return Sample(self._clock.monotonic(), totals)
+
+    # -- sampling and asking ------------------------------------------------------------------------------------------
+
+    def sample(self, rest: Callable[[], None]) -> None:
+        """Remember the totals of now; called every ``SAMPLE_S``. ``rest`` lets others go on after each ``SLICE`` of them."""
+        self._sampling += 1
+        at_s = self._clock.monotonic()
+        for number, (key, totals) in enumerate(self._totals(), 1):
+            if totals != NOTHING:
+                self._past(key).take(self._sampling, Sample(at_s, totals))
+            if number % SLICE == 0:
+                rest()
+        self._sampled_s = at_s
+        day = self._clock.now_ms() // DAY_MS
+        if day != self._day:
+            self._day = day
+            self.put_by_day = Day(self.put_by_day.today, self.put_in_all())
+            self.got_by_day = Day(self.got_by_day.today, self.got_in_all())
+
+    def _past(self, key: tuple[str, str]) -> Series:
+        """What is remembered of it: when nothing is, it was nothing when the last samples were taken."""
+        series = self._series.get(key)
+        if series is None:
+            self._series[key] = series = Series(Sample(self._sampled_s, NOTHING))
+        return series
+
+    def rates(self, name: str, key: str) -> Rates | None:
+        """What is asked for by its RocketMQ name; ``None`` when that is unknown, or was never counted."""
+        kind, what = _NAMES.get(name, (None, 0))
+        if kind is None:
+            return None
+        if kind == BROKER:
+            key = PUT if name == "BROKER_PUT_NUMS" else GOT
+            totals = self.put_in_all() if key == PUT else self.got_in_all()
+        elif kind == PUT:
+            totals = self.put_to(key)
+        else:
+            topic, _, group = key.partition("@")
+            counter = (self._got if kind == GOT else self._sent_back).get((topic, group))
+            totals = NOTHING if counter is None else counter.totals()
+        if totals == NOTHING and kind != BROKER:
+            return None
+        return self._past((kind, key)).rates(self._now(totals), what)
+
+    def got_per_second(self, group: str, topic: str) -> float:
+        """Messages a second that a group got of a topic in the last 10 to 20 seconds."""
+        counter = self._got.get((topic, group))
+        if counter is None:
+            return 0.0
+        return self._past((GOT, _written((topic, group)))).per_second(self._now(counter.totals()))[0]
+
+    def put_per_second(self) -> tuple[float, float, float]:
+        """Messages a second, as ``Series.per_second``."""
+        return self._past((BROKER, PUT)).per_second(self._now(self.put_in_all()))
+
+    def transferred_per_second(self) -> tuple[float, float, float]:
+        """Messages a second, as ``Series.per_second``."""
+        return self._past((BROKER, GOT)).per_second(self._now(self.got_in_all()))
+
+    def asked_per_second(self) -> tuple[float, float, float]:
+        """Gets and pulls a second, as ``Series.per_second``."""
+        return self._past((BROKER, ASKED)).per_second(self._now(Totals(self._counters.get.count)))
+
+    def missed_per_second(self) -> tuple[float, float, float]:
+        """Gets and pulls a second that brought nothing, as ``Series.per_second``."""
+        return self._past((BROKER, MISSED)).per_second(self._now(Totals(self._counters.get_miss.count)))
+
+
+def _put_ever(queues: Iterable[ConsumeQueue]) -> Totals:
+    messages = size = 0
+    for queue in queues:
+        messages += queue.readable
+        size += queue.readable_text_end
+    return Totals(messages, size - HEADER_SIZE_TEXT * messages)
+
+
+def _written(key: tuple[str, str]) -> str:
+    """topic@group, as administrators write it."""
+    return "@".join(key)
+
+
+def _sum(totals: Iterable[Totals]) -> Totals:
+    messages = size = 0
+    for one in totals:
+        messages += one.messages
+        size += one.size
+    return Totals(messages, size)

@@ -1,0 +1,252 @@
+"""Who is connected: producers and consumers by group, as their heartbeats tell it.
+
+A client is in a group from its first heartbeat until it says goodbye, its connection closes, or it is silent for
+``client_expiry_ms``. When a consumer group gains or loses a member, or a member changes its topics, all members are told
+(request 40), so that they share the partitions anew.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from metaq.engine.groups.consumergroup import ConsumerGroup, Identity, Member, topics_of
+from metaq.engine.groups.groups import GroupTable
+from metaq.errors import BadRequest
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.heartbeats import MOST_GROUPS, MOST_SUBSCRIPTIONS, Heartbeat
+from metaq.server.remoting.session import RemotingSession
+
+logger = logging.getLogger(__name__)
+
+TOLD_AT_ONCE: Final = 256
+"""Members that are told of changes before others go on: each takes some 20 µs."""
+
+
+class _Joined:
+    """The groups that one connection is in."""
+
+    def __init__(self) -> None:
+        self.producers: set[str] = set()
+        self.consumers: dict[str, int] = {}
+        """With the number of topics that it subscribes to."""
+
+    def check_room(self, heartbeat: Heartbeat) -> None:
+        """``BadRequest`` when the connection would be in too many groups, or subscribe to too much."""
+        consumers = {**self.consumers, **{data.group: len(data.subscriptions) for data in heartbeat.consumers}}
+        groups = len(self.producers.union(heartbeat.producers)) + len(consumers)
+        if groups > MOST_GROUPS:
+            raise BadRequest(f"a connection cannot be in {groups} groups: at most in {MOST_GROUPS}; use several connections")
+        wanted = sum(consumers.values())
+        if wanted > MOST_SUBSCRIPTIONS:
+            reason = f"a connection cannot have {wanted} subscriptions: at most {MOST_SUBSCRIPTIONS}"
+            raise BadRequest(f"{reason}; use several connections")
+
+
+class Clients:
+    """All producers and consumers that are connected now."""
+
+    def __init__(
+        self, groups: GroupTable, monotonic: Callable[[], float], soon: Callable[[Callable[[], None]], object]
+    ) -> None:
+        """``soon`` calls what it is given at the end of this turn of the loop."""
+        self._groups = groups
+        self._monotonic = monotonic
+        self._soon = soon
+        self._consumers: dict[str, ConsumerGroup] = {}
+        self._producers: dict[str, dict[RemotingSession, Member]] = {}
+        self._joined: dict[RemotingSession, _Joined] = {}
+        self._senders: dict[str, tuple[RemotingSession, str]] = {}  # by client id, with the name of its user
+        self._client_ids: dict[RemotingSession, str] = {}  # under which each sends
+        self._administrators: set[RemotingSession] = set()
+        self._to_notify: dict[str, None] = {}
+        self._to_tell: deque[tuple[RemotingSession, str]] = deque()
+        self._notifying = False
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def consumer_group(self, name: str) -> ConsumerGroup | None:
+        """The group, if any member is connected."""
+        return self._consumers.get(name)
+
+    def consumer_groups(self) -> list[ConsumerGroup]:
+        """All that have a member, by name."""
+        return [self._consumers[name] for name in sorted(self._consumers)]
+
+    def consumers_of(self, topic: str) -> list[str]:
+        """The names of the groups that subscribe to a topic now."""
+        return [group.name for group in self.consumer_groups() if topic in group.subscriptions]
+
+    def producer_groups(self) -> list[str]:
+        """The names of all that have a member."""
+        return sorted(self._producers)
+
+    def producers(self, group: str) -> list[Member]:
+        """The members of one producer group."""
+        return list(self._producers.get(group, {}).values())
+
+    def sender(self, client_id: str) -> RemotingSession | None:
+        """The connection of a client that sends; of several of one user, the one whose heartbeat came last."""
+        found = self._senders.get(client_id)
+        return None if found is None else found[0]
+
+    def administers(self, session: RemotingSession) -> bool:
+        """Whether the connection is an administrator's tool."""
+        return session in self._administrators
+
+    def administer(self, session: RemotingSession) -> None:
+        """The connection has asked what only administrators' tools ask."""
+        if session not in self._administrators and not session.closed:
+            self._administrators.add(session)
+            session.closing.append(partial(self._administrators.remove, session))
+
+    # -- coming and going ---------------------------------------------------------------------------------------------
+
+    def check_room(self, session: RemotingSession, heartbeat: Heartbeat) -> None:
+        """``BadRequest`` when one connection would be in too many groups, or subscribe to too much."""
+        self._joined.get(session, _Joined()).check_room(heartbeat)
+
+    def beat(self, session: RemotingSession, language: str, version: int, heartbeat: Heartbeat) -> None:
+        """Take a heartbeat. Of groups that it changes the first ``TOLD_AT_ONCE`` members have been told when this returns."""
+        if session.closed:
+            return
+        if session not in self._joined:
+            self._joined[session] = _Joined()
+            session.closing.append(partial(self._closed, session))
+        client, now_s, joined = Identity(heartbeat.client_id, language, version), self._monotonic(), self._joined[session]
+        for name in heartbeat.producers:
+            joined.producers.add(name)
+            members = self._producers.setdefault(name, {})
+            members[session] = Member(session, client, now_s)
+            self._send_as(session, client.client_id)
+        for data in heartbeat.consumers:
+            joined.consumers[data.group] = len(data.subscriptions)
+            self._consume(data.group, Member(session, client, now_s, data))
+        self._notify()
+
+    def _send_as(self, session: RemotingSession, client_id: str) -> None:
+        """Replies to the client come here from now on, unless they belong to another user whose connection lives."""
+        before = self._client_ids.get(session)
+        if before != client_id:
+            self._forget_sender(session)
+            self._client_ids[session] = client_id
+        name = session.principal.name
+        holder, user = self._senders.get(client_id, (session, name))
+        if holder is session or user == name:
+            self._senders[client_id] = session, name
+        elif before != client_id:
+            logger.warning(
+                "client id belongs to another user, who gets the replies client=%.255r user=%s address=%s holder=%s",
+                *(client_id, name, session.address[0], user),
+            )
+
+    def _consume(self, name: str, member: Member) -> None:
+        group = self._consumers.get(name)
+        if group is None:
+            group = self._consumers[name] = ConsumerGroup(name)
+        before = group.members.get(member.session)
+        assert member.data is not None
+        group.latest = member.data
+        if before is not None and (before.data, before.client) == (member.data, member.client):
+            group.members[member.session] = member
+            return
+        group.put(member)
+        self._report(group)
+        if before is None or before.client != member.client or topics_of(before) != topics_of(member):
+            self._to_notify[name] = None
+
+    def _report(self, group: ConsumerGroup) -> None:
+        differences = group.new_differences()
+        if differences:
+            logger.warning(
+                "consumers of one group want different things, so messages will be missed group=%s wants=%s hint=%s",
+                *(group.name, " | ".join(map(str, differences))),
+                "subscribe all members alike, or give them different groups",
+            )
+
+    def unregister(self, session: RemotingSession, producer_group: str | None, consumer_group: str | None) -> None:
+        """A client leaves one group, or two."""
+        joined = self._joined.get(session)
+        if joined is None:
+            return
+        if producer_group in joined.producers:
+            self._stop_sending(session, joined, producer_group)
+        if consumer_group in joined.consumers:
+            self._stop_consuming(session, joined, consumer_group)
+        self._notify()
+
+    def expire(self, oldest_s: float) -> None:
+        """Take members out whose last heartbeat came before a monotonic time, and close what is in no group any more."""
+        for session, joined in list(self._joined.items()):
+            self._expire(session, joined, oldest_s)
+        self._notify()
+
+    def _expire(self, session: RemotingSession, joined: _Joined, oldest_s: float) -> None:
+        sending = [(name, self._producers[name][session]) for name in joined.producers]
+        consuming = [(name, self._consumers[name].members[session]) for name in joined.consumers]
+        left = False
+        for stop, members in ((self._stop_sending, sending), (self._stop_consuming, consuming)):
+            for name, member in members:
+                if member.beat_s < oldest_s:
+                    logger.info("no heartbeat any more client=%s group=%s", member.client.client_id, name)
+                    stop(session, joined, name)
+                    left = True
+        if left and not (joined.producers or joined.consumers):
+            session.close()
+
+    def _closed(self, session: RemotingSession) -> None:
+        joined = self._joined.pop(session)
+        for name in list(joined.producers):
+            self._stop_sending(session, joined, name)
+        for name in list(joined.consumers):
+            self._stop_consuming(session, joined, name)
+        if self._to_notify:
+            self._soon(self._notify)  # many connections may close at once
+
+    def _stop_sending(self, session: RemotingSession, joined: _Joined, name: str) -> None:
+        joined.producers.remove(name)
+        members = self._producers[name]
+        del members[session]
+        if not members:
+            del self._producers[name]
+        if not joined.producers:
+            self._forget_sender(session)
+
+    def _stop_consuming(self, session: RemotingSession, joined: _Joined, name: str) -> None:
+        del joined.consumers[name]
+        group = self._consumers[name]
+        group.remove(session)
+        if group.members:
+            self._report(group)
+            self._to_notify[name] = None
+        else:
+            del self._consumers[name]
+
+    def _forget_sender(self, session: RemotingSession) -> None:
+        client_id = self._client_ids.pop(session, None)
+        if client_id is not None and self.sender(client_id) is session:
+            del self._senders[client_id]
+
+    def _notify(self) -> None:
+        """Tell the members of changed groups. Telling may find a connection lost, which changes groups again."""
+        if self._notifying:
+            return
+        self._notifying = True
+        try:
+            for _ in range(TOLD_AT_ONCE):
+                while self._to_notify and not self._to_tell:
+                    self._to_tell.extend(self._members_to_tell(self._to_notify.popitem()[0]))
+                if not self._to_tell:
+                    return
+                session, name = self._to_tell.popleft()
+                session.tell(Request.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name})
+        finally:
+            self._notifying = False
+        self._soon(self._notify)
+
+    def _members_to_tell(self, name: str) -> list[tuple[RemotingSession, str]]:
+        settings, group = self._groups.get(name), self._consumers.get(name)
+        if group is None or (settings is not None and not settings.notify_consumer_ids_changed_enable):
+            return []
+        return [(session, name) for session in group.members]

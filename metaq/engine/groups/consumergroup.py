@@ -1,0 +1,185 @@
+"""One consumer group as it is connected now: its members, what each of them wants, and where they want different things.
+
+Everything is kept by topic, so that a member that comes, changes or goes costs a step for each of its own topics, however many
+members and topics the others have.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final, NamedTuple
+
+from metaq.protocol.remoting.heartbeats import BROADCASTING, ConsumerData
+from metaq.protocol.subscription import SEPARATOR, Subscription
+from metaq.server.remoting.session import RemotingSession
+
+NAMED_AT_MOST: Final = 8
+"""Topics that a warning names, and clients for each expression."""
+
+
+class Identity(NamedTuple):
+    """What a client says about itself with every heartbeat."""
+
+    client_id: str
+    language: str
+    version: int
+
+
+class Member(NamedTuple):
+    """A client in a group, over one connection."""
+
+    session: RemotingSession
+    client: Identity
+    beat_s: float
+    """The monotonic time of its last heartbeat."""
+    data: ConsumerData | None = None
+    """What it consumes; ``None`` for a producer."""
+
+    @property
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        return () if self.data is None else self.data.subscriptions
+
+
+class Difference(NamedTuple):
+    """Members of one consumer group want different things of a topic.
+
+    They share partitions, not messages: what the owner of a partition does not want, nobody of the group gets.
+    """
+
+    topic: str
+    wanted: dict[str, list[str]]
+    """Client ids by expression; by an empty one those that do not subscribe to the topic."""
+
+    def __str__(self) -> str:
+        return f"topic {self.topic}: " + "; ".join(
+            f"{expression or 'not subscribed'} by {', '.join(clients[:NAMED_AT_MOST])}"
+            for expression, clients in self.wanted.items()
+        )
+
+
+class _Topic:
+    """What the members of a group want of one topic."""
+
+    def __init__(self) -> None:
+        self.wanted: dict[RemotingSession, tuple[Subscription, str]] = {}
+        """By member, with words that are equal when it is the same."""
+        self.ways: Counter[str] = Counter()
+        """How many members have these words."""
+
+    def put(self, session: RemotingSession, subscription: Subscription) -> None:
+        words = SEPARATOR.join(sorted(subscription.tags)) or subscription.expression
+        self.wanted[session] = subscription, words
+        self.ways[words] += 1
+
+    def drop(self, session: RemotingSession) -> Subscription | None:
+        subscription, words = self.wanted.pop(session, (None, ""))
+        if subscription is not None:
+            self.ways[words] -= 1
+            if not self.ways[words]:
+                del self.ways[words]
+        return subscription
+
+
+class ConsumerGroup:
+    """The members of one consumer group that are connected now; there is at least one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.members: dict[RemotingSession, Member] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        """By topic: the newest of all members."""
+        self.latest = ConsumerData(name, ())
+        """What the last heartbeat said."""
+        self._topics: dict[str, _Topic] = {}
+        self._readers: dict[tuple[str, int], RemotingSession] = {}  # who has pulled last
+        self._read: dict[RemotingSession, set[tuple[str, int]]] = {}  # the same by member
+        self._told: list[Difference] = []
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def reader(self, topic: str, partition: int) -> str | None:
+        """The client id of the member that pulls from a partition, as far as this broker can know it."""
+        session = self._readers.get((topic, partition))
+        return None if session is None else self.members[session].client.client_id
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether every member gets every message, and keeps its offsets itself."""
+        return self.latest.message_model == BROADCASTING
+
+    @property
+    def client_ids(self) -> list[str]:
+        """Each once: after a new connect the old connection may still be there."""
+        return sorted({member.client.client_id for member in self.members.values()})
+
+    def subscription(self, session: RemotingSession, topic: str) -> Subscription | None:
+        """What the client of this connection wants of a topic; of one that has not sent a heartbeat, what its group wants."""
+        known = self._topics.get(topic)
+        own = None if known is None else known.wanted.get(session)
+        return self.subscriptions.get(topic) if own is None else own[0]
+
+    @property
+    def differences(self) -> list[Difference]:
+        """The topics of which members want different things."""
+        return [self._difference(topic) for topic in sorted(self._differing())]
+
+    def _differing(self) -> Iterator[str]:
+        count = len(self.members)
+        return (name for name, topic in self._topics.items() if len(topic.ways) > 1 or len(topic.wanted) < count)
+
+    def _difference(self, name: str) -> Difference:
+        wanted: dict[str, list[str]] = defaultdict(list)
+        known = self._topics[name].wanted
+        for session, member in self.members.items():
+            wanted[known[session][1] if session in known else ""].append(member.client.client_id)
+        return Difference(name, {words: sorted(clients) for words, clients in sorted(wanted.items())})
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+
+    def reads(self, session: RemotingSession, topic: str, partition: int) -> None:
+        """A connection pulls from a partition; that of a member is its reader now."""
+        if session in self.members:
+            place = topic, partition
+            self._readers[place] = session
+            self._read.setdefault(session, set()).add(place)
+
+    def put(self, member: Member) -> None:
+        """Take a new member, or what one says now."""
+        session, before = member.session, self.members.get(member.session)
+        self.members[session] = member
+        wanted = {subscription.topic: subscription for subscription in reversed(member.subscriptions)}
+        for topic in topics_of(before):
+            self._drop(topic, session)
+        for topic, subscription in wanted.items():
+            if topic not in self._topics:
+                self._topics[topic] = _Topic()
+            self._topics[topic].put(session, subscription)
+            known = self.subscriptions.get(topic)
+            if known is None or known.version < subscription.version:
+                self.subscriptions[topic] = subscription
+
+    def remove(self, session: RemotingSession) -> None:
+        """Forget a member."""
+        for topic in topics_of(self.members.pop(session)):
+            self._drop(topic, session)
+        for place in self._read.pop(session, ()):
+            if self._readers.get(place) is session:
+                del self._readers[place]
+
+    def _drop(self, name: str, session: RemotingSession) -> None:
+        topic = self._topics[name]
+        gone = topic.drop(session)
+        if not topic.wanted:
+            del self._topics[name], self.subscriptions[name]
+        elif self.subscriptions[name] is gone:
+            self.subscriptions[name] = max((each for each, _ in topic.wanted.values()), key=lambda each: each.version)
+
+    def new_differences(self) -> list[Difference]:
+        """Some of the differences, when they have begun or are others than at the last call; else none."""
+        before, self._told = self._told, [self._difference(name) for name in islice(self._differing(), NAMED_AT_MOST)]
+        return self._told if self._told != before else []
+
+
+def topics_of(member: Member | None) -> set[str]:
+    """The topics that a member subscribes to."""
+    return set() if member is None else {subscription.topic for subscription in member.subscriptions}

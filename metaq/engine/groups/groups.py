@@ -1,0 +1,205 @@
+"""The table of subscription groups: which consumer groups there are, and what each one may do.
+
+Kept in ``config/subscriptionGroup.json`` in RocketMQ's form. Who is in a group at the moment is in
+``metaq.engine.groups.clients``.
+"""
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from metaq.engine.topics import DEAD_PREFIX, FOLDER, RETRY_PREFIX
+from metaq.errors import BadRequest, Overloaded, RequestFailed
+from metaq.message import MAX_PARTITIONS
+from metaq.protocol.record import MAX_TOPIC_LENGTH
+from metaq.protocol.remoting.codes import Response
+from metaq.protocol.remoting.fastjson import shown
+from metaq.store.files.disk import Disk
+from metaq.store.files.documents import read_document, write_document
+from metaq.store.files.filecache import Run
+
+logger = logging.getLogger(__name__)
+
+GROUPS: Final = "subscriptionGroup.json"
+MAX_NAME_LENGTH: Final = MAX_TOPIC_LENGTH - len(RETRY_PREFIX)
+"""A group has a topic of its own for retries, named after it."""
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
+SYSTEM_GROUPS: Final = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+    "CID_RMQ_SYS_TRANS",
+)
+"""Groups that every broker has (specs: remoting protocol, section 3.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What one consumer group may do."""
+
+    name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    """Kept and shown; no broker decides anything by it."""
+    consume_broadcast_enable: bool = True
+    retry_queue_nums: int = 1
+    """Partitions of the retry topic; 0: failed messages are not delivered again."""
+    retry_max_times: int = 16
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+
+    @property
+    def retry_topic(self) -> str:
+        return RETRY_PREFIX + self.name
+
+    @property
+    def dead_topic(self) -> str:
+        return DEAD_PREFIX + self.name
+
+    def row(self) -> dict[str, Any]:
+        """The group as bodies and the file show it."""
+        return {wire: getattr(self, name) for name, wire in _WIRE.items()}
+
+
+_WIRE: Final = {
+    "broker_id": "brokerId",
+    "consume_broadcast_enable": "consumeBroadcastEnable",
+    "consume_enable": "consumeEnable",
+    "consume_from_min_enable": "consumeFromMinEnable",
+    "name": "groupName",
+    "notify_consumer_ids_changed_enable": "notifyConsumerIdsChangedEnable",
+    "retry_max_times": "retryMaxTimes",
+    "retry_queue_nums": "retryQueueNums",
+    "which_broker_when_consume_slowly": "whichBrokerWhenConsumeSlowly",
+}
+_FLAGS: Final = frozenset(name for name in _WIRE if name.endswith("_enable"))
+
+
+def group_of(row: Mapping[str, Any]) -> Group:
+    """The group that a body or the file shows; what is absent has its default. ``BadRequest``."""
+    values: dict[str, Any] = {}
+    for name, wire in _WIRE.items():
+        value = row.get(wire)
+        if value is None:
+            continue
+        kind = str if name == "name" else bool if name in _FLAGS else int
+        if type(value) is not kind:
+            raise BadRequest(f"subscription group: {wire} is {shown(value)}, not of type {kind.__name__}")
+        values[name] = value
+    if "name" not in values:
+        raise BadRequest("subscription group: groupName is missing")
+    return Group(**values)
+
+
+def check_group_name(name: str) -> None:
+    """RocketMQ's rule, and that the name of the retry topic is not too long; ``BadRequest`` otherwise."""
+    if len(name) > MAX_NAME_LENGTH:
+        raise BadRequest(f"a group name of {len(name)} characters is longer than {MAX_NAME_LENGTH}")
+    if not _NAME.fullmatch(name):
+        raise BadRequest(f"the group name {name[:40]!r} is empty or has characters other than letters, digits, %, |, _ and -")
+
+
+class GroupTable:
+    """All subscription groups of this broker. Changes are in force at once and saved by whoever runs ``save``."""
+
+    def __init__(self, directory: Path, *, max_groups: int, auto_create: bool) -> None:
+        self._path = directory / FOLDER / GROUPS
+        self.max_groups = max_groups
+        self.auto_create = auto_create
+        self._groups = {name: Group(name) for name in SYSTEM_GROUPS}
+        self._version = 0
+        self._saved_version = 0
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._groups[name] for name in sorted(self._groups))
+
+    def get(self, name: str) -> Group | None:
+        return self._groups.get(name)
+
+    @property
+    def version(self) -> int:
+        """Rises with every change."""
+        return self._version
+
+    def is_system(self, name: str) -> bool:
+        """Whether a group belongs to the broker or its tools and not to users."""
+        return name in SYSTEM_GROUPS or name.startswith(SYSTEM_PREFIX)
+
+    def ensure(self, name: str) -> Group:
+        """The group, created on first use; ``RequestFailed`` with code 26 when that is not allowed."""
+        group = self._groups.get(name)
+        if group is not None:
+            return group
+        if not self.auto_create and not self.is_system(name):
+            reason = f"the group {name[:MAX_TOPIC_LENGTH]} does not exist and is not created by using it (auto_create_groups)"
+            raise RequestFailed(Response.SUBSCRIPTION_GROUP_NOT_EXIST, reason)
+        return self.put(Group(name))
+
+    def put(self, group: Group) -> Group:
+        """Make a group as it is given, new or not."""
+        known = self._groups.get(group.name)
+        if known == group:
+            return known
+        if group.retry_queue_nums > MAX_PARTITIONS:
+            raise BadRequest(f"retryQueueNums is {group.retry_queue_nums}: a topic has at most {MAX_PARTITIONS} partitions")
+        if known is None:
+            check_group_name(group.name)
+            if len(self._groups) - len(SYSTEM_GROUPS) >= self.max_groups:
+                raise Overloaded(f"there are {self.max_groups} groups already (max_groups)", retry_after_ms=60_000)
+        self._groups[group.name] = group
+        self._version += 1
+        return group
+
+    def remove(self, name: str) -> None:
+        """Forget a group; its offsets are forgotten by ``OffsetTable.remove``."""
+        if self._groups.pop(name, None) is not None:
+            self._version += 1
+
+    # -- the file -----------------------------------------------------------------------------------------------------
+
+    def load(self, disk: Disk) -> list[str]:
+        """Read the file; return what was wrong with it."""
+        content, problems = read_document(disk, self._path)
+        if content is not None:
+            for row in content["subscriptionGroupTable"].values():
+                group = group_of(row)
+                self._groups[group.name] = group
+            self._version = self._saved_version = content["dataVersion"]["counter"]
+        if problems:
+            self._version += 1
+        return problems
+
+    def reload(self, disk: Disk) -> None:
+        """Take the file as somebody else has written it; groups that it does not have are gone."""
+        self._groups = {name: Group(name) for name in SYSTEM_GROUPS}
+        for problem in self.load(disk):
+            logger.error("table of groups damaged problem=%s", problem)
+
+    @property
+    def unsaved(self) -> bool:
+        return self._version != self._saved_version
+
+    def save(self, disk: Disk, now_ms: int, run: Run) -> None:
+        """Make the table as it is now durable."""
+        version, content = self._version, self.content(now_ms)
+        run(lambda: disk.make_directories(self._path.parent))
+        run(lambda: write_document(disk, self._path, content))
+        self._saved_version = version
+
+    def content(self, now_ms: int) -> dict[str, Any]:
+        """The table as the file and the answer to 201 show it."""
+        version = {"timestamp": now_ms, "counter": self._version}
+        return {"dataVersion": version, "subscriptionGroupTable": {group.name: group.row() for group in self}}

@@ -1,0 +1,149 @@
+"""Keeping the locks of ordered consumers in the log: who has a queue keeps it when the broker is restarted or replaced.
+
+Locks that are taken, renewed or given back are messages of the internal topic ``METAQ_SYS_LOCKS``. A client is told that it
+has a queue when that is as safe as a message that is acknowledged. The body is JSON; thousands of queues take several::
+
+    {"group":"billing","client":"10.0.0.7@4711","held":true,"queues":[["orders","broker-a",0],["orders","broker-a",3]]}
+    {"group":"billing","client":"10.0.0.7@4711","held":false,"queues":[["orders","broker-a",0]]}
+
+A lock lasts ``LOCK_S`` from when the message was stored, so a start reads those that are younger. That compares the clocks of
+two machines. Clients use half of that time (``metaq.client.consuming.locks``): clocks that differ by less than the other do no
+harm.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from metaq.engine.context import Context
+from metaq.engine.groups.locks import LOCK_S, QueueLocks
+from metaq.engine.topics import LOCKS_TOPIC
+from metaq.engine.turn import Short, Turns
+from metaq.engine.writing import Draft, note, stage
+from metaq.errors import DiskFull, MetaqError
+from metaq.message import MessageQueue, TopicPartition
+from metaq.protocol.record import decode_record
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.heartbeats import QueueSet, encode_locked
+from metaq.server.remoting.session import Answer, Kept, RemotingSession
+from metaq.store.files.filecache import read_here
+
+logger = logging.getLogger(__name__)
+
+MOST_QUEUES: Final = 2048
+"""In one message."""
+QUEUE_BYTES: Final = 300
+"""At most, of one queue in a message: topic and broker name have 127 characters each."""
+RECORD_BYTES: Final = 2048
+"""Of a message beside its queues."""
+READ_BYTES: Final = 256 * 1024
+
+_KEY: Final = TopicPartition(LOCKS_TOPIC, 0)
+
+
+class LockLog:
+    """The locks of one broker, and what keeps them."""
+
+    def __init__(self, context: Context, turns: Turns) -> None:
+        """Load what is kept."""
+        self._context = context
+        self._store = context.store
+        self._turns = turns
+        self._most = max(1, min(MOST_QUEUES, (context.settings.segment_bytes - RECORD_BYTES) // QUEUE_BYTES))
+        self._locks = QueueLocks()
+        self._load()
+
+    def _load(self) -> None:
+        queue, reader, clock = self._store.queues.get(_KEY), self._store.reader, self._store.clock
+        if queue is None:
+            return
+        now_ms, now_s = clock.now_ms(), clock.monotonic()
+        first = reader.at_time(queue, now_ms - round(1000 * LOCK_S), read_here)
+        for stored in self._store.records(queue, first, READ_BYTES, read_here):
+            if stored is None:
+                continue
+            record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
+            row = orjson.loads(record.body)
+            queues = [MessageQueue(*fields) for fields in row["queues"]]
+            if row["held"]:
+                age_s = max(0, now_ms - record.store_ms) / 1000
+                self._locks.give(row["group"], row["client"], queues, now_s - age_s)
+            else:
+                self._locks.unlock(row["group"], row["client"], queues)
+
+    # -- what clients ask ---------------------------------------------------------------------------------------------
+
+    def lock(self, session: RemotingSession, request: RemotingCommand, wanted: QueueSet) -> Answer | None:
+        """Take queues that there are, or renew the locks; the answer comes when that is safe.
+
+        A master that is replaced gives none. When the disk is full, locks are kept in memory only: consumers go on.
+        """
+        self._store.check_master()
+        queues, now_s = [queue for queue in wanted.queues if self._is_here(queue)], self._store.clock.monotonic()
+        owner = f"{session.principal.name}@{session.address[0]}"
+        taken = self._locks.lock(wanted.group, wanted.client_id, queues, now_s, owner)
+        answer = Answer(body=(encode_locked(taken),))
+        if not taken:
+            return answer
+        try:
+            self._store.check_writable()
+            self._stage(wanted, taken, held=True)
+        except DiskFull as error:
+            logger.warning("locks are not kept group=%s client=%s reason=%s", wanted.group, wanted.client_id, error)
+            if not self._store.settled:  # some of several messages
+                note(self._turns, _not_kept)
+            return answer
+        self._turns.staged(_Locking(session, session.owe(request), answer))
+        return None
+
+    def _is_here(self, queue: MessageQueue) -> bool:
+        topic = self._context.topics.get(queue.topic)
+        ours = queue.broker_name == self._context.settings.broker_name
+        return ours and topic is not None and 0 <= queue.partition < topic.all_partitions
+
+    def unlock(self, given: QueueSet) -> None:
+        """Give back queues; not waited for."""
+        self._store.check_master()
+        freed = self._locks.unlock(given.group, given.client_id, given.queues)
+        if freed and self._store.writable:
+            self._stage(given, freed, held=False)
+            note(self._turns, _not_kept)
+
+    def expire(self) -> None:
+        """Forget the locks that have run out."""
+        self._locks.expire(self._store.clock.monotonic())
+
+    def _stage(self, whose: QueueSet, queues: Sequence[MessageQueue], *, held: bool) -> None:
+        now_ms, host = self._store.clock.now_ms(), self._context.store_host
+        for start in range(0, len(queues), self._most):
+            rows = [list(queue) for queue in queues[start : start + self._most]]
+            row: dict[str, Any] = {"group": whose.group, "client": whose.client_id, "held": held, "queues": rows}
+            stage(self._context, Draft(*_KEY, orjson.dumps(row), {}, 0, 0, now_ms, host))
+
+
+class _Locking:
+    """A client that waits for its locks to be safe. It has none that are not."""
+
+    __slots__ = ("_answer", "_request", "_session", "size")
+
+    def __init__(self, session: RemotingSession, request: Kept, answer: Answer) -> None:
+        self._session = session
+        self._request = request
+        self._answer = answer
+        self.size = 0
+
+    def stored(self) -> None:
+        self._session.pay(self._request, self._answer)
+
+    def refused(self, error: MetaqError, outcome: str) -> None:
+        self._session.pay(self._request, Answer(error.code, remark=f"the lock {outcome}: {error}"))
+
+    def late(self, short: Short) -> None:
+        self._session.pay(self._request, Answer(short.code, remark=f"the lock is stored, but not {short.lacks}; ask again"))
+
+
+def _not_kept(error: MetaqError | None) -> None:
+    if error is not None:
+        logger.warning("a change of locks is not kept reason=%s", error)

@@ -1,0 +1,1 @@
+"""How far groups are: known, kept in the log, recorded, exported."""

@@ -1,0 +1,80 @@
+"""Recording how far all groups are, every ``offset_export_interval_ms``, in the internal topic ``METAQ_SYS_OFFSET_HISTORY``.
+
+A record is JSON lines (``metaq.protocol.remoting.offsetrows``) as a compressed body: some 50 bytes a row, a seventh of its
+size. A look at many groups takes several records; all their rows have its time. What is recorded ages out with everything else;
+who wants weeks of it copies it (``metaq offsets export``).
+"""
+
+import logging
+import zlib
+from functools import partial
+from typing import Final
+
+from metaq.engine.context import Context
+from metaq.engine.offsets.offsetexport import OffsetExport
+from metaq.engine.turn import Turns
+from metaq.engine.writing import Draft, note, stage
+from metaq.errors import MetaqError
+from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
+from metaq.protocol.sysflag import COMPRESSED
+from metaq.store.files.filecache import Run
+
+logger = logging.getLogger(__name__)
+
+LINES_BYTES: Final = 256 * 1024
+"""Of rows in one record, before they are compressed."""
+FAST: Final = 1
+"""zlib's level: the best one takes ten times as long for two thirds of the size."""
+
+
+class OffsetHistory:
+    """Records what one broker knows. Only a master does."""
+
+    def __init__(self, context: Context, export: OffsetExport, turns: Turns, run: Run) -> None:
+        self._context = context
+        self._store = context.store
+        self._export = export
+        self._turns = turns
+        self._run = run
+        self._most_bytes = min(LINES_BYTES, context.settings.segment_bytes // 4)
+        self._incomplete = False
+        self.stopping = False
+
+    def record(self) -> None:
+        """One look at all groups: a duty."""
+        lines: list[bytes] = []
+        problem, size = None, 0
+        for part in self._export.look(self._store.clock.now_ms()):
+            problem = part.problem or problem
+            for line in part.rows:
+                size += len(line) + 1
+                if size > self._most_bytes and lines:
+                    self._put(lines)
+                    lines, size = [], len(line) + 1
+                lines.append(line)
+            if self._stopped:
+                return
+        self._put(lines)
+        if problem is not None and not self._incomplete:
+            logger.warning("offset history incomplete until further notice reason=%s", problem)
+        elif problem is None and self._incomplete:
+            logger.info("offset history complete again")
+        self._incomplete = problem is not None
+
+    @property
+    def _stopped(self) -> bool:
+        return self.stopping or not self._store.writable
+
+    def _put(self, lines: list[bytes]) -> None:
+        if not lines or self._stopped:
+            return
+        body = self._run(partial(zlib.compress, b"\n".join(lines), FAST))
+        if not self._stopped:  # others went on meanwhile
+            now_ms = self._store.clock.now_ms()
+            stage(self._context, Draft(HISTORY_TOPIC, 0, body, {}, 0, COMPRESSED, now_ms, self._context.store_host))
+            note(self._turns, _recorded)
+
+
+def _recorded(error: MetaqError | None) -> None:
+    if error is not None:
+        logger.error("offset history not recorded reason=%s", error)

@@ -1,0 +1,248 @@
+"""Keeping consumer offsets: in the log twice a second, in a snapshot every few.
+
+What has changed is appended every ``APPEND_S`` to the internal topic ``METAQ_SYS_OFFSETS``, as one message (several when more
+than ``MOST_CHANGES`` offsets changed), so whoever has the log has the offsets. Its body is JSON: group and topic → partition →
+the offset, -1 for one that was removed::
+
+    {"orders@billing":{"0":17,"3":5},"audit@billing":{"0":-1}}
+
+``config/consumerOffset.json`` holds the whole table, and the ordinal of the first such message that it does not cover::
+
+    {"crc32c":"…","log":[1,0,0,81920],"next":204,"offsetTable":{"orders@billing":{"0":17,"3":5}}}
+
+A start takes the snapshot and applies the messages behind it. A snapshot is made only while no message is on its way into the
+log, so all before ``next`` are older than the snapshot, and all others newer.
+
+The log forgets the offsets of groups that rest, so a snapshot that is ahead of it (``metaq.store.copies.snapshots``) is not
+ignored: it counts as far as the log is the same. Other messages took the places of those behind, and must not pass for
+consumed.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from metaq.engine.context import Context
+from metaq.engine.offsets.offsets import Place
+from metaq.engine.topics import FOLDER, OFFSETS_TOPIC
+from metaq.engine.turn import Turns
+from metaq.engine.writing import Draft, note, stage
+from metaq.errors import MetaqError, Overloaded
+from metaq.message import TopicPartition
+from metaq.protocol.record import decode_record
+from metaq.store.copies.snapshots import made_end, moment, ordinal_at, shared_end
+from metaq.store.files.documents import read_document, write_document
+from metaq.store.files.filecache import Run, read_here
+from metaq.store.messagestore import MessageStore
+
+logger = logging.getLogger(__name__)
+
+APPEND_S: Final = 0.5
+MOST_BACK_S: Final = 1.0
+"""So much of what was committed a failover may take back: a master takes no commit while its replicas lack one that is older.
+Rejected: to answer each commit when they have it, which would be a record in the log for each."""
+RETRY_MS: Final = round(APPEND_S * 1000)
+MOST_CHANGES: Final = 4096
+"""Offsets in one message."""
+CHANGE_BYTES: Final = 300
+"""At most, of one offset in a message: topic and group have 127 characters each."""
+RECORD_BYTES: Final = 1024
+"""Of a message beside its body."""
+READ_BYTES: Final = 256 * 1024
+OFFSETS: Final = "consumerOffset.json"
+SEPARATOR: Final = "@"
+"""Between topic and group; neither can have it in its name."""
+
+_KEY: Final = TopicPartition(OFFSETS_TOPIC, 0)
+
+
+class OffsetLog:
+    """Keeps the offsets of one broker."""
+
+    def __init__(self, context: Context, turns: Turns, run: Run) -> None:
+        """Load what is kept."""
+        self._context = context
+        self._store = context.store
+        self._offsets = context.offsets
+        self._turns = turns
+        self._run = run
+        self._path = _path(context)
+        self._most = min(MOST_CHANGES, (context.settings.segment_bytes - RECORD_BYTES) // CHANGE_BYTES)
+        self._on_their_way = 0  # messages that are staged and not yet stored
+        self._saved_version = self._offsets.version
+        self._load()
+        self._taken_at = self._kept_at = self._store.clock.monotonic()  # of the last changes that are staged, and stored
+        self._logged_end = self._store.log.end  # all that is in the log is before it, also what a former master put there
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        is_ahead = load_offsets(self._context)
+        self._take_back()
+        if is_ahead:  # others will have the ordinals of the messages that it covers and the log lacks, but not before this
+            content = self._content()
+            self._store.log.owed.do(lambda: self._put_down(content), self._run)
+
+    def _take_back(self) -> None:
+        """A power cut may take messages that were consumed already: the group must get those that take their ordinals."""
+        beyond = []
+        for group, topic, offsets in self._offsets:
+            for partition, offset in offsets.items():
+                queue = self._store.queues.get(TopicPartition(topic, partition))
+                end = 0 if queue is None else queue.next
+                if offset > end:
+                    beyond.append((Place(group, topic, partition), offset, end))
+        for place, offset, end in beyond:
+            self._offsets.reset(*place, end)
+            logger.warning(
+                "offset taken back to where its partition ends group=%s topic=%s partition=%d offset=%d end=%d",
+                *(*place, offset, end),
+            )
+
+    # -- appending ----------------------------------------------------------------------------------------------------
+
+    def append(self) -> None:
+        """Put what has changed into the log, unless the last changes are still on their way; called every ``APPEND_S``."""
+        if self._store.writable and not self._on_their_way:
+            self._stage()
+
+    def check(self) -> None:
+        """``Overloaded`` when the replicas lack offsets that were committed ``MOST_BACK_S`` ago.
+
+        All that was committed before ``_kept_at`` they have, or the log has. They may lack what that has had for longer: what a
+        new master has found there, and what has waited for them in vain. Where none is waited for, nothing is refused.
+        """
+        if not self._turns.is_copied(self._logged_end):
+            raise Overloaded("the replicas do not have the offsets yet that are in the log", retry_after_ms=RETRY_MS)
+        now = self._store.clock.monotonic()
+        if self._turns.copies is None or not (self._on_their_way or self._offsets.changed):
+            self._kept_at = now
+        elif now - self._kept_at > MOST_BACK_S:
+            raise Overloaded("the replicas do not have the offsets yet that were committed before", retry_after_ms=RETRY_MS)
+
+    def _stage(self) -> None:
+        self._taken_at = self._store.clock.monotonic()
+        waiting = self._offsets.take_changes()
+        try:
+            while waiting:
+                portion = dict(islice(waiting.items(), self._most))
+                host, now_ms = self._context.store_host, self._store.clock.now_ms()
+                stage(self._context, Draft(*_KEY, orjson.dumps(rows_of(portion.items())), {}, 0, 0, now_ms, host))
+                self._on_their_way += 1
+                note(self._turns, partial(self._stored, portion, self._store.log.staged_end))
+                waiting = dict(islice(waiting.items(), self._most, None))
+        finally:
+            if waiting:
+                self._offsets.give_back(waiting)
+                self._taken_at = self._kept_at
+
+    def _stored(self, changes: Mapping[Place, int], end: int, error: MetaqError | None) -> None:
+        """They are in the log, before a log offset, and the replicas have them, or have not had them in time."""
+        self._on_their_way -= 1
+        if error is not None:
+            self._offsets.give_back(changes)
+            self._taken_at = self._kept_at
+            return
+        self._logged_end = end
+        if not self._on_their_way:
+            self._kept_at = self._taken_at
+
+    # -- snapshots ----------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a snapshot when something has changed since the last one, unless changes are on their way into the log."""
+        if self._store.failure is None and not self._on_their_way and self._offsets.version != self._saved_version:
+            self._write(self._run)
+
+    def save_last(self) -> None:
+        """Keep everything at an orderly stop; nobody else writes any more."""
+        if self._store.writable:
+            self._stage()
+            self._store.append()
+            self._store.sync(self._run)
+        if self._offsets.version != self._saved_version:
+            self._write(self._run)
+
+    def _write(self, run: Run) -> None:
+        version, content = self._offsets.version, self._content()
+        run(lambda: self._put_down(content))
+        self._saved_version = version
+
+    def _content(self) -> dict[str, Any]:
+        queue = self._store.queues.get(_KEY)
+        rows = {_key(topic, group): _numbered(offsets) for group, topic, offsets in self._offsets}
+        now = moment(self._context.epochs, self._store.log.end)
+        return {**now, "next": 0 if queue is None else queue.next, "offsetTable": rows}
+
+    def _put_down(self, content: dict[str, Any]) -> None:
+        self._store.disk.make_directories(self._path.parent)
+        write_document(self._store.disk, self._path, content)
+
+
+def load_offsets(context: Context) -> bool:
+    """Apply the snapshot, then the messages behind it; returns whether it is ahead of the log."""
+    store = context.store
+    content, problems = read_document(store.disk, _path(context))
+    for problem in problems:
+        logger.error("snapshot of consumer offsets damaged, made good from the log problem=%s", problem)
+    queue = store.queues.get(_KEY)
+    end = 0 if queue is None else queue.next
+    covered, is_ahead = 0, False
+    if content is not None:
+        covered, offsets = content["next"], changes_of(content["offsetTable"])
+        shared = shared_end(context.epochs, content)
+        is_ahead = covered > end or shared < made_end(content)
+        if shared < made_end(content):
+            covered = 0 if queue is None else min(covered, ordinal_at(queue, shared))
+            offsets = {place: _within(store, place, offset, shared) for place, offset in offsets.items()}
+        context.offsets.replay(offsets)
+    if queue is not None and covered < end:
+        first = max(covered, store.first(queue, read_here)[0])
+        for stored in store.records(queue, first, READ_BYTES, read_here):
+            if stored is not None:
+                record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
+                context.offsets.replay(changes_of(orjson.loads(record.body)))
+    return is_ahead
+
+
+def _within(store: MessageStore, place: Place, offset: int, log_end: int) -> int:
+    """An offset, or where its partition ended when the log ended there."""
+    queue = store.queues.get(TopicPartition(place.topic, place.partition))
+    return 0 if queue is None else min(offset, ordinal_at(queue, log_end))
+
+
+def _path(context: Context) -> Path:
+    return context.settings.data / FOLDER / OFFSETS
+
+
+def rows_of(changes: Iterable[tuple[Place, int]]) -> dict[str, dict[str, int]]:
+    """Changes as a message holds them."""
+    rows: dict[str, dict[str, int]] = {}
+    for place, offset in changes:
+        rows.setdefault(_key(place.topic, place.group), {})[str(place.partition)] = offset
+    return rows
+
+
+def changes_of(rows: Mapping[str, Mapping[str, Any]]) -> dict[Place, int]:
+    """What a message or a snapshot holds."""
+    return dict(_changes(rows))
+
+
+def _changes(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Place, int]]:
+    for key, offsets in rows.items():
+        topic, _, group = key.partition(SEPARATOR)
+        for partition, offset in offsets.items():
+            yield Place(group, topic, int(partition)), offset
+
+
+def _key(topic: str, group: str) -> str:
+    return f"{topic}{SEPARATOR}{group}"
+
+
+def _numbered(offsets: Mapping[int, int]) -> dict[str, int]:
+    return {str(partition): offset for partition, offset in offsets.items()}

@@ -1,0 +1,156 @@
+"""How far each consumer group has come: group and topic → partition → the queue offset that it wants next.
+
+An offset only moves forward: what a client commits late, or from before a fail-over, takes nothing back. Only ``reset``, for
+administrators, sets any value. The table is pure memory; ``metaq.engine.offsets.offsetlog`` keeps it.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from metaq.message import QueueOffset
+
+logger = logging.getLogger(__name__)
+
+RESET_STANDS_S: Final = 60.0
+"""How long a reset stands against commits of members that have not heard of it yet: a Java client waits ten seconds before it
+acts on a reset, and commits its old offsets meanwhile."""
+GONE: Final = -1
+"""Stands in changes for the offset of what was removed."""
+
+
+class Place(NamedTuple):
+    """What has one offset."""
+
+    group: str
+    topic: str
+    partition: int
+
+
+class OffsetTable:
+    """All consumer offsets of this broker."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[tuple[str, str], dict[int, int]] = {}
+        self._changed: dict[Place, None] = {}
+        self._resets: dict[Place, float] = {}  # until when each stands
+        self.version = 0
+        """Rises with every change."""
+        self.ignored = 0
+        """Commits of a lower offset than the one that is known, since the start."""
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def get(self, group: str, topic: str, partition: int) -> QueueOffset | None:
+        """The offset that a group has committed, ``None`` without one."""
+        offset = self._offsets.get((group, topic), {}).get(partition)
+        return None if offset is None else QueueOffset(offset)
+
+    def of(self, group: str, topic: str) -> Mapping[int, int]:
+        """The offsets of a group in a topic, by partition."""
+        return self._offsets.get((group, topic), {})
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """The groups with the topics in which they have offsets."""
+        return list(self._offsets)
+
+    def topics_of(self, group: str) -> list[str]:
+        """The topics of which a group has offsets."""
+        return sorted(topic for name, topic in self._offsets if name == group)
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have offsets in a topic."""
+        return sorted(group for group, name in self._offsets if name == topic)
+
+    def __iter__(self) -> Iterator[tuple[str, str, Mapping[int, int]]]:
+        """Group, topic and offsets of everything that is known."""
+        return ((group, topic, offsets) for (group, topic), offsets in self._offsets.items())
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+
+    def commit(self, group: str, topic: str, partition: int, offset: int, now_s: float) -> None:
+        """Take what a client commits: forward only, negative values mean that it has none. ``now_s`` is monotonic."""
+        if offset < 0:
+            return
+        place = Place(group, topic, partition)
+        known = self._offsets.get((group, topic), {}).get(partition, GONE)
+        if offset == known:
+            self._resets.pop(place, None)
+        elif self._resets and self._resets.get(place, now_s) > now_s:
+            logger.info(
+                "commit ignored, its sender has not heard of the reset group=%s topic=%s partition=%d offset=%d reset_to=%d",
+                *(*place, offset, known),
+            )
+        elif offset < known:
+            self.ignored += 1
+            logger.info(
+                "commit of a lower offset ignored group=%s topic=%s partition=%d offset=%d known=%d", *(*place, offset, known)
+            )
+        else:
+            self._resets.pop(place, None)
+            self._set(place, offset)
+
+    def reset(self, group: str, topic: str, partition: int, offset: int, now_s: float | None = None) -> None:
+        """Set an offset to any value, by an administrator's order.
+
+        With ``now_s``, the monotonic time, it stands against members that have not heard of it: until one has asked for the new
+        offset or committed it, or ``RESET_STANDS_S`` have passed, what they commit is ignored.
+        """
+        place = Place(group, topic, partition)
+        if now_s is not None:
+            self._resets[place] = now_s + RESET_STANDS_S
+        self._set(place, offset)
+
+    def taken_up(self, group: str, topic: str, partition: int) -> None:
+        """A member has asked for its offset, and goes on from there."""
+        if self._resets:
+            self._resets.pop(Place(group, topic, partition), None)
+
+    def remove(self, group: str) -> None:
+        """Forget all offsets of a group."""
+        self._remove([key for key in self._offsets if key[0] == group])
+
+    def remove_topic(self, topic: str) -> None:
+        """Forget all offsets in a topic."""
+        self._remove([key for key in self._offsets if key[1] == topic])
+
+    def _remove(self, keys: Iterable[tuple[str, str]]) -> None:
+        for group, topic in keys:
+            for partition in self._offsets.pop((group, topic)):
+                place = Place(group, topic, partition)
+                self._resets.pop(place, None)
+                self._changed[place] = None
+                self.version += 1
+
+    def _set(self, place: Place, offset: int) -> None:
+        self._offsets.setdefault((place.group, place.topic), {})[place.partition] = offset
+        self._changed[place] = None
+        self.version += 1
+
+    # -- keeping ------------------------------------------------------------------------------------------------------
+
+    @property
+    def changed(self) -> bool:
+        """Whether there are changes to take."""
+        return bool(self._changed)
+
+    def take_changes(self) -> dict[Place, int]:
+        """What has changed since the last call, with the values of now; ``GONE`` for what was removed."""
+        changed, self._changed = self._changed, {}
+        return {place: self.of(place.group, place.topic).get(place.partition, GONE) for place in changed}
+
+    def give_back(self, changes: Iterable[Place]) -> None:
+        """These changes were not kept: the next call takes them again."""
+        self._changed.update(dict.fromkeys(changes))
+
+    def replay(self, changes: Mapping[Place, int]) -> None:
+        """Apply what was kept."""
+        for place, offset in changes.items():
+            key = (place.group, place.topic)
+            offsets = self._offsets.setdefault(key, {})
+            if offset == GONE:
+                offsets.pop(place.partition, None)
+            else:
+                offsets[place.partition] = offset
+            if not offsets:
+                del self._offsets[key]

@@ -1,0 +1,330 @@
+"""The topic table: which topics there are, with how many partitions and which permissions.
+
+Kept in ``config/topics.json`` in RocketMQ's form. The table is a convenience: recovery finds topics and partitions in the log
+and in the queue folders too, so a lost file loses no message.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from metaq.config import TopicSettings
+from metaq.errors import AccessDenied, BadRequest, ConfigError, Overloaded
+from metaq.message import MAX_PARTITIONS, TopicPartition
+from metaq.protocol.record import MAX_TOPIC_LENGTH
+from metaq.protocol.remoting.codes import INHERIT, READ, WRITE
+from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
+from metaq.store.files.disk import Disk
+from metaq.store.files.documents import read_document, write_document
+from metaq.store.files.filecache import Run
+
+logger = logging.getLogger(__name__)
+
+FOLDER: Final = "config"
+TOPICS: Final = "topics.json"
+LEVELS: Final = 18
+"""Delay levels: each is one partition of the schedule topic."""
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+OFFSETS_TOPIC: Final = "METAQ_SYS_OFFSETS"
+"""Changes of consumer offsets (``metaq.engine.offsets.offsetlog``)."""
+TRANSACTIONS_TOPIC: Final = "METAQ_SYS_TRANSACTIONS"
+"""Marks of transactions, and the messages that they park (``metaq.tx``)."""
+EPOCHS_TOPIC: Final = "METAQ_SYS_EPOCHS"
+"""Which replica was master when (``metaq.store.copies.epochs``)."""
+LOCKS_TOPIC: Final = "METAQ_SYS_LOCKS"
+"""Locks of ordered consumers (``metaq.engine.groups.locklog``)."""
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+HALF_OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+"""Transactional messages that were never decided."""
+DEFAULT_TOPIC: Final = "TBW102"
+"""The template of topics that clients create by sending to them."""
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_PREFIX: Final = "%DLQ%"
+
+FORBIDDEN: Final = frozenset(
+    (
+        *(SCHEDULE_TOPIC, HALF_TOPIC, HALF_OP_TOPIC, GIVEN_UP_TOPIC, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, EPOCHS_TOPIC),
+        *(LOCKS_TOPIC, HISTORY_TOPIC, "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
+    )
+)
+"""Topics nobody may send to (specs: remoting protocol, section 3.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One topic; ``permission`` is the sum of ``READ``, ``WRITE`` and ``INHERIT``."""
+
+    name: str
+    partitions: int
+    """How many take messages."""
+    read_partitions: int
+    permission: int = READ | WRITE
+    sys_flag: int = 0
+    order: bool = False
+
+    @property
+    def all_partitions(self) -> int:
+        """How many there are: while a topic shrinks or grows, some only take messages or only give them."""
+        return max(self.partitions, self.read_partitions)
+
+
+def reply_topic(cluster: str) -> str:
+    """Where replies to requests are sent and kept."""
+    return f"{cluster}_REPLY_TOPIC"
+
+
+def check_topic_name(name: str) -> None:
+    """Names that both protocols can carry (RocketMQ's rule); ``BadRequest`` otherwise."""
+    if len(name) > MAX_TOPIC_LENGTH:
+        raise BadRequest(f"a topic name of {len(name)} characters is longer than {MAX_TOPIC_LENGTH}")
+    if not _NAME.fullmatch(name):
+        raise BadRequest(f"the topic name {name[:40]!r} has characters other than letters, digits, %, |, _ and -")
+
+
+class TopicTable:
+    """All topics of this broker. Changes are in force at once and saved by whoever runs ``save``."""
+
+    def __init__(self, directory: Path, max_topics: int) -> None:
+        self._path = directory / FOLDER / TOPICS
+        self.max_topics = max_topics
+        self._topics: dict[str, Topic] = {}
+        self._system: frozenset[str] = frozenset()
+        self._version = 0
+        self._saved_version = 0
+        self._permission = READ | WRITE
+        self._most: dict[str, int] = {}  # partitions that a topic ever had
+        self.deleted: dict[TopicPartition, int] = {}
+        """Partitions of topics that were deleted: messages before this ordinal belonged to them, and are shown to nobody."""
+        self.changed: Callable[[str], None] = lambda _: None
+        """Is told the name of every topic that was made, changed or removed."""
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(self._topics[name] for name in sorted(self._topics))
+
+    def get(self, name: str) -> Topic | None:
+        return self._topics.get(name)
+
+    @property
+    def version(self) -> int:
+        """Rises with every change."""
+        return self._version
+
+    @property
+    def permission(self) -> int:
+        """What the broker as a whole allows: the sum of ``READ`` and ``WRITE``."""
+        return self._permission
+
+    def restrict(self, permission: int) -> None:
+        """Have the broker as a whole allow no more than ``permission``."""
+        if permission != self._permission:
+            self._permission = permission
+            for name in self._topics:
+                self._version += 1  # a registry takes what comes under a version that it has for known
+                self.changed(name)
+
+    def check(self, topic: Topic, needed: int) -> None:
+        """Raise ``AccessDenied`` when topic or broker do not allow what is ``needed``: ``READ`` or ``WRITE``."""
+        verb = "give" if needed == READ else "take"
+        if not topic.permission & needed:
+            raise AccessDenied(f"the topic {topic.name} does not {verb} messages (perm {topic.permission})")
+        if not self._permission & needed:
+            raise AccessDenied(f"this broker does not {verb} messages now (broker_permission {self._permission})")
+
+    def permission_of(self, topic: Topic) -> int:
+        """What topic and broker allow together."""
+        return topic.permission & (self._permission | INHERIT)
+
+    def is_system(self, name: str) -> bool:
+        """Whether a topic belongs to the broker and not to its users."""
+        return name in self._system
+
+    def of_broker(self) -> list[str]:
+        """The names of the broker's own topics."""
+        return sorted(self._system & self._topics.keys())
+
+    def of_users(self) -> list[Topic]:
+        """All topics but the broker's own, by name."""
+        return [topic for topic in self if topic.name not in self._system]
+
+    def _count_of_users(self) -> int:
+        return len(self._topics) - sum(name in self._topics for name in self._system)
+
+    def ensure(self, name: str, partitions: int) -> Topic:
+        """The topic with at least so many partitions: created or grown when needed, never shrunk."""
+        return self.put(self._grown(name, partitions))
+
+    def _grown(self, name: str, partitions: int) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            return Topic(name, partitions, partitions)
+        if topic.partitions >= partitions:
+            return topic
+        return replace(topic, partitions=partitions, read_partitions=max(partitions, topic.read_partitions))
+
+    def put(self, topic: Topic) -> Topic:
+        """Make a topic as it is given, new or not."""
+        known = self._topics.get(topic.name)
+        if known == topic:
+            return known
+        if not 0 <= topic.all_partitions <= MAX_PARTITIONS:
+            raise BadRequest(f"{topic.all_partitions} partitions are more than {MAX_PARTITIONS}")
+        if known is None:
+            check_topic_name(topic.name)
+            if topic.name not in self._system and self._count_of_users() >= self.max_topics:
+                raise Overloaded(f"there are {self.max_topics} topics already (max_topics)", retry_after_ms=60_000)
+        return self._set(topic)
+
+    def _set(self, topic: Topic) -> Topic:
+        self._topics[topic.name] = topic
+        self._most[topic.name] = max(topic.all_partitions, self._most.get(topic.name, 0))
+        self._version += 1
+        self.changed(topic.name)
+        return topic
+
+    def delete(self, name: str, ends: Mapping[TopicPartition, int]) -> None:
+        """Forget a topic. ``ends`` are its partitions with the ordinals that come next.
+
+        What is stored stays until it ages out; a topic of the same name made later goes on behind it.
+        """
+        if self._topics.pop(name, None) is not None:
+            self.deleted.update(ends)
+            del self._most[name]
+            self._version += 1
+            self.changed(name)
+
+    def add_system_topics(self, cluster: str, broker: str, *, auto_create: bool) -> None:
+        """The topics that every broker has (specs: remoting protocol, section 3.1).
+
+        Without ``auto_create`` there is no template. One that there was before stays the broker's own and allows nothing:
+        registries keep a route until they are told another one.
+        """
+        everything = READ | WRITE | INHERIT
+        topics = [
+            Topic(cluster, 16, 16, everything),
+            Topic(broker, 1, 1, everything),
+            Topic("SELF_TEST_TOPIC", 1, 1),
+            Topic("BenchmarkTest", 1024, 1024),
+            Topic("OFFSET_MOVED_EVENT", 1, 1),
+            Topic(SCHEDULE_TOPIC, LEVELS, LEVELS),
+            Topic(reply_topic(cluster), 1, 1),
+        ]
+        template = Topic(DEFAULT_TOPIC, 16, 16, everything)
+        kept = {OFFSETS_TOPIC: 1, TRANSACTIONS_TOPIC: 2, EPOCHS_TOPIC: 1, LOCKS_TOPIC: 1, HISTORY_TOPIC: 1}
+        kept |= {HALF_TOPIC: 1, HALF_OP_TOPIC: 1, GIVEN_UP_TOPIC: 1}
+        own = [Topic(name, partitions, partitions, READ) for name, partitions in kept.items()]
+        self._system = frozenset(topic.name for topic in (*topics, *own, template))
+        for topic in topics:
+            self.put(self._topics.get(topic.name, topic))
+        if auto_create or template.name in self._topics:
+            before = self._topics.get(template.name, template)
+            self.put(replace(before, permission=everything if auto_create else 0))
+        for topic in own:
+            self.put(topic)  # whatever the table says: nobody writes there
+
+    def check_settings(self, settings: Mapping[str, TopicSettings], max_topics: int) -> None:
+        """Raise ``ConfigError`` when there cannot be all of these topics beside those that there are."""
+        new = [name for name in settings if name not in self._topics]
+        for name in new:
+            try:
+                check_topic_name(name)
+            except BadRequest as error:
+                raise ConfigError(f"topics: {error}") from error
+        count = self._count_of_users() + sum(name not in self._system for name in new)
+        if new and count > max_topics:
+            raise ConfigError(f"topics: {count} topics would be more than {max_topics} (max_topics); new are {', '.join(new)}")
+
+    def configure(self, settings: Mapping[str, TopicSettings]) -> None:
+        """Bring the configured topics into being and give them their permissions; fails only where ``check_settings`` does."""
+        for name, wanted in settings.items():
+            permission = READ * wanted.accept_subscribe | WRITE * wanted.accept_publish
+            topic = self.ensure(name, wanted.partitions)
+            if topic.permission != permission:
+                self.put(replace(topic, permission=permission))
+
+    def load(self, disk: Disk, known: Mapping[TopicPartition, int]) -> list[str]:
+        """Read the file and add the partitions that the store knows, given with the ordinals that come next.
+
+        Returns what was wrong with the file.
+        """
+        content, problems = read_document(disk, self._path)
+        for name, row in {} if content is None else content["topicConfigTable"].items():
+            self._topics[name] = topic = Topic(
+                name, row["writeQueueNums"], row["readQueueNums"], row["perm"], row["topicSysFlag"], row["order"]
+            )
+            self._most[name] = row.get("mostQueueNums", topic.all_partitions)
+        if content is not None:
+            self._version = self._saved_version = content["dataVersion"]["counter"]
+            for name, ends in content.get("deleted", {}).items():
+                for partition, end in ends.items():
+                    key = TopicPartition(name, int(partition))
+                    # after a power cut the log may have lost some of what was deleted: what comes next must not be hidden
+                    self.deleted[key] = min(end, known.get(key, 0))
+                    self._version += self.deleted[key] < end
+        for key, following in known.items():
+            if key.topic not in self._topics and following <= self.deleted.get(key, -1):
+                continue
+            if key.partition >= self._most.get(key.topic, 0):  # else the topic has shrunk since
+                self._set(self._grown(key.topic, key.partition + 1))  # whatever the limits say: it is there
+        if problems:
+            self._version += 1
+        return problems
+
+    def reload(self, disk: Disk, known: Mapping[TopicPartition, int]) -> None:
+        """Take the file as somebody else has written it; topics that it does not have are gone."""
+        before, self._topics, self._most = self._topics, {}, {}
+        self.deleted.clear()
+        for problem in self.load(disk, known):
+            logger.error("topic table damaged problem=%s", problem)
+        for name in before.keys() | self._topics.keys():
+            if before.get(name) != self._topics.get(name):
+                self.changed(name)
+
+    @property
+    def unsaved(self) -> bool:
+        return self._version != self._saved_version
+
+    def save(self, disk: Disk, now_ms: int, run: Run) -> None:
+        """Make the table as it is now durable."""
+        version = self._version
+        run(self.written(disk, now_ms))
+        self._saved_version = version
+
+    def written(self, disk: Disk, now_ms: int) -> Callable[[], None]:
+        """What makes the table as it is now durable, whenever and wherever it is called."""
+        content = self._content(now_ms)
+
+        def write() -> None:
+            disk.make_directories(self._path.parent)
+            write_document(disk, self._path, content)
+
+        return write
+
+    def _content(self, now_ms: int) -> dict[str, Any]:
+        rows = {
+            topic.name: {
+                "topicName": topic.name,
+                "readQueueNums": topic.read_partitions,
+                "writeQueueNums": topic.partitions,
+                "perm": topic.permission,
+                "topicFilterType": "SINGLE_TAG",
+                "topicSysFlag": topic.sys_flag,
+                "order": topic.order,
+                "mostQueueNums": self._most[topic.name],
+            }
+            for topic in self._topics.values()
+        }
+        content = {"dataVersion": {"timestamp": now_ms, "counter": self._version}, "topicConfigTable": rows}
+        deleted: dict[str, dict[str, int]] = {}
+        for key, end in self.deleted.items():
+            deleted.setdefault(key.topic, {})[str(key.partition)] = end
+        return {**content, "deleted": deleted} if deleted else content

@@ -1,0 +1,155 @@
+"""Staging messages that come with properties: what sends, send-backs, deliveries and replies have in common."""
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from metaq.engine.context import Context
+from metaq.engine.topics import LEVELS, SCHEDULE_TOPIC
+from metaq.engine.turn import Short, Turns
+from metaq.errors import MessageIllegal, MetaqError
+from metaq.protocol import properties
+from metaq.protocol.keys import keys_of
+from metaq.protocol.record import TAGS, constant_middle, java_hash, record_tail
+from metaq.protocol.sysflag import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_TYPE
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT
+from metaq.server.remoting.session import Answer, Kept, RemotingSession
+from metaq.store.queues.consumequeue import ConsumeQueue
+from metaq.store.recordgroups import Ready
+
+CLEARED: Final = ~(TRANSACTION_TYPE | BORN_HOST_IPV6 | STORE_HOST_IPV6)
+"""Bits of a sender's sysFlag that are the broker's to say."""
+
+LONGEST_SOURCE: Final = f"{LEVELS}:{(1 << 63) - 1}"
+
+
+@dataclass(slots=True)
+class Draft:
+    """A message on its way into the log."""
+
+    topic: str
+    partition: int
+    body: bytes | memoryview
+    properties: dict[str, str]
+    flag: int
+    sys_flag: int
+    born_ms: int
+    born_host: bytes
+    reconsume_times: int = 0
+
+
+class Placed(NamedTuple):
+    """Where a staged message will be."""
+
+    queue: ConsumeQueue
+    ordinal: int
+    log_offset: int
+
+
+def delayed(draft: Draft) -> Draft:
+    """The same message, parked in the schedule topic when it asks for a delay level.
+
+    A level above the last one means the last one. ``MessageIllegal`` for delays that are not levels, and for properties that
+    would not leave room for what its delivered copy adds.
+    """
+    pairs = draft.properties
+    for name in properties.TIMERS:
+        if name in pairs:
+            raise MessageIllegal(
+                f"the property {name} is not supported; use a delay level from 1 to {LEVELS} ({properties.DELAY})"
+            )
+    level = pairs.get(properties.DELAY, "0")
+    if not level.isdecimal():
+        raise MessageIllegal(f"the property {properties.DELAY} is {level[:20]!r}, not a delay level from 1 to {LEVELS}")
+    if int(level) == 0:
+        return draft
+    kept = {**pairs, properties.REAL_TOPIC: draft.topic, properties.REAL_QUEUE: str(draft.partition)}
+    properties.encode(kept, {properties.SCHEDULED: LONGEST_SOURCE})
+    partition = min(int(level), LEVELS) - 1
+    return Draft(
+        *(SCHEDULE_TOPIC, partition, draft.body, kept, draft.flag, draft.sys_flag, draft.born_ms, draft.born_host),
+        draft.reconsume_times,
+    )
+
+
+def ready(context: Context, draft: Draft, own: Mapping[str, str] = properties.NONE) -> Ready:
+    """A message as it is, for the store; ``MessageIllegal`` for properties that are too long.
+
+    ``own`` are properties that only the broker may set.
+    """
+    store, pairs, body = context.store, draft.properties, bytes(draft.body)
+    kept = properties.encode(pairs, own)
+    tag = pairs.get(TAGS)
+    middle = constant_middle(
+        *(draft.sys_flag, draft.born_ms, draft.born_host, store.clock.now_ms(), context.store_host, draft.reconsume_times)
+    )
+    return Ready(
+        *(store.queue(draft.topic, draft.partition), draft.flag, body, zlib.crc32(body) & 0x7FFFFFFF, middle),
+        HEADER_SIZE_TEXT + len(body) + (0 if tag is None else 4 + len(tag.encode())),
+        record_tail(draft.topic, kept) if kept else None,
+        0 if tag is None else java_hash(tag),
+        keys_of(draft.topic, draft.sys_flag, kept),
+    )
+
+
+def stage(context: Context, draft: Draft, own: Mapping[str, str] = properties.NONE) -> Placed:
+    """Stage a message as it is; the caller has checked that the topic may be written and stages an outcome.
+
+    Raises what ``ready`` does, and ``DiskFull`` when the log cannot grow.
+    """
+    message = ready(context, draft, own)
+    ordinal = message.queue.next
+    return Placed(message.queue, ordinal, context.store.put(*message))
+
+
+class Owed:
+    """The outcome of one request that stored something: it is answered when that is as durable as promised."""
+
+    __slots__ = ("_answer", "_request", "_session", "size")
+
+    def __init__(self, session: RemotingSession, request: Kept, answer: Answer, size: int) -> None:
+        """The session owes the answer already."""
+        self._session = session
+        self._request = request
+        self._answer = answer
+        self.size = size
+
+    def stored(self) -> None:
+        self._session.pay(self._request, self._answer)
+
+    def refused(self, error: MetaqError, outcome: str) -> None:
+        self._session.pay(self._request, Answer(error.code, remark=f"the message {outcome}: {error}"))
+
+    def late(self, short: Short) -> None:
+        self._session.pay(self._request, self._answer._replace(code=self._answer.code or short.code))
+
+
+def owe(turns: Turns, session: RemotingSession, request: Kept, answer: Answer, size: int) -> None:
+    """Have a request answered, which the session owes, when what was just staged for it, ``size`` bytes, is durable."""
+    turns.staged(Owed(session, request, answer, size))
+    turns.waiting_bytes += size
+
+
+class Noted:
+    """The outcome of the broker's own puts of one turn: ``done`` is called with ``None``, or with why they failed."""
+
+    __slots__ = ("_done", "size")
+
+    def __init__(self, done: Callable[[MetaqError | None], None]) -> None:
+        self._done = done
+        self.size = 0
+
+    def stored(self) -> None:
+        self._done(None)
+
+    def refused(self, error: MetaqError, outcome: str) -> None:
+        self._done(error)
+
+    def late(self, short: Short) -> None:
+        self._done(None)
+
+
+def note(turns: Turns, done: Callable[[MetaqError | None], None]) -> None:
+    """Have ``done`` called when what was just staged is as durable as promised, or has failed."""
+    turns.staged(Noted(done))

@@ -1,0 +1,273 @@
+"""The users file: who may connect, what proves it, and what each may do.
+
+::
+
+    users:
+      anonymous:                   # who has not logged in; without this entry such a one may do nothing
+        topics: {public-news: SUB}
+        groups: {"*": SUB}
+      billing:
+        secret: 4b8f0c…            # signs requests, and is a password too
+        topics: {orders: SUB, "audit-*": PUB|CREATE}
+        groups: {billing: SUB}
+      ann:
+        password: scrypt$14$…$…    # a hash: opens the text protocol and HTTP, and signs nothing
+        admin: true
+
+``topics`` and ``groups`` grant by name, or by the beginning of names and ``*``, with ``*`` alone as the default. The words are
+those of RocketMQ's plain_acl.yml, PUB, SUB and DENY, joined by ``|``, and CREATE: to make a topic, be it by sending to it.
+
+A signature can be checked only by who has the secret itself, so secrets stand in the file as they are, and a file that others
+can read is refused. Who never signs is better kept as a hash.
+"""
+
+import base64
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, SecretStr, ValidationError, model_validator
+
+from metaq.errors import ConfigError
+from metaq.protocol.remoting.signature import Credentials
+from metaq.server.access.permissions import ANONYMOUS, Permission
+
+SCRYPT_LOG2_N: Final = 14
+"""16 MiB and some 40 ms for one try, with r = 8 and p = 1."""
+_SCRYPT_R: Final = 8
+_HASH: Final = "scrypt"
+MOST_PASSWORD: Final = 256
+"""Characters."""
+LEAST_SECRET: Final = 7
+"""Characters; RocketMQ refuses shorter ones."""
+_NAME_ALPHABET: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+def parse_permission(text: object) -> Permission:
+    """``PUB|SUB`` → the permission; ``ValueError`` names a word that is none."""
+    if isinstance(text, Permission):
+        return text
+    found = Permission.DENY
+    for word in str(text).split("|"):
+        known = Permission.__members__.get(word.strip().upper())
+        if known is None:
+            raise ValueError(f"{word.strip()!r} is no permission; write {', '.join(Permission.__members__)}, joined by |")
+        found |= known
+    return found
+
+
+def permission_text(permission: Permission) -> str:
+    """As the file has it."""
+    return "|".join(str(word.name) for word in Permission if word in permission) or "DENY"
+
+
+Granted = Annotated[Permission, BeforeValidator(parse_permission), PlainSerializer(permission_text)]
+
+
+class User(BaseModel):
+    """One entry of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    secret: SecretStr | None = None
+    password: SecretStr | None = None
+    """A hash made by ``hashed``."""
+    admin: bool = False
+    topics: dict[str, Granted] = {}
+    groups: dict[str, Granted] = {}
+
+    @model_validator(mode="after")
+    def _has_one_proof(self) -> Self:
+        if self.secret is not None and self.password is not None:
+            raise ValueError("has a secret and a password; one of them is enough")
+        if self.secret is not None and not LEAST_SECRET <= len(self.secret.get_secret_value()) <= MOST_PASSWORD:
+            raise ValueError(f"the secret has not {LEAST_SECRET} to {MOST_PASSWORD} characters")
+        if self.password is not None:
+            _parts(self.password.get_secret_value())
+        return self
+
+    def proves(self, password: str) -> bool:
+        """Whether this is the password. With a hash it takes some 40 ms of a processor, without the interpreter's lock."""
+        if self.secret is not None:
+            return hmac.compare_digest(self.secret.get_secret_value().encode(), password.encode())
+        if self.password is None:
+            return False
+        log2_n, salt, expected = _parts(self.password.get_secret_value())
+        return hmac.compare_digest(_scrypt(password, log2_n, salt), expected)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    users: dict[str, User] = {}
+
+    @model_validator(mode="after")
+    def _has_good_names(self) -> Self:
+        for name, user in self.users.items():
+            if not is_name(name):
+                raise ValueError("a user's name has letters, digits, . _ and - only, and at most 64 of them")
+            has_proof = user.secret is not None or user.password is not None
+            if name == ANONYMOUS and (has_proof or user.admin):
+                raise ValueError(f"{ANONYMOUS} is who has not logged in: no secret, no password, no admin")
+            if name != ANONYMOUS and not has_proof:
+                raise ValueError(f"{name} has neither a secret nor a password")
+        return self
+
+
+def is_name(name: str) -> bool:
+    """Whether a user can be called so."""
+    return 0 < len(name) <= 64 and _NAME_ALPHABET.issuperset(name)
+
+
+def hashed(password: str) -> str:
+    """What the file keeps of a password: ``scrypt$LOG2_N$SALT$HASH``, the last two in Base64."""
+    salt = secrets.token_bytes(16)
+    parts = (salt, _scrypt(password, SCRYPT_LOG2_N, salt))
+    return "$".join((_HASH, str(SCRYPT_LOG2_N), *(base64.b64encode(part).decode() for part in parts)))
+
+
+def no_user() -> User:
+    """Is checked in the place of a user that is not there, so that it takes as long. Takes some 40 ms."""
+    return User(password=SecretStr(hashed(secrets.token_hex(16))))
+
+
+def _parts(text: str) -> tuple[int, bytes, bytes]:
+    """Log2 of the cost, salt and hash; ``ValueError``."""
+    kind, _, rest = text.partition("$")
+    log2_n, _, rest = rest.partition("$")
+    salt, _, expected = rest.partition("$")
+    if kind != _HASH or not log2_n.isdecimal() or not 10 <= int(log2_n) <= 18 or not salt or not expected:
+        raise ValueError("the password is no hash; `metaq user add` makes one")
+    return int(log2_n), base64.b64decode(salt, validate=True), base64.b64decode(expected, validate=True)
+
+
+def _scrypt(password: str, log2_n: int, salt: bytes) -> bytes:
+    memory = 256 * _SCRYPT_R * (1 << log2_n)  # OpenSSL's own limit is 32 MiB
+    return hashlib.scrypt(password.encode(), salt=salt, n=1 << log2_n, r=_SCRYPT_R, p=1, maxmem=memory, dklen=32)
+
+
+def load_users(path: Path) -> dict[str, User]:
+    """The users in the file. ``ConfigError`` says what is wrong with it, and never what a secret is."""
+    try:
+        with path.open() as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"users_file {path}: cannot be read: {error}") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(f"users_file {path}: others can read it; secrets are in it: chmod 600 {path}")
+    try:
+        content = _content(text)
+    except yaml.MarkedYAMLError as error:  # its text would quote what stands there, which may be a secret
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise ConfigError(
+            f"users_file {path}{line}: no YAML; a secret with other characters than letters needs quotes"
+        ) from None
+    except yaml.YAMLError:
+        raise ConfigError(f"users_file {path}: no YAML") from None
+    except RecursionError:
+        raise ConfigError(f"users_file {path}: no YAML that a users file can have: nested too deep") from None
+    except ConfigError as error:
+        raise ConfigError(f"users_file {path}: {error}") from None
+    try:
+        return _File.model_validate(content or {}).users
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg'].removeprefix('Value error, ')}"
+            for problem in error.errors(include_input=False)
+        ]
+        raise ConfigError(f"users_file {path}: {'; '.join(problems)}") from None
+
+
+def _content(text: str) -> Any:
+    """What the YAML says; ``ConfigError`` for a user, or anything else, that is there twice."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        _check_once(node)
+        return None if node is None else loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _check_once(node: yaml.Node | None) -> None:
+    """YAML would take the last one, and say nothing."""
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                raise ConfigError(f"line {line} has the same name as line {lines[name]}")
+            lines[name] = line
+            _check_once(value)
+
+
+def save_users(path: Path, users: Mapping[str, User]) -> None:
+    """Replace the file as a whole; only its owner can read it."""
+    content = {"users": {name: _row(user) for name, user in users.items()}}
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w") as file:
+                _keep_owner(file.fileno(), path)
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+            raise
+    except OSError as error:
+        raise ConfigError(f"users_file {path}: cannot be written: {error}") from error
+
+
+def _keep_owner(handle: int, path: Path) -> None:
+    """The broker can still read what an administrator edits."""
+    if path.exists():
+        before = path.stat()
+        if before.st_uid != os.geteuid():
+            os.fchown(handle, before.st_uid, before.st_gid)
+
+
+@contextlib.contextmanager
+def editing(path: Path) -> Iterator[dict[str, User]]:
+    """The users in the file, or none when there is no file; what the block leaves is written. One process at a time."""
+    try:
+        folder = os.open(path.parent, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"users_file {path}: its folder cannot be opened: {error}") from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        users = load_users(path) if path.exists() else {}
+        yield users
+        save_users(path, users)
+    finally:
+        os.close(folder)
+
+
+def _row(user: User) -> dict[str, Any]:
+    row = user.model_dump(exclude_defaults=True)
+    proofs = {"secret": user.secret, "password": user.password}
+    return {
+        **{name: proof.get_secret_value() for name, proof in proofs.items() if proof is not None},
+        **{name: value for name, value in row.items() if name not in proofs},
+    }
+
+
+def credentials(users: Mapping[str, User], option: str, name: str) -> Credentials:
+    """What a user signs with; ``ConfigError`` names the option that names it when it cannot."""
+    user = users.get(name)
+    if user is None or user.secret is None:
+        raise ConfigError(f"{option} {name!r} is no user with a secret in the users file")
+    return Credentials(name, user.secret.get_secret_value())

@@ -1,1 +1,0 @@
-"""Command → function, one module per family of commands."""

@@ -1,0 +1,273 @@
+"""Metrics and health over HTTP, on a port of its own that answers from before recovery until the last answer is sent.
+
+=============  ==================================================================================================
+route          answers
+=============  ==================================================================================================
+``/healthz``   200 for as long as the event loop runs: ``{"state":"recovering"}``
+``/readyz``    200 when this process does what it is there for, else 503 with the reasons
+``/metrics``   what is measured, in the text format of Prometheus (``metaq.engine.figures.metrics``)
+=============  ==================================================================================================
+
+With users, ``/metrics`` is for those who log in: ``Authorization: Basic`` with name and password, or ``Bearer`` with the secret
+of a user. Health is for everybody.
+
+Readiness, while a store is recovered and later::
+
+    {"ready":false,"state":"recovering","reasons":["the store is being recovered"],
+     "recovery":{"step":"reading the log","done":1073741824,"total":4294967296,"unit":"bytes","seconds":12.4}}
+    {"ready":false,"state":"serving","reasons":["no room: …"],"role":"master"}
+
+How connections come and go: ``metaq.server.http.httpserver``.
+"""
+
+import base64
+import logging
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+import gevent
+import orjson
+from gevent import socket
+
+import metaq
+from metaq.config import Settings
+from metaq.engine.figures.metrics import CONTENT_TYPE, Family, Histogram, Kind, Metric
+from metaq.errors import AccessDenied, Overloaded
+from metaq.replication.peers import Certificate
+from metaq.server.access.gate import Gate
+from metaq.server.access.permissions import Action, Principal, demand
+from metaq.server.front import IPV4_IN_IPV6, Address, Listener, resolve
+from metaq.server.http.httpserver import HttpServer
+from metaq.server.http.process import PROCESS, process_families
+from metaq.server.http.scrapes import Scrapes
+from metaq.store.files.filecache import Rest
+from metaq.store.recovery.progress import Step
+
+logger = logging.getLogger(__name__)
+
+NONE: Final = "none"
+LOOPBACK: Final = "127.0.0.1"
+WATCH_S: Final = 0.1
+"""Pause between two looks at how late the loop is."""
+STALL_BOUNDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+BUILD: Final = Metric("metaq_build_info", Kind.GAUGE, "1", "Versions of metaq and of Python; always 1.", ("version", "python"))
+READY: Final = Metric("metaq_ready", Kind.GAUGE, "0 or 1", "Whether /readyz says that this process is ready.")
+STALLS: Final = Metric(
+    "metaq_loop_stall_seconds",
+    Kind.HISTOGRAM,
+    "seconds",
+    "How many seconds too late the event loop was, looked at every 0.1 s.",
+)
+OWN: Final = (BUILD, READY, *PROCESS, STALLS)
+"""What every process exposes, from the first moment on."""
+
+
+class State(StrEnum):
+    """Where a process is in its life."""
+
+    STARTING = "starting"
+    RECOVERING = "recovering"
+    SERVING = "serving"
+    STOPPING = "stopping"
+
+
+class Monitored(Protocol):
+    """What a process lets be seen of itself while it serves."""
+
+    def reasons(self) -> list[str]:
+        """Why it is not ready; empty when it is."""
+        ...
+
+    def facts(self) -> Mapping[str, object]:
+        """What else there is to say of it in a word each."""
+        ...
+
+    def families(self, rest: Rest) -> Iterator[Family]:
+        """What is measured. ``rest`` is called between any two steps of finding it."""
+        ...
+
+
+Answer = tuple[str, str, bytes]
+"""Status, content type and body."""
+Environ = Mapping[str, Any]
+"""A request, as WSGI has it."""
+UNAUTHORIZED: Final = "401 Unauthorized"
+UNAVAILABLE: Final = "503 Service Unavailable"
+
+
+class Monitor:
+    """The HTTP port of one process."""
+
+    def __init__(self, settings: Settings, beside: str) -> None:
+        """Bind, unless the settings say that there is no such port. ``beside`` is the HOST:PORT whose next port it takes on
+        loopback when the settings leave it open. ``ConfigError``."""
+        self._state = State.STARTING
+        self._step: Step | None = None
+        self._began = time.monotonic()
+        self._monitored: Callable[[], Monitored] | None = None
+        self._gate: Gate | None = None
+        self._has_users = bool(settings.users_file)
+        self._stalls = Histogram(STALL_BOUNDS)
+        self._scrapes = Scrapes(self._families)
+        self._server: HttpServer | None = None
+        self._watcher: Any = None
+        self.address: Address | None = None
+        """Where it answers; ``None`` when it does not."""
+        if settings.http_listen != NONE:
+            self._open(settings, beside)
+
+    def _open(self, settings: Settings, beside: str) -> None:
+        setting, where = "http_listen", settings.http_listen
+        if not where:
+            setting, where = f"http_listen, which is not set: the port above {beside}", _next_port(beside)
+        listener = Listener(setting, resolve(setting, where, settings))
+        listener.listen()
+        self.address = listener.address
+        certificate = Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
+        self._server = HttpServer(socket.socket(fileno=listener.socket.detach()), self._answer, certificate)
+        self._server.start()
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def recovering(self, step: Step) -> None:
+        """Take note of how far recovery is; from any thread."""
+        self._state, self._step = State.RECOVERING, step
+
+    def serving(self, monitored: Callable[[], Monitored], gate: Gate) -> None:
+        """The process serves; ``monitored`` tells who does that now, ``gate`` who asks."""
+        self._state, self._step, self._monitored, self._gate = State.SERVING, None, monitored, gate
+        if self._server is not None:
+            self._watcher = gevent.spawn(self._watch_loop)
+
+    def stopping(self) -> None:
+        """The process takes no more work."""
+        self._state = State.STOPPING
+
+    def close(self) -> None:
+        """Answer nothing any more."""
+        if self._watcher is not None:
+            self._watcher.kill()
+        if self._server is not None:
+            self._server.stop(timeout=0)
+
+    def _watch_loop(self) -> None:
+        while True:
+            due = time.monotonic() + WATCH_S
+            gevent.sleep(WATCH_S)
+            self._stalls.observe(max(0.0, time.monotonic() - due))
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def _answer(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        routes = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}
+        route = routes.get(environ["PATH_INFO"])
+        status, content_type, body = (
+            _plain("404 Not Found", f"there are: {' '.join(routes)}\n")
+            if route is None
+            else _plain("405 Method Not Allowed", "only GET and HEAD\n")
+            if environ["REQUEST_METHOD"] not in ("GET", "HEAD")
+            else self._safely(route, environ)
+        )
+        headers = [("Content-Type", content_type), ("Content-Length", str(len(body))), ("Connection", "close")]
+        if status == UNAUTHORIZED:
+            headers.append(("WWW-Authenticate", 'Basic realm="metaq"'))
+        start_response(status, headers)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+    def _safely(self, route: Callable[[Environ], Answer], environ: Environ) -> Answer:
+        try:
+            return route(environ)
+        except AssertionError:
+            raise  # the broker's own state is wrong: the process ends
+        except Exception:  # what cannot be measured must not end what is measured
+            logger.exception("http request failed route=%s", route.__name__)
+            return _plain("500 Internal Server Error", "an error of the broker, see its log\n")
+
+    def _healthz(self, environ: Environ) -> Answer:
+        return _json("200 OK", {"state": self._state})
+
+    def _readyz(self, environ: Environ) -> Answer:
+        reasons = self.reasons()
+        content: dict[str, object] = {"ready": not reasons, "state": self._state, "reasons": reasons}
+        if self._step is not None:
+            content["recovery"] = {**self._step._asdict(), "seconds": round(time.monotonic() - self._began, 3)}
+        if self._monitored is not None:
+            content.update(self._monitored().facts())
+        return _json(UNAVAILABLE if reasons else "200 OK", content)
+
+    def reasons(self) -> list[str]:
+        """Why the process is not ready; empty when it is."""
+        if self._state is State.SERVING:
+            assert self._monitored is not None
+            return self._monitored().reasons()
+        return [_WHY_NOT[self._state]]
+
+    def _metrics(self, environ: Environ) -> Answer:
+        try:
+            return self._refusal(environ) or ("200 OK", CONTENT_TYPE, self._scrapes.text().encode())
+        except Overloaded as error:
+            return _plain(UNAVAILABLE, f"{error}\n")
+
+    def _refusal(self, environ: Environ) -> Answer | None:
+        """Why whoever asks may not scrape; ``Overloaded``."""
+        if not self._has_users:
+            return None
+        if self._gate is None:
+            return _plain(UNAVAILABLE, f"who asks is known later: {self.reasons()[0]}\n")
+        try:
+            principal = _principal(self._gate, environ)
+        except AccessDenied as error:
+            return _plain(UNAUTHORIZED, f"{error}\n")
+        try:
+            demand(principal, Action.INSPECT)
+        except AccessDenied as error:
+            return _plain("403 Forbidden" if principal.named else UNAUTHORIZED, f"{error}\n")
+        return None
+
+    def _families(self, rest: Rest) -> Iterator[Family]:
+        yield BUILD, [((metaq.__version__, platform.python_version()), 1)]
+        yield READY, [((), not self.reasons())]
+        yield from process_families()
+        yield STALLS, [((), self._stalls)]
+        if self._monitored is not None:
+            yield from self._monitored().families(rest)
+
+
+_WHY_NOT: Final = {
+    State.STARTING: "the process starts",
+    State.RECOVERING: "the store is being recovered",
+    State.STOPPING: "the process stops",
+}
+
+
+def _principal(gate: Gate, environ: Environ) -> Principal:
+    """Who sends a request; ``AccessDenied``, ``Overloaded``."""
+    kind, _, proof = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
+    address = environ["REMOTE_ADDR"].removeprefix(IPV4_IN_IPV6)
+    if kind.lower() == "bearer":
+        return gate.holder(proof.strip(), address)
+    if kind.lower() == "basic":
+        try:
+            name, _, password = base64.b64decode(proof, validate=True).decode().partition(":")
+        except ValueError as error:
+            raise AccessDenied(f"Authorization: Basic: no name and password in Base64: {error}") from error
+        return gate.check(name, password, address)
+    return gate.anonymous
+
+
+def _next_port(beside: str) -> str:
+    """The port above an address, on loopback; any where that is any. What is no address is refused where it is bound."""
+    port = beside.rpartition(":")[2]
+    return f"{LOOPBACK}:{int(port) + 1 if port.isdecimal() and int(port) else 0}"
+
+
+def _plain(status: str, text: str) -> Answer:
+    return status, "text/plain; charset=utf-8", text.encode()
+
+
+def _json(status: str, content: Mapping[str, object]) -> Answer:
+    return status, "application/json", orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)

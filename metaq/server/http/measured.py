@@ -1,0 +1,294 @@
+"""What a broker measures, and whether it is ready. Everything is read where it is known anyway, when it is asked for.
+
+Values of labels are names of topics, groups and replicas, of which there are as many as ``max_topics``, ``max_groups`` and
+``metaq.engine.figures.statistics.MOST_KEYS`` allow, and a few words.
+"""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeVar
+
+from metaq.engine.context import Context
+from metaq.engine.figures.metrics import Family, Metric, Sample
+from metaq.engine.figures.statistics import NOTHING
+from metaq.engine.hold import Holds
+from metaq.engine.offsets.offsetexport import OffsetExport
+from metaq.engine.topics import SCHEDULE_TOPIC
+from metaq.engine.turn import Turns
+from metaq.errors import MetaqError
+from metaq.message import INTERNAL_TOPICS, TopicPartition
+from metaq.protocol.record import store_ms
+from metaq.protocol.remoting.codes import Response
+from metaq.server.http import measures
+from metaq.server.remoting.registry import RegistryHandler
+from metaq.server.remoting.session import RemotingSession
+from metaq.server.text.session import TextSession
+from metaq.server.wire.look import Looks
+from metaq.store.files.filecache import Read, Rest, Run
+from metaq.store.queues.consumequeue import ConsumeQueue
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+LACKS: Final = {
+    Response.FLUSH_DISK_TIMEOUT: "disk",
+    Response.FLUSH_SLAVE_TIMEOUT: "replicas",
+    Response.SLAVE_NOT_AVAILABLE: "enough_replicas",
+}
+"""What was lacking when an answer was late."""
+_HUMP: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
+LEAVES: Final = "this broker stops, or changes its role"
+
+
+@dataclass(slots=True)
+class Measured:
+    """One broker, as whoever watches it sees it."""
+
+    context: Context
+    turns: Turns
+    holds: Holds
+    looks: Looks
+    positions: Callable[[], Mapping[int, int]]
+    """Up to which ordinal the messages of each delay level are delivered."""
+    transactions: Callable[[Read], Mapping[str, object]]
+    """Numbers by name."""
+    export: OffsetExport
+    registered: Callable[[], str | None]
+    """Why clients do not find this broker."""
+    registry: RegistryHandler | None
+    run: Run
+    leaves: bool = False
+    """It is about to close its store."""
+    _opened_at: int = field(init=False)
+    """Where the log ended then."""
+    _oldest: tuple[int, int | None] = (-1, None)
+    """Where the log began when its first message was read, and when that was stored; ``None`` when it is damaged."""
+    _left_out: dict[str, str] = field(default_factory=dict)
+    """Parts whose source fails, and why."""
+
+    def __post_init__(self) -> None:
+        self._opened_at = self.context.store.log.end
+
+    # -- readiness ----------------------------------------------------------------------------------------------------
+
+    def reasons(self) -> list[str]:
+        if self.leaves:
+            return [LEAVES]
+        found = [self._refusal(), self.context.replicas.health().problem, self.registered()]
+        return [reason for reason in found if reason is not None]
+
+    def facts(self) -> Mapping[str, object]:
+        return {"role": "master" if self.context.replicas.is_master else "slave"}
+
+    def _refusal(self) -> str | None:
+        """Why this replica cannot write: messages if it is the master, copies of them if it is not."""
+        store = self.context.store
+        try:
+            store.check_healthy()
+            if self.context.replicas.is_master:
+                store.check_master()
+                store.check_writable()
+        except MetaqError as error:
+            return str(error)
+        return None
+
+    # -- metrics ------------------------------------------------------------------------------------------------------
+
+    def families(self, rest: Rest) -> Iterator[Family]:
+        """What is measured, without the parts whose source fails. ``rest`` is called between any two steps of finding it."""
+        parts = (
+            *(self._messages, self._answers, self._lags, self._ages_of_lags, self._readers, self._reads),
+            *(self._log, self._age_of_log, self._disk, self._store, self._sizes),
+            *(self._delays, self._transactions, self._replicas, self._registries),
+        )
+        for part in parts:
+            if self.leaves:  # the store closes
+                return
+            name = part.__name__.removeprefix("_")
+            try:
+                for metric, samples in part(rest):
+                    yield metric, list(resting(samples, rest))
+            except MetaqError as error:
+                if self._left_out.get(name) != str(error):  # said once
+                    logger.warning("metrics left out part=%s reason=%s", name, error)
+                self._left_out[name] = str(error)
+            else:
+                self._left_out.pop(name, None)
+
+    def _messages(self, rest: Rest) -> Iterator[Family]:
+        statistics = self.context.statistics
+        topics = [topic for topic in resting(statistics.topics(), rest) if topic not in INTERNAL_TOPICS]
+        yield measures.MESSAGES_IN, (((topic,), statistics.put_to(topic).messages) for topic in topics)
+        yield measures.BYTES_IN, (((topic,), statistics.put_to(topic).size) for topic in topics)
+        given = [(key, totals) for key, totals in resting(statistics.got_by_group(), rest) if totals != NOTHING]
+        yield measures.MESSAGES_OUT, ((key, totals.messages) for key, totals in given)
+        yield measures.BYTES_OUT, ((key, totals.size) for key, totals in given)
+
+    def _answers(self, rest: Rest) -> Iterator[Family]:
+        counters, turns = self.context.counters, self.turns
+        yield _one(measures.ASKED, counters.get.count)
+        yield _one(measures.MISSED, counters.get_miss.count)
+        yield measures.REFUSED, [((_reason(error),), count) for error, count in counters.refused.items()]
+        yield measures.LATE, [((lacks,), turns.late[code]) for code, lacks in LACKS.items()]
+        yield measures.SEND, [((), turns.send_times)]
+        yield measures.SYNC, [((), turns.sync_times)]
+        pace = self.context.front.pace
+        yield measures.TURN, [((), pace.times)]
+        yield _one(measures.LONGEST_TURN, pace.longest_s)
+        yield _one(measures.WAITING_BYTES, turns.waiting_bytes)
+        yield _one(measures.SENT_BACK, counters.sent_back.count)
+        yield _one(measures.DEAD, counters.dead_letter.count)
+
+    def _groups(self, rest: Rest) -> Iterator[tuple[str, str]]:
+        """Groups with the topics in which they have offsets, but for those of tools."""
+        pairs = resting(self.context.offsets.pairs(), rest)
+        return ((group, topic) for group, topic in pairs if not self.context.groups.is_system(group))
+
+    def _lags(self, rest: Rest) -> Iterator[Family]:
+        yield measures.LAG, ((key, self._lag(*key, rest)) for key in self._groups(rest))
+
+    def _ages_of_lags(self, rest: Rest) -> Iterator[Family]:
+        yield measures.LAG_AGE, ((key, self._age_of_lag(*key, rest)) for key in self._groups(rest))
+
+    def _behind(self, group: str, topic: str, rest: Rest) -> Iterator[tuple[ConsumeQueue, int]]:
+        """The partitions in which a group has not consumed everything, and the ordinal that is next."""
+        for number, offset in resting(list(self.context.offsets.of(group, topic).items()), rest):
+            queue = self.context.store.queues.get(TopicPartition(topic, number))
+            if queue is not None and max(offset, queue.first) < queue.readable:
+                yield queue, max(offset, queue.first)
+
+    def _lag(self, group: str, topic: str, rest: Rest) -> int:
+        return sum(queue.readable - ordinal for queue, ordinal in self._behind(group, topic, rest))
+
+    def _age_of_lag(self, group: str, topic: str, rest: Rest) -> float:
+        times = [self.export.stored(queue, ordinal) for queue, ordinal in self._behind(group, topic, rest)]
+        return self._seconds_since(min((time_ms for time_ms in times if time_ms is not None), default=None))
+
+    def _readers(self, rest: Rest) -> Iterator[Family]:
+        yield measures.READER_LAG, self._reader_lags(rest)
+        members = self.context.clients.consumer_groups()
+        yield measures.MEMBERS, (((group.name,), len(group.members)) for group in members)
+
+    def _reader_lags(self, rest: Rest) -> Iterator[Sample]:
+        queues = self.context.store.queues
+        for (group, topic), asked in self.context.observed.table(rest).items():
+            lag = 0
+            for number, each in resting(asked.items(), rest):
+                queue = queues.get(TopicPartition(topic, number))
+                lag += 0 if queue is None else max(0, queue.readable_text_end - max(each.position, queue.first_position))
+            yield (group, topic), lag
+
+    def _reads(self, rest: Rest) -> Iterator[Family]:
+        front = self.context.front
+        kinds = Counter(type(session) for session in resting(list(front.sessions), rest))
+        known = {"text": kinds[TextSession], "remoting": kinds[RemotingSession]}
+        silent = max(0, front.connections - sum(known.values()))
+        yield _one(measures.HELD, self.holds.of_clients)
+        yield _one(measures.COLD, self.looks.cold_reads)
+        yield _one(measures.COLD_NOW, self.looks.waiting)
+        yield measures.CONNECTIONS, [((kind,), count) for kind, count in (*known.items(), ("none_yet", silent))]
+        yield _one(measures.CONNECTIONS_BYTES, front.memory.held)
+        yield _one(measures.EVICTED, front.memory.evicted)
+
+    def _log(self, rest: Rest) -> Iterator[Family]:
+        statistics = self.context.store.statistics()
+        yield _one(measures.LOG_BYTES, statistics.end - statistics.begin)
+        yield _one(measures.WRITTEN, statistics.end - self._opened_at)
+        yield _one(measures.UNSYNCED, statistics.end - statistics.durable_end)
+
+    def _age_of_log(self, rest: Rest) -> Iterator[Family]:
+        yield _one(measures.OLDEST, self._seconds_since(self.export.read_now(self._oldest_ms)))
+
+    def _oldest_ms(self, read: Read) -> int | None:
+        """When the first message of the log was stored, read once: a damaged one would be counted at each scrape."""
+        store = self.context.store
+        begin, damaged = store.log.begin, store.reader.damaged
+        if self._oldest[0] != begin:
+            stored = store.record_at_offset(begin, read)
+            if stored is None and store.reader.damaged == damaged:  # there is none that can be read
+                return None
+            self._oldest = begin, None if stored is None else store_ms(stored.buffer[stored.at :])
+        return self._oldest[1]
+
+    def _disk(self, rest: Rest) -> Iterator[Family]:
+        store = self.context.store
+        usage = self.run(partial(store.disk.usage, store.directory))
+        yield _one(measures.DISK_FREE, usage.available)
+        yield _one(measures.DISK_USED, usage.ratio)
+
+    def _store(self, rest: Rest) -> Iterator[Family]:
+        statistics = self.context.store.statistics()
+        yield _one(measures.WRITABLE, self.context.replicas.is_master and self._refusal() is None)
+        yield _one(measures.KEYS_BEHIND, statistics.index_behind_bytes)
+        yield _one(measures.KEYS_PAUSED, statistics.index_paused is not None)
+        yield _one(measures.DAMAGED, statistics.damaged_reads)
+
+    def _sizes(self, rest: Rest) -> Iterator[Family]:
+        yield _one(measures.PARTITIONS, len(self.context.store.queues))
+        yield _one(measures.TOPICS, len(self.context.topics))
+        yield _one(measures.GROUPS, len(self.context.groups))
+
+    def _delays(self, rest: Rest) -> Iterator[Family]:
+        yield measures.DELAYED, self._delayed()
+
+    def _delayed(self) -> Iterator[Sample]:
+        for level, position in self.positions().items():
+            queue = self.context.store.queues.get(TopicPartition(SCHEDULE_TOPIC, level - 1))
+            yield (str(level),), 0 if queue is None else max(0, queue.readable - position)
+
+    def _transactions(self, rest: Rest) -> Iterator[Family]:
+        numbers = self.export.read_now(self.transactions)
+        yield from (_one(metric, _whole(numbers[name])) for name, metric in measures.OF_TRANSACTIONS.items())
+
+    def _replicas(self, rest: Rest) -> Iterator[Family]:
+        settings, health, is_master = self.context.settings, self.context.replicas.health(), self.context.replicas.is_master
+        yield _one(measures.MASTER, is_master)
+        yield _one(measures.EPOCH, self.context.epochs.current.number)
+        yield _one(measures.IN_SYNC, health.in_sync)
+        yield _one(measures.LEAST_IN_SYNC, settings.min_in_sync if settings.durability.on_replicas else 1)
+        lags: Sequence[Sample] = [((str(slave.replica),), slave.lag_bytes) for slave in health.slaves]
+        yield measures.REPLICA_LAG, lags if is_master else [((str(settings.replica_number),), health.lag_bytes)]
+        caught_up = [slave for slave in health.slaves if slave.lag_ms >= 0]
+        yield measures.REPLICA_LAG_AGE, [((str(slave.replica),), slave.lag_ms / 1000) for slave in caught_up]
+        yield measures.REPLICA_IN_SYNC, [((str(slave.replica),), slave.in_sync) for slave in health.slaves]
+
+    def _registries(self, rest: Rest) -> Iterator[Family]:
+        yield _one(measures.REGISTERED, self.registered() is None)
+        if self.registry is not None:
+            yield from registry_families(self.registry)
+
+    def _seconds_since(self, time_ms: int | None) -> float:
+        return 0.0 if time_ms is None else max(0, self.context.store.clock.now_ms() - time_ms) / 1000
+
+
+def resting(things: Iterable[T], rest: Rest) -> Iterator[T]:
+    """All of them; others go on after each."""
+    for each in things:
+        yield each
+        rest()
+
+
+def registry_families(registry: RegistryHandler) -> Iterator[Family]:
+    """What a registry measures, embedded or not."""
+    tables = registry.tables
+    yield _one(measures.REGISTRY_TOPICS, len(tables.topics()))
+    yield _one(measures.REGISTRY_BROKERS, sum(len(broker.addresses) for broker in tables.cluster_info().brokers.values()))
+
+
+def _one(metric: Metric, value: float) -> Family:
+    """A metric without labels."""
+    return metric, [((), value)]
+
+
+def _reason(error: type[MetaqError]) -> str:
+    """DiskFull as ``disk_full``."""
+    return _HUMP.sub("_", error.__name__).lower()
+
+
+def _whole(value: object) -> int:
+    assert isinstance(value, int)
+    return value

@@ -1,0 +1,169 @@
+"""The metrics of brokers and registries: a name, what may be done with its values, their unit and labels, and what they say.
+
+docs/metrics.md has the same as a table.
+"""
+
+from typing import Final
+
+from metaq.engine.figures.metrics import Kind, Metric
+
+
+def _counter(name: str, unit: str, text: str, *labels: str) -> Metric:
+    return Metric(name, Kind.COUNTER, unit, text, labels)
+
+
+def _gauge(name: str, unit: str, text: str, *labels: str) -> Metric:
+    return Metric(name, Kind.GAUGE, unit, text, labels)
+
+
+def _histogram(name: str, text: str) -> Metric:
+    return Metric(name, Kind.HISTOGRAM, "seconds", text)
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+MESSAGES_IN: Final = _counter(
+    "metaq_messages_in_total", "messages", "Messages put that can be read; on a slave, those copied.", "topic"
+)
+BYTES_IN: Final = _counter("metaq_in_bytes_total", "bytes", "Bytes of the bodies of those messages.", "topic")
+MESSAGES_OUT: Final = _counter(
+    "metaq_messages_out_total", "messages", "Messages given to consumers and readers.", "topic", "group"
+)
+BYTES_OUT: Final = _counter("metaq_out_bytes_total", "bytes", "Bytes of the messages given.", "topic", "group")
+ASKED: Final = _counter("metaq_pulls_total", "pulls", "Gets and pulls that were answered.")
+MISSED: Final = _counter("metaq_pulls_empty_total", "pulls", "Gets and pulls that brought no message.")
+REFUSED: Final = _counter(
+    "metaq_puts_refused_total", "puts", "Puts and sends that failed, by the error that refused them.", "reason"
+)
+LATE: Final = _counter(
+    "metaq_puts_late_total",
+    "answers",
+    "Answers to a client's puts of one turn: stored, but not as safe as promised within the time, by what was lacking.",
+    "lacks",
+)
+SEND: Final = _histogram(
+    "metaq_send_seconds",
+    "Seconds from the first put of a turn of the event loop to its answers, which are as safe as promised.",
+)
+SYNC: Final = _histogram("metaq_fsync_seconds", "Seconds that a sync of the log took.")
+TURN: Final = _histogram("metaq_turn_seconds", "Seconds of the processor that each turn of the event loop took.")
+LONGEST_TURN: Final = _gauge(
+    "metaq_longest_turn_seconds", "seconds", "The most seconds of the processor that one turn took, since the start."
+)
+WAITING_BYTES: Final = _gauge("metaq_waiting_bytes", "bytes", "Bytes of puts that wait for the disk or the replicas.")
+SENT_BACK: Final = _counter(
+    "metaq_messages_sent_back_total", "messages", "Messages that consumers sent back to be tried again."
+)
+DEAD: Final = _counter("metaq_dead_letters_total", "messages", "Messages given up after all tries and kept as dead letters.")
+
+# -- consumers --------------------------------------------------------------------------------------------------------
+
+LAG: Final = _gauge(
+    "metaq_consumer_lag_messages", "messages", "Messages that a group has not consumed yet, by its offsets.", "group", "topic"
+)
+LAG_AGE: Final = _gauge(
+    "metaq_consumer_lag_seconds",
+    "seconds",
+    "Seconds since the oldest of these messages was stored; 0 without any.",
+    "group",
+    "topic",
+)
+READER_LAG: Final = _gauge(
+    "metaq_reader_lag_bytes", "bytes", "Bytes that readers of the text protocol have not asked for yet.", "group", "topic"
+)
+MEMBERS: Final = _gauge("metaq_consumer_members", "connections", "Consumers of a group that are connected now.", "group")
+HELD: Final = _gauge("metaq_held_pulls", "pulls", "Gets and pulls that wait for a message.")
+COLD: Final = _counter("metaq_cold_reads_total", "reads", "Reads of what was not in memory, which had to wait for the disk.")
+COLD_NOW: Final = _gauge("metaq_cold_reads_waiting", "reads", "Reads that wait for the disk now.")
+CONNECTIONS: Final = _gauge("metaq_connections", "connections", "Open connections by what they speak.", "protocol")
+CONNECTIONS_BYTES: Final = _gauge(
+    "metaq_connections_bytes", "bytes", "Bytes that connections hold: commands that have not ended, puts in flight, answers."
+)
+EVICTED: Final = _counter("metaq_connections_evicted_total", "connections", "Connections that were closed for room.")
+
+# -- store ------------------------------------------------------------------------------------------------------------
+
+LOG_BYTES: Final = _gauge("metaq_log_bytes", "bytes", "Bytes of the log from its oldest message to its end.")
+WRITTEN: Final = _counter("metaq_log_written_bytes_total", "bytes", "Bytes written to the log.")
+UNSYNCED: Final = _gauge(
+    "metaq_log_unsynced_bytes", "bytes", "Bytes at the end of the log that are not on the disk for certain."
+)
+OLDEST: Final = _gauge("metaq_oldest_message_seconds", "seconds", "Seconds since the oldest message was stored; 0 without any.")
+DISK_FREE: Final = _gauge("metaq_disk_free_bytes", "bytes", "Bytes that are free on the file system of the data folder.")
+DISK_USED: Final = _gauge("metaq_disk_used_ratio", "ratio", "Part of that file system that is in use, as df counts.")
+WRITABLE: Final = _gauge(
+    "metaq_writable", "0 or 1", "Whether messages are taken: 0 on a slave, on a full disk and after a failed sync."
+)
+KEYS_BEHIND: Final = _gauge(
+    "metaq_key_index_behind_bytes", "bytes", "Bytes of the log whose keys are still to be read and entered."
+)
+KEYS_PAUSED: Final = _gauge("metaq_key_index_paused", "0 or 1", "Whether no keys are entered for now, for lack of room.")
+DAMAGED: Final = _counter("metaq_damaged_reads_total", "reads", "Reads that found a damaged or missing record.")
+PARTITIONS: Final = _gauge("metaq_partitions", "partitions", "Partitions that ever had a message.")
+TOPICS: Final = _gauge("metaq_topics", "topics", "Topics of this broker, its own among them.")
+GROUPS: Final = _gauge("metaq_groups", "groups", "Consumer groups that this broker knows.")
+
+# -- delays and transactions ------------------------------------------------------------------------------------------
+
+DELAYED: Final = _gauge("metaq_delayed_messages", "messages", "Delayed messages that are not delivered yet.", "level")
+HALVES: Final = _gauge("metaq_half_messages", "messages", "Transactional messages whose producers have not decided yet.")
+HALF_AGE: Final = _gauge("metaq_half_oldest_seconds", "seconds", "Seconds since the oldest of these was put; 0 without any.")
+HALF_COMMITTED: Final = _counter("metaq_half_committed_total", "messages", "Transactional messages that were committed.")
+HALF_ROLLED_BACK: Final = _counter("metaq_half_rolled_back_total", "messages", "Transactional messages that were rolled back.")
+HALF_GIVEN_UP: Final = _counter("metaq_half_given_up_total", "messages", "Transactional messages that nobody decided in time.")
+HALF_CHECKS: Final = _counter("metaq_half_checks_total", "questions", "Questions to producers about undecided messages.")
+BRANCHES: Final = _gauge("metaq_branches_open", "branches", "Transactions that have begun and are not prepared.")
+BRANCH_BYTES: Final = _gauge("metaq_branches_open_bytes", "bytes", "Bytes of their messages, which wait in memory.")
+PREPARED: Final = _gauge("metaq_branches_prepared", "branches", "XA branches that are prepared and undecided.")
+PREPARED_AGE: Final = _gauge(
+    "metaq_branch_oldest_prepared_seconds", "seconds", "Seconds since the oldest of these was prepared; 0 without any."
+)
+HEURISTIC: Final = _gauge(
+    "metaq_branches_heuristic", "branches", "XA branches decided by an operator that nobody has forgotten yet."
+)
+
+# -- replicas ---------------------------------------------------------------------------------------------------------
+
+MASTER: Final = _gauge("metaq_is_master", "0 or 1", "Whether this replica is the master.")
+EPOCH: Final = _gauge("metaq_epoch", "epochs", "The epoch of this replica's log: every new master begins the next one.")
+IN_SYNC: Final = _gauge("metaq_in_sync_replicas", "replicas", "Replicas in sync, the master among them.")
+LEAST_IN_SYNC: Final = _gauge("metaq_min_in_sync_replicas", "replicas", "Replicas that must be in sync for a put to be safe.")
+REPLICA_LAG: Final = _gauge(
+    "metaq_replica_lag_bytes",
+    "bytes",
+    "Bytes of the master's log that a slave lacks: the master tells of each, a slave of itself.",
+    "replica",
+)
+REPLICA_LAG_AGE: Final = _gauge(
+    "metaq_replica_lag_seconds",
+    "seconds",
+    "Seconds since a slave last held everything, told by the master, once it did.",
+    "replica",
+)
+REPLICA_IN_SYNC: Final = _gauge("metaq_replica_in_sync", "0 or 1", "Whether a slave is in sync, told by the master.", "replica")
+
+# -- registries -------------------------------------------------------------------------------------------------------
+
+REGISTERED: Final = _gauge(
+    "metaq_registered", "0 or 1", "Whether clients find this broker: in a registry, and in ZooKeeper if that is set."
+)
+REGISTRY_TOPICS: Final = _gauge("metaq_registry_topics", "topics", "Topics in the tables of the registry of this process.")
+REGISTRY_BROKERS: Final = _gauge("metaq_registry_brokers", "processes", "Masters and slaves in the tables of that registry.")
+
+OF_TRANSACTIONS: Final = {
+    "half_undecided": HALVES,
+    "half_oldest_s": HALF_AGE,
+    "half_committed": HALF_COMMITTED,
+    "half_rolled_back": HALF_ROLLED_BACK,
+    "half_given_up": HALF_GIVEN_UP,
+    "half_checks": HALF_CHECKS,
+    "tx_open": BRANCHES,
+    "tx_open_bytes": BRANCH_BYTES,
+    "tx_prepared": PREPARED,
+    "tx_oldest_prepared_s": PREPARED_AGE,
+    "tx_heuristic": HEURISTIC,
+}
+"""By the names that ``stats`` has for them."""
+OF_REGISTRIES: Final = (REGISTRY_TOPICS, REGISTRY_BROKERS)
+OF_BROKERS: Final = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+"""All of them."""

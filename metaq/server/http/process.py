@@ -1,0 +1,39 @@
+"""What this process uses of the machine, under the names that Prometheus's own client libraries have given it."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from metaq.engine.figures.metrics import Family, Kind, Metric
+
+RESIDENT: Final = Metric(
+    "process_resident_memory_bytes", Kind.GAUGE, "bytes", "Memory of this process that is resident, in bytes."
+)
+OPEN_FILES: Final = Metric("process_open_fds", Kind.GAUGE, "descriptors", "Open file descriptors.")
+MOST_FILES: Final = Metric("process_max_fds", Kind.GAUGE, "descriptors", "File descriptors that may be open.")
+PROCESSOR: Final = Metric(
+    "process_cpu_seconds_total", Kind.COUNTER, "seconds", "Processor time of all threads, user and kernel, in seconds."
+)
+STARTED: Final = Metric(
+    "process_start_time_seconds", Kind.GAUGE, "seconds", "When this process started, in seconds since 1970 (UTC)."
+)
+PROCESS: Final = (RESIDENT, OPEN_FILES, MOST_FILES, PROCESSOR, STARTED)
+
+_OWN: Final = Path("/proc/self")
+_STARTED_S: Final = time.time()
+"""When this module was imported, some tenths of a second into the process."""
+
+
+def process_families() -> Iterator[Family]:
+    """All of ``PROCESS``, read now; where there is no /proc, those that need none."""
+    if _OWN.exists():
+        import resource  # noqa: PLC0415 - not on every system
+
+        pages = int((_OWN / "statm").read_text("ascii").split()[1])
+        yield RESIDENT, [((), pages * os.sysconf("SC_PAGE_SIZE"))]
+        yield OPEN_FILES, [((), len(os.listdir(_OWN / "fd")))]
+        yield MOST_FILES, [((), resource.getrlimit(resource.RLIMIT_NOFILE)[0])]
+    yield PROCESSOR, [((), time.process_time())]
+    yield STARTED, [((), _STARTED_S)]

@@ -1,0 +1,73 @@
+"""Scrapes: made one after another, a slice of the loop's time at once, and given up when they take too long.
+
+A scrape may ask the disk, which may not answer. So it is made in a greenlet of its own, and whoever wants it waits for
+``SCRAPE_S`` at most, the scrape before included. One that hangs keeps one thread, however often somebody asks.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import gevent
+
+from metaq.engine.figures.metrics import Family, write
+from metaq.errors import Overloaded
+from metaq.store.files.filecache import Rest
+
+SCRAPE_S: Final = 9.0
+"""A second less than a connection has, so that there is time to say why there is no answer."""
+SLICE_S: Final = 0.002
+"""How long others wait while metrics are written, and"""
+REST_S: Final = 0.008
+"""what they have for themselves then: a scrape takes a fifth of the time at most."""
+RETRY_MS: Final = 10_000
+
+
+class Scrapes:
+    """Makes the text of all metrics."""
+
+    def __init__(self, families: Callable[[Rest], Iterator[Family]]) -> None:
+        """``families`` calls what it is given between any two steps of its work."""
+        self._families = families
+        self._made: gevent.Greenlet[[], str | Exception] | None = None
+        self._waits = False
+
+    def text(self) -> str:
+        """What is measured now. ``Overloaded`` when another scrape waits already, or this one takes too long."""
+        if self._waits:
+            raise Overloaded("a scrape is made, and another one waits for it", retry_after_ms=RETRY_MS)
+        late = Overloaded(f"no scrape is done within {SCRAPE_S:g} s; does the disk answer?", retry_after_ms=RETRY_MS)
+        with gevent.Timeout(SCRAPE_S, late):
+            if self._made is not None and not self._made.dead:
+                self._waits = True
+                try:
+                    self._made.join()
+                finally:
+                    self._waits = False
+            self._made = made = gevent.spawn(self._make)
+            text = made.get()
+        if isinstance(text, Exception):
+            raise text
+        return text
+
+    def _make(self) -> str | Exception:
+        """Bring a failure home as a value: the hub would print it, handled or not."""
+        slices = _Slices()
+        try:
+            return "".join(write(self._families(slices.rest_when_due), slices.rest_when_due))
+        except AssertionError:
+            raise  # the broker's own state is wrong: the process ends
+        except Exception as error:  # noqa: BLE001 - raised again by ``text``
+            return error
+
+
+class _Slices:
+    """Lets others go on each time that a scrape has worked for a while."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def rest_when_due(self) -> None:
+        if time.monotonic() - self._began >= SLICE_S:
+            gevent.sleep(REST_S)
+            self._began = time.monotonic()

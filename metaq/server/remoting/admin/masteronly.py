@@ -1,0 +1,28 @@
+"""What a slave refuses: whatever changes what its master keeps. Messages are refused by the store."""
+
+from typing import Final
+
+from metaq.errors import NotMaster
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.server.front import RequestHandler
+from metaq.server.remoting.session import Answer, RemotingSession
+
+CODES: Final = (
+    *(Request.UPDATE_CONSUMER_OFFSET, Request.INVOKE_BROKER_TO_RESET_OFFSET, Request.CLONE_GROUP_OFFSET),
+    *(Request.LOCK_BATCH_MQ, Request.CONSUMER_SEND_MSG_BACK),
+    *(Request.UPDATE_AND_CREATE_TOPIC, Request.DELETE_TOPIC_IN_BROKER, Request.CLEAN_UNUSED_TOPIC),
+    *(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, Request.DELETE_SUBSCRIPTIONGROUP),
+    *(Request.END_TRANSACTION, Request.RESUME_CHECK_HALF_MESSAGE, Request.DECIDE_TRANSACTION),
+)
+
+
+class MasterOnlyHandler:
+    """Answers in the place of the handlers of a master."""
+
+    def requests(self) -> dict[int, RequestHandler]:
+        return dict.fromkeys(CODES, self.refuse)
+
+    def refuse(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """14: clients ask for the route again."""
+        raise NotMaster(f"this replica is a slave, which takes no request {Request(request.code).name}; ask its master")

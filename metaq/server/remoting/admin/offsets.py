@@ -1,0 +1,304 @@
+"""How far groups are, for administrators, and moving them: 208, 303, 317, 222 with 220, 314, 308, 321.
+
+(Specs: remoting protocol, section 3.3.)
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+import gevent
+
+from metaq.engine.context import Context
+from metaq.engine.groups.consumergroup import ConsumerGroup
+from metaq.engine.topics import Topic
+from metaq.errors import BadRequest, RequestFailed, UnknownTopic, WrongPartition
+from metaq.message import MessageQueue, TopicPartition
+from metaq.protocol.remoting.adminbodies import (
+    ConsumeStats,
+    QueueEntry,
+    QueueProgress,
+    TimeSpan,
+    encode_all_consume_stats,
+    encode_consume_stats,
+    encode_corrections,
+    encode_offset_list,
+    encode_offsets,
+    encode_queue_entries,
+    encode_time_spans,
+)
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import (
+    BrokerConsumeStats,
+    CloneOffset,
+    CorrectionOffset,
+    GroupAndTopic,
+    QueryConsumeQueue,
+    ResetOffset,
+    decode_header,
+)
+from metaq.protocol.remoting.headers import ConsumeStats as ConsumeStatsHeader
+from metaq.protocol.subscription import ExpressionKind, Subscription
+from metaq.server.access.permissions import Action, demand
+from metaq.server.front import RequestHandler
+from metaq.server.registration import written
+from metaq.server.remoting.admin.groups import topics_of
+from metaq.server.remoting.later import Later
+from metaq.server.remoting.session import DONE, Answer, RemotingSession
+from metaq.store.files.filecache import Read, Run, read_through
+from metaq.store.queues.consumequeue import UNIT, ConsumeQueue
+
+END: Final = -1
+"""Stands for the end of a queue where a time is asked for."""
+BEYOND: Final = (1 << 63) - 1
+"""Stands in 308 for: as far as there is anything."""
+MOST_ENTRIES: Final = 1024
+"""In one answer to 321."""
+OLDEST_CLIENT: Final = 28
+"""V3_0_7: older clients do not know request 220."""
+CPP: Final = "CPP"
+REST_S: Final = 0.001
+"""After each topic, when all are asked for; a sleep of 0 would not let connections go on."""
+
+
+class OffsetAdminHandler:
+    """Shows and sets the offsets of groups."""
+
+    def __init__(self, context: Context, later: Later, address: tuple[str, int], run: Run) -> None:
+        """``address`` is the one that clients are told."""
+        self._context = context
+        self._store = context.store
+        self._later = later
+        self._address = written(address)
+        self._read = read_through(run)
+
+    def requests(self) -> dict[int, RequestHandler]:
+        """Code → method."""
+        return {
+            Request.GET_CONSUME_STATS: self.stats,
+            Request.GET_BROKER_CONSUME_STATS: self.all_stats,
+            Request.QUERY_CONSUME_TIME_SPAN: self.time_spans,
+            Request.INVOKE_BROKER_TO_RESET_OFFSET: self.reset,
+            Request.CLONE_GROUP_OFFSET: self.clone,
+            Request.QUERY_CORRECTION_OFFSET: self.corrections,
+            Request.QUERY_CONSUME_QUEUE: self.entries,
+        }
+
+    # -- how far a group is -------------------------------------------------------------------------------------------
+
+    def stats(self, session: RemotingSession, request: RemotingCommand) -> None:
+        """208."""
+        header = decode_header(ConsumeStatsHeader, request.fields)
+        group = header.consumer_group
+        demand(session.principal, Action.INSPECT, group)
+        self._context.clients.administer(session)
+        names = [header.topic] if header.topic else self._consumed(group)
+
+        def look(read: Read) -> Answer:
+            each = [self._progress(group, topic, read) for topic in self._known(names)]
+            queues = {queue: progress for stats in each for queue, progress in stats.queues.items()}
+            return Answer(body=(encode_consume_stats(ConsumeStats(sum(stats.tps for stats in each), queues)),))
+
+        self._later.read(session, request, look)
+
+    def all_stats(self, session: RemotingSession, request: RemotingCommand) -> None:
+        """317: of all groups; with ``is_order`` only in topics that are ordered."""
+        ordered = decode_header(BrokerConsumeStats, request.fields).is_order
+        demand(session.principal, Action.INSPECT)
+        self._later.run(session, request, partial(self._all_stats, ordered))
+
+    def _all_stats(self, ordered: bool) -> Answer:
+        """One group and one topic at a time, since there may be very many of both."""
+        table: dict[str, list[ConsumeStats]] = {}
+        for group in list(self._context.groups):
+            gevent.sleep(0)
+            for topic in self._known(self._consumed(group.name)):
+                if topic.order or not ordered:
+                    table.setdefault(group.name, []).append(self._progress(group.name, topic, self._read))
+                    gevent.sleep(REST_S)
+        return Answer(body=(encode_all_consume_stats(self._address, table),))
+
+    def _consumed(self, group: str) -> list[str]:
+        """The topics in which a group has progress: of one that is connected, not those it has left."""
+        online = self._context.clients.consumer_group(group)
+        if online is not None and online.subscriptions:
+            return sorted(online.subscriptions)
+        return sorted(topics_of(self._context, group))
+
+    def _known(self, names: list[str]) -> Iterator[Topic]:
+        return filter(None, map(self._context.topics.get, names))
+
+    def _progress(self, group: str, topic: Topic, read: Read) -> ConsumeStats:
+        offsets = self._context.offsets.of(group, topic.name)
+        queues = {}
+        for number in range(topic.all_partitions):
+            queue = self._store.queues.get(TopicPartition(topic.name, number))
+            offset = offsets.get(number, 0)
+            consumed_ms = self._stored_ms(queue, offset - 1, read) if offset else 0
+            queues[self._queue(topic, number)] = QueueProgress(0 if queue is None else queue.readable, offset, consumed_ms)
+        return ConsumeStats(self._context.statistics.got_per_second(group, topic.name), queues)
+
+    def _queue(self, topic: Topic, number: int) -> MessageQueue:
+        return MessageQueue(topic.name, self._context.settings.broker_name, number)
+
+    def _stored_ms(self, queue: ConsumeQueue | None, ordinal: int, read: Read) -> int:
+        """When a message was stored; 0 when it is not there."""
+        if queue is None or not self._store.first(queue, read)[0] <= ordinal < queue.readable:
+            return 0
+        return self._store.reader.store_time(queue, ordinal, read) or 0
+
+    def time_spans(self, session: RemotingSession, request: RemotingCommand) -> None:
+        """303."""
+        header = decode_header(GroupAndTopic, request.fields)
+        demand(session.principal, Action.INSPECT, header.group)
+        topic = self._topic(header.topic or "")
+
+        def look(read: Read) -> Answer:
+            spans = [self._time_span(header.group, topic, number, read) for number in range(topic.all_partitions)]
+            return Answer(body=(encode_time_spans(spans),))
+
+        self._later.read(session, request, look)
+
+    def _time_span(self, group: str, topic: Topic, number: int, read: Read) -> TimeSpan:
+        queue = self._store.queues.get(TopicPartition(topic.name, number))
+        if queue is None:
+            return TimeSpan(self._queue(topic, number), 0, 0, 0, 0)
+        first, offset = self._store.first(queue, read)[0], self._context.offsets.get(group, topic.name, number) or 0
+        oldest_ms = self._stored_ms(queue, first, read)
+        waiting_ms = self._stored_ms(queue, max(first, offset), read)
+        return TimeSpan(
+            self._queue(topic, number),
+            oldest_ms,
+            self._stored_ms(queue, queue.readable - 1, read),
+            self._stored_ms(queue, offset - 1, read) or oldest_ms,
+            self._store.clock.now_ms() - waiting_ms if waiting_ms else 0,
+        )
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._context.topics.get(name)
+        if topic is None:
+            raise UnknownTopic(f"the topic {name} does not exist on this broker")
+        return topic
+
+    # -- moving a group -----------------------------------------------------------------------------------------------
+
+    def reset(self, session: RemotingSession, request: RemotingCommand) -> None:
+        """222: to a time, or (5.x) one partition to an offset. Its members are told, and drop what they hold."""
+        header = decode_header(ResetOffset, request.fields)
+        demand(session.principal, Action.ADMINISTER, header.group)
+        topic = self._context.topics.get(header.topic)
+        if topic is None:
+            raise RequestFailed(Response.SYSTEM_ERROR, f"the topic {header.topic} does not exist on this broker")
+        if not END <= header.queue_id < topic.all_partitions:
+            raise WrongPartition(f"the topic {topic.name} has {topic.all_partitions} partitions, {header.queue_id} is none")
+        if header.offset is not None and header.queue_id == END:
+            raise BadRequest("an offset is for one partition: queueId is missing")
+        group = self._online(header.group)
+        self._later.read(session, request, partial(self._reset, header, topic, group))
+
+    def _online(self, name: str) -> ConsumerGroup:
+        group = self._context.clients.consumer_group(name)
+        if group is None:
+            raise RequestFailed(Response.CONSUMER_NOT_ONLINE, f"no consumer of the group {name} is connected")
+        for member in group.members.values():
+            if member.client.version < OLDEST_CLIENT:
+                who = f"the client {member.client.client_id} of version {member.client.version}"
+                raise RequestFailed(Response.SYSTEM_ERROR, f"{who} cannot be told to reset its offsets")
+        return group
+
+    def _reset(self, header: ResetOffset, topic: Topic, group: ConsumerGroup, read: Read) -> Answer:
+        numbers = range(topic.all_partitions) if header.queue_id == END else [header.queue_id]
+        wanted = {number: self._target(header, number, read) for number in numbers}
+        offsets, now_s = self._context.offsets, self._store.clock.monotonic()
+        for number, offset in wanted.items():  # nothing from here on waits or fails
+            known = offsets.get(group.name, topic.name, number)
+            if not header.is_force and known is not None and known < offset:
+                wanted[number] = known
+            elif not group.broadcasts:
+                offsets.reset(group.name, topic.name, number, offset, now_s)
+        table = {self._queue(topic, number): offset for number, offset in wanted.items()}
+        fields = {"topic": header.topic, "group": header.group, "timestamp": str(header.timestamp)}
+        fields["isForce"] = str(header.is_force).lower()
+        online = self._context.clients.consumer_group(group.name)  # those that are here now; telling one may find it gone
+        for member in [] if online is None else list(online.members.values()):
+            encode: Callable[[dict[MessageQueue, int]], bytes]
+            encode = encode_offset_list if member.client.language == CPP else encode_offsets
+            member.session.tell(Request.RESET_CONSUMER_CLIENT_OFFSET, fields, encode(table))
+        return Answer(body=(encode_offsets(table),))
+
+    def _target(self, header: ResetOffset, number: int, read: Read) -> int:
+        queue = self._store.queues.get(TopicPartition(header.topic, number))
+        least, end = (0, 0) if queue is None else (self._store.first(queue, read)[0], queue.readable)
+        if header.offset is not None:
+            if not least <= header.offset <= end:
+                raise BadRequest(
+                    f"the offset {header.offset} is not between {least} and {end}, where {header.topic}-{number} is"
+                )
+            return header.offset
+        if queue is None or header.timestamp == END:
+            return end
+        return self._store.reader.at_time(queue, header.timestamp, read)
+
+    def clone(self, session: RemotingSession, request: RemotingCommand) -> Answer:
+        """314: a group goes on where another one is, in one topic or in all."""
+        header = decode_header(CloneOffset, request.fields)
+        demand(session.principal, Action.ADMINISTER, header.dest_group)
+        offsets, now_s = self._context.offsets, self._store.clock.monotonic()
+        online = self._context.clients.consumer_group(header.src_group)
+        self._context.groups.ensure(header.dest_group)
+        for topic in [header.topic] if header.topic else offsets.topics_of(header.src_group):
+            left = not header.offline and online is not None and topic not in online.subscriptions
+            for number, offset in {} if left else dict(offsets.of(header.src_group, topic)).items():
+                offsets.reset(header.dest_group, topic, number, offset, now_s)
+        return DONE
+
+    def corrections(self, session: RemotingSession, request: RemotingCommand) -> Answer:
+        """308: per partition where the slowest group is, but for ``filter_groups``; ``BEYOND`` when ``compare_group`` is."""
+        header = decode_header(CorrectionOffset, request.fields)
+        demand(session.principal, Action.INSPECT, header.topic)
+        offsets, left_out = self._context.offsets, (header.filter_groups or "").split(",")
+        groups = [group for group in offsets.groups_of(header.topic) if group not in left_out]
+        corrected = {}
+        for number, compared in offsets.of(header.compare_group, header.topic).items():
+            slowest = min((offsets.of(group, header.topic).get(number, BEYOND) for group in groups), default=BEYOND)
+            corrected[number] = BEYOND if slowest > compared else slowest
+        return Answer(body=(encode_corrections(corrected),))
+
+    # -- what is in a queue -------------------------------------------------------------------------------------------
+
+    def entries(self, session: RemotingSession, request: RemotingCommand) -> None:
+        """321: units of a consume queue; ``eval`` says whether the tags that the group subscribes to let them pass."""
+        header = decode_header(QueryConsumeQueue, request.fields)
+        demand(session.principal, Action.INSPECT, header.topic)
+        topic = self._topic(header.topic)
+        if not 0 <= header.queue_id < topic.all_partitions:
+            raise WrongPartition(f"the topic {topic.name} has {topic.all_partitions} partitions, {header.queue_id} is none")
+        if header.index_ < 0 or not 0 < header.count_ <= MOST_ENTRIES:
+            raise BadRequest(f"index is {header.index_} and count {header.count_}; 1 to {MOST_ENTRIES} entries are shown")
+        online = self._context.clients.consumer_group(header.consumer_group or "")
+        subscription = None if online is None else online.subscriptions.get(topic.name)
+        absent = None
+        if header.consumer_group and subscription is None:
+            absent = f"the group {header.consumer_group} is not connected or does not subscribe to {topic.name}"
+        elif subscription is not None and subscription.kind is ExpressionKind.SQL92:
+            absent = "an SQL92 expression is not evaluated here: it needs the messages"
+        self._later.read(session, request, partial(self._entries, header, subscription, absent))
+
+    def _entries(
+        self, header: QueryConsumeQueue, subscription: Subscription | None, filter_data: str | None, read: Read
+    ) -> Answer:
+        queue = self._store.queues.get(TopicPartition(header.topic, header.queue_id))
+        if queue is None:
+            return Answer(body=(encode_queue_entries(0, 0, (), subscription, filter_data),))
+        least = self._store.first(queue, read)[0]
+        index, units = max(header.index_, least), []
+        end = min(queue.readable, index + header.count_)
+        while index < end:
+            data = queue.units(index, end - index, read)
+            units += list(UNIT.iter_unpack(data))
+            index += len(data) // UNIT.size
+        entries = [
+            QueueEntry(offset, size, tag, subscription is None or subscription.matches_code(tag)) for offset, size, tag in units
+        ]
+        return Answer(body=(encode_queue_entries(least, queue.readable, entries, subscription, filter_data),))

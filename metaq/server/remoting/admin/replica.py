@@ -1,0 +1,124 @@
+"""How a broker's replicas stand, and operators' orders: 30020 to 30022.
+
+Bodies are JSON::
+
+    30020  →  {"role":"master","replica":1,"epoch":4,"begin":0,"end":90210,"durable_end":90210,"readable_end":90100,
+               "in_sync":[1,2],"min_in_sync":2,"replication":"10.0.0.1:10912","master":"","master_end":0,"problem":null,
+               "suspect":null,
+               "slaves":[{"replica":2,"address":"10.0.0.2:41234","text":"10.0.0.2:8123","held_end":90210,"lag_bytes":0,
+                          "lag_ms":0,"in_sync":true}]}
+    30021  header role (master or slave), master (for a slave: HOST:PORT), acceptLoss (for a master: true)
+    30022  header replica
+
+``replication`` is where slaves connect, ``suspect`` why the log may lack messages that were
+acknowledged. A slave tells of its master's ``master_end`` and ``in_sync`` what it heard last.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import orjson
+
+from metaq.config import Settings
+from metaq.errors import BadRequest
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.server.broker import Broker
+from metaq.server.front import Address, RequestHandler
+from metaq.server.registration import reached_at, written
+from metaq.server.remoting.later import Later
+from metaq.server.remoting.session import Answer, RemotingSession
+from metaq.server.sides import MasterSide, SlaveSide
+
+
+class Orders(Protocol):
+    """What an operator can have a replica do."""
+
+    broker: Broker
+    side: MasterSide | SlaveSide
+    settings: Settings
+    address: Address
+    """Where slaves connect."""
+
+    @property
+    def role_name(self) -> str: ...
+
+    @property
+    def suspicion(self) -> str | None:
+        """Why messages that were acknowledged may be missing here."""
+        ...
+
+    def promote(self, *, accept_loss: bool) -> None: ...
+
+    def demote(self, master: str) -> None: ...
+
+    def hand_over(self, replica: int) -> None: ...
+
+
+class ReplicaHandler:
+    """Answers operators."""
+
+    def __init__(self, orders: Orders, later: Later) -> None:
+        self._orders = orders
+        self._later = later
+
+    def requests(self) -> dict[int, RequestHandler]:
+        """Code → method."""
+        return {
+            Request.REPLICA_STATUS: self.status,
+            Request.CHANGE_ROLE: self.change_role,
+            Request.HAND_OVER: self.hand_over,
+        }
+
+    def status(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """30020."""
+        return Answer(body=(orjson.dumps(standing(self._orders)),))
+
+    def change_role(self, session: RemotingSession, request: RemotingCommand) -> None:
+        """30021: the answer comes before the role has changed."""
+        self._later.run(session, request, lambda: self._change_role(request.fields))
+
+    def _change_role(self, fields: Mapping[str, str]) -> Answer:
+        role = fields.get("role")
+        if role == "master":
+            self._orders.promote(accept_loss=fields.get("acceptLoss") == "true")
+        elif role == "slave":
+            self._orders.demote(fields.get("master", ""))
+        else:
+            raise BadRequest(f"the role {role!r} is neither master nor slave")
+        return Answer()
+
+    def hand_over(self, session: RemotingSession, request: RemotingCommand) -> None:
+        """30022: answered when this replica is no longer master."""
+        replica = request.fields.get("replica", "")
+        if not replica.isdecimal():
+            raise BadRequest(f"the replica {replica!r} is no number")
+        self._later.run(session, request, lambda: self._hand_over(int(replica)))
+
+    def _hand_over(self, replica: int) -> Answer:
+        self._orders.hand_over(replica)
+        return Answer()
+
+
+def standing(orders: Orders) -> dict[str, Any]:
+    """How a replica stands, with its slaves or its master."""
+    store, side, settings = orders.broker.store, orders.side, orders.settings
+    common: dict[str, Any] = {
+        "role": orders.role_name,
+        "replica": settings.replica_number,
+        "epoch": orders.broker.epochs.current.number,
+        "begin": store.log.begin,
+        "end": store.log.end,
+        "durable_end": store.durable_end,
+        "readable_end": side.readable_end,
+        "min_in_sync": settings.min_in_sync,
+        "suspect": orders.suspicion,
+        "replication": written(reached_at(orders.address, orders.broker.addresses.advertised)),
+    }
+    if isinstance(side, MasterSide):
+        slaves = [slave._asdict() for slave in side.in_sync.standings()]
+        members = sorted(side.in_sync.members)
+        return {**common, "in_sync": members, "slaves": slaves, "master": "", "master_end": store.log.end, "problem": None}
+    seen = side.seen
+    heard = {"master": seen.address, "master_end": seen.log_end, "problem": seen.problem}
+    return {**common, "in_sync": sorted(seen.in_sync), "slaves": [], **heard}

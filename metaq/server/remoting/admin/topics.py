@@ -1,0 +1,176 @@
+"""Topics by command: 17, 215, 21, 351, 202, 305, and what cleans up: 306, 316, 329 (specs: remoting protocol, section 3.3).
+
+A deleted topic is forgotten at once, with the offsets of its consumers. Its messages stay in the log until they age out, but
+nobody is shown them: a topic of the same name made later begins behind them, with a minimum offset above 0.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from metaq.engine.context import Context
+from metaq.engine.duties import Duties
+from metaq.engine.topics import Topic
+from metaq.errors import BadRequest, RequestFailed, UnknownTopic
+from metaq.message import INTERNAL_TOPICS, MessageQueue, TopicPartition
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.adminbodies import QueueSpan, encode_topic_stats
+from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import CreateTopic, TopicOnly, decode_header
+from metaq.protocol.remoting.routes import DataVersion, TopicTable, encode_topic_list, encode_topic_table, topic_row
+from metaq.server.access.permissions import Action, Principal, demand
+from metaq.server.front import RequestHandler
+from metaq.server.registration import config_of
+from metaq.server.remoting.later import Later
+from metaq.server.remoting.session import DONE, Answer, RemotingSession
+from metaq.store.files.filecache import Read
+
+ANY_PERMISSION: Final = READ | WRITE | INHERIT
+
+
+class TopicsHandler:
+    """Makes, shows and deletes topics. A change is confirmed when it is durable, and in force before."""
+
+    def __init__(
+        self,
+        context: Context,
+        duties: Duties,
+        later: Later,
+        forget: Callable[[str], None],
+        wait_told: Callable[[], None],
+    ) -> None:
+        """``forget`` is told the name of a topic that is deleted; ``wait_told`` returns when the registries know of changes."""
+        self._context = context
+        self._topics = context.topics
+        self._store = context.store
+        self._duties = duties
+        self._later = later
+        self._forget = forget
+        self._wait_told = wait_told
+        self._started_ms = context.store.clock.now_ms()
+
+    def requests(self) -> dict[int, RequestHandler]:
+        """Code → method."""
+        return {
+            Request.UPDATE_AND_CREATE_TOPIC: self.create,
+            Request.DELETE_TOPIC_IN_BROKER: self.delete,
+            Request.GET_ALL_TOPIC_CONFIG: self.all_topics,
+            Request.GET_TOPIC_CONFIG: self.topic,
+            Request.GET_TOPIC_STATS_INFO: self.stats,
+            Request.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
+            Request.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean,
+            Request.CLEAN_UNUSED_TOPIC: self.clean,
+            Request.DELETE_EXPIRED_COMMITLOG: self.delete_expired,
+        }
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+
+    def create(self, session: RemotingSession, request: RemotingCommand) -> None:
+        """17."""
+        header = decode_header(CreateTopic, request.fields)
+        self._check_allowed(session.principal, header.topic)
+        self._check_ours(header.topic)
+        counts = (header.read_queue_nums, header.write_queue_nums)
+        if min(counts) < 0 or max(counts) < 1:  # with none to write it is drained
+            numbers = f"{header.write_queue_nums} to write, {header.read_queue_nums} to read"
+            raise BadRequest(f"the topic {header.topic} needs a partition, and cannot have fewer than none: {numbers}")
+        if not 0 <= header.perm <= ANY_PERMISSION:
+            raise BadRequest(f"perm is {header.perm}, not a sum of {READ} (read), {WRITE} (write) and {INHERIT} (template)")
+        topic = Topic(
+            *(header.topic, header.write_queue_nums, header.read_queue_nums, header.perm, header.topic_sys_flag, header.order)
+        )
+        self._later.run(session, request, partial(self._create, session.principal, topic))
+
+    def _check_allowed(self, principal: Principal, name: str) -> None:
+        demand(principal, Action.CREATE if self._topics.get(name) is None else Action.ADMINISTER, name)
+
+    def _create(self, principal: Principal, topic: Topic) -> Answer:
+        self._check_allowed(principal, topic.name)  # it may have been made since it was asked
+        self._topics.put(topic)
+        self._duties.save_topics()
+        self._wait_told()  # who made the topic looks for its route next
+        return DONE
+
+    def delete(self, session: RemotingSession, request: RemotingCommand) -> None:
+        """215."""
+        name = decode_header(TopicOnly, request.fields).topic
+        demand(session.principal, Action.ADMINISTER, name)
+        self._check_ours(name)
+        self._later.run(session, request, partial(self._delete, name))
+
+    def _delete(self, name: str) -> Answer:
+        self._duties.settle()  # an append that fails takes back what comes next
+        queues = {key: queue for key, queue in self._store.queues.items() if key.topic == name}
+        for queue in queues.values():
+            queue.hide_before(queue.next)
+        self._topics.delete(name, {key: queue.next for key, queue in queues.items()})
+        self._forget(name)
+        self._duties.save_topics()
+        return DONE
+
+    def _check_ours(self, name: str) -> None:
+        if self._topics.is_system(name) or name in INTERNAL_TOPICS:
+            raise RequestFailed(
+                Response.SYSTEM_ERROR, f"the topic {name} belongs to the broker: it cannot be changed or deleted"
+            )
+
+    def clean(self, session: RemotingSession, _: RemotingCommand) -> Answer:
+        """306, 316: there is never anything left to clean, since queue files go with the log's oldest segment."""
+        demand(session.principal, Action.ADMINISTER)
+        return DONE
+
+    def delete_expired(self, session: RemotingSession, request: RemotingCommand) -> None:
+        """329."""
+        demand(session.principal, Action.ADMINISTER)
+        self._later.run(session, request, self._delete_expired)
+
+    def _delete_expired(self) -> Answer:
+        self._duties.delete_expired()
+        return DONE
+
+    # -- showing ------------------------------------------------------------------------------------------------------
+
+    def all_topics(self, session: RemotingSession, _: RemotingCommand) -> Answer:
+        """21."""
+        demand(session.principal, Action.INSPECT)
+        configs = {topic.name: config_of(topic, topic.permission) for topic in self._topics}
+        table = TopicTable(DataVersion(self._started_ms, self._topics.version), configs)
+        return Answer(fields={}, body=(encode_topic_table(table),))
+
+    def topic(self, session: RemotingSession, request: RemotingCommand) -> Answer:
+        """351."""
+        topic = self._known(session, request)
+        return Answer(body=(fastjson.encode(topic_row(config_of(topic, topic.permission))),))
+
+    def system_topics(self, session: RemotingSession, *_: Any) -> Answer:
+        """305."""
+        demand(session.principal, Action.INSPECT)
+        return Answer(body=(encode_topic_list(self._topics.of_broker()),))
+
+    def stats(self, session: RemotingSession, request: RemotingCommand) -> None:
+        """202."""
+        self._later.read(session, request, partial(self._stats, self._known(session, request)))
+
+    def _stats(self, topic: Topic, read: Read) -> Answer:
+        broker = self._context.settings.broker_name
+        spans = {
+            MessageQueue(topic.name, broker, number): self._span(topic, number, read) for number in range(topic.all_partitions)
+        }
+        return Answer(body=(encode_topic_stats(spans),))
+
+    def _span(self, topic: Topic, number: int, read: Read) -> QueueSpan:
+        queue = self._store.queues.get(TopicPartition(topic.name, number))
+        if queue is None:
+            return QueueSpan(0, 0, 0)
+        least = self._store.first(queue, read)[0]
+        newest = self._store.reader.store_time(queue, queue.readable - 1, read) if least < queue.readable else None
+        return QueueSpan(least, queue.readable, newest or 0)
+
+    def _known(self, session: RemotingSession, request: RemotingCommand) -> Topic:
+        name = decode_header(TopicOnly, request.fields).topic
+        demand(session.principal, Action.INSPECT, name)
+        topic = self._topics.get(name)
+        if topic is None:
+            raise UnknownTopic(f"the topic {name} does not exist on this broker")
+        return topic

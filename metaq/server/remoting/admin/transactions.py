@@ -1,0 +1,327 @@
+"""Undecided transactions, shown and decided by operators: 30010, 30011, 30012, and the numbers of ``stats`` and 28."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from heapq import nsmallest
+from typing import Final, NamedTuple, TypeVar
+
+from gevent.event import Event
+
+from metaq.engine.context import Context
+from metaq.engine.topics import HALF_TOPIC
+from metaq.engine.turn import Short, Turns
+from metaq.errors import BadRequest, CorruptRecord, MetaqError, RequestFailed
+from metaq.protocol.ids import decode_offset_id
+from metaq.protocol.properties import PRODUCER_GROUP, REAL_QUEUE, REAL_TOPIC, UNIQUE_KEY
+from metaq.protocol.record import Record, decode_record
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import decode_header, parse_int
+from metaq.protocol.remoting.undecided import (
+    FORGET,
+    MOST_MESSAGES,
+    MOST_ROWS,
+    Branch,
+    BranchMessage,
+    DecideTransaction,
+    Half,
+    ListTransactions,
+    Page,
+    State,
+    TransactionKey,
+    encode_branch,
+    encode_half,
+    encode_page,
+)
+from metaq.server.access.permissions import Action, demand
+from metaq.server.front import RequestHandler
+from metaq.server.remoting.later import Later
+from metaq.server.remoting.sending.half import pairs_of
+from metaq.server.remoting.session import DONE, Answer, RemotingSession
+from metaq.store.files.filecache import Read, Run, read_through
+from metaq.tx.branches import Outcome, Room, Work, XaCode, XaError
+from metaq.tx.halves import Fate, Halves, origin_of
+from metaq.tx.halves import Half as UndecidedHalf
+from metaq.tx.journal import Held
+from metaq.tx.local import LocalBranches
+from metaq.tx.manager import Step, Transactions
+from metaq.tx.xid import Xid, parse_key
+
+logger = logging.getLogger(__name__)
+
+OUTCOMES: Final = (*(outcome.value for outcome in Outcome), FORGET)
+
+PAGE_BYTES: Final = 4 << 20
+"""Of half messages that are read for one page, about: a body may have megabytes."""
+
+T = TypeVar("T", tuple[int, str], tuple[str, Outcome], int)
+
+
+class Tables(NamedTuple):
+    """What there is of transactions in one broker."""
+
+    transactions: Transactions
+    local: LocalBranches[Held]
+    room: Room
+    halves: Halves
+
+
+class TransactionAdminHandler:
+    """Shows what is undecided, and takes the decisions of operators about XA branches; those about half messages are 37."""
+
+    def __init__(
+        self,
+        context: Context,
+        turns: Turns,
+        later: Later,
+        tables: Tables,
+        run: Run,
+    ) -> None:
+        self._context = context
+        self._turns = turns
+        self._later = later
+        self._transactions, self._local, self._room, self._halves = tables
+        self._read = read_through(run)
+        self._oldest: tuple[tuple[str, int], int] | None = None
+
+    def requests(self) -> dict[int, RequestHandler]:
+        """Code → method."""
+        return {
+            Request.LIST_TRANSACTIONS: self.list_,
+            Request.GET_TRANSACTION: self.get,
+            Request.DECIDE_TRANSACTION: self.decide,
+        }
+
+    # -- lists --------------------------------------------------------------------------------------------------------
+
+    def list_(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """30010."""
+        header = decode_header(ListTransactions, request.fields)
+        demand(session.principal, Action.INSPECT)
+        if not 1 <= header.limit <= MOST_ROWS:
+            raise BadRequest(f"limit is {header.limit}, not a number from 1 to {MOST_ROWS}")
+        if header.state == State.HEURISTIC:
+            return Answer(body=(encode_page(self._heuristic(header.after or "", header.limit)),))
+        if header.state not in (State.PREPARED, State.HALF):
+            raise BadRequest(f"state is {header.state[:40]!r}, not one of {', '.join(State)}")
+        work = self._prepared if header.state == State.PREPARED else self._undecided
+        self._later.read(session, request, partial(work, parse_int("after", header.after or "-1"), header.limit))
+        return None
+
+    def _prepared(self, after: int, limit: int, read: Read) -> Answer:
+        """In the order of the log, where a branch may move to the end but never to the front."""
+        places = ((place, key) for key, place in self._transactions.branches.places() if place > after)
+        chosen, following = _cut(places, limit)
+        rows = [self._branch(key, place, read) for place, key in chosen]
+        return Answer(body=(encode_page(Page(rows, str(chosen[-1][0]) if following else None)),))
+
+    def _branch(self, key: str, place: int, read: Read) -> Branch:
+        try:
+            return Branch(key, State.PREPARED, *self._transactions.prepared(place, read))
+        except CorruptRecord:  # counted and reported by reading it; the operator needs the key all the same
+            return Branch(key, State.PREPARED)
+
+    def _heuristic(self, after: str, limit: int) -> Page[Branch]:
+        decisions = ((key, outcome) for key, outcome in self._transactions.branches.heuristics() if key > after)
+        chosen, following = _cut(decisions, limit)
+        rows = [Branch(key, State.HEURISTIC, outcome=outcome) for key, outcome in chosen]
+        return Page(rows, chosen[-1][0] if following else None)
+
+    def _undecided(self, after: int, limit: int, read: Read) -> Answer:
+        self._halves.follow(read)
+        chosen, following = _cut((ordinal for ordinal in self._halves if ordinal > after), limit)
+        rows, size = [], 0
+        for number, ordinal in enumerate(chosen, 1):
+            half = self._halves.find(ordinal)
+            stored = None if half is None else self._context.store.record_at_offset(half.log_offset, read)
+            if half is None or stored is None:  # decided meanwhile, or damaged, which reading it has reported
+                continue
+            rows.append(_half_row(decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size])), half))
+            size += stored.size
+            if size >= PAGE_BYTES and number < len(chosen):
+                chosen, following = chosen[:number], True
+                break
+        return Answer(body=(encode_page(Page(rows, str(chosen[-1]) if following else None)),))
+
+    # -- one ----------------------------------------------------------------------------------------------------------
+
+    def get(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """30011."""
+        text = decode_header(TransactionKey, request.fields).key
+        demand(session.principal, Action.INSPECT)
+        if ":" not in text:
+            self._later.read(session, request, partial(self._show_half, text, decode_offset_id(text).log_offset))
+            return None
+        key = _branch_key(text)
+        place = self._transactions.branches.place(key)
+        if place is not None:
+            self._later.read(session, request, partial(self._show, key, place))
+            return None
+        outcome = next((outcome for name, outcome in self._transactions.branches.heuristics() if name == key), None)
+        if outcome is None:
+            raise _absent(key)
+        return Answer(body=(encode_branch(Branch(key, State.HEURISTIC, outcome=outcome), [], None),))
+
+    def _show(self, key: str, place: int, read: Read) -> Answer:
+        branch, problem = self._branch(key, place, read), None
+        held: Sequence[Held] = ()
+        try:
+            held = self._transactions.messages(Work([], place), read)
+        except CorruptRecord as error:  # it can still be rolled back, for which it is shown
+            problem = str(error)
+        messages = [
+            BranchMessage(
+                *(each.queue.topic, each.queue.partition, each.message_id, each.attribute, len(each.payload), each.born_ms)
+            )
+            for each in held[:MOST_MESSAGES]
+        ]
+        return Answer(body=(encode_branch(branch, messages, problem),))
+
+    def _show_half(self, offset_id: str, log_offset: int, read: Read) -> Answer:
+        """By the place where it is now, or was first: of both the record says which half message it is."""
+        self._halves.follow(read)
+        stored = self._context.store.record_at_offset(log_offset, read)
+        if stored is not None:
+            record = decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
+            if record.topic == HALF_TOPIC and offset_id.upper() == _offset_id(record, log_offset):  # not another broker's
+                half = self._halves.find(origin_of(record, pairs_of(record)).ordinal)
+                if half is not None:
+                    return Answer(body=(encode_half(_half_row(record, half)),))
+        raise RequestFailed(Response.QUERY_NOT_FOUND, f"no message that waits for its decision has the offset id {offset_id}")
+
+    # -- decisions ----------------------------------------------------------------------------------------------------
+
+    def decide(self, session: RemotingSession, request: RemotingCommand) -> None:
+        """30012: answered when the decision, and what it makes visible, is as durable as promised."""
+        header = decode_header(DecideTransaction, request.fields)
+        demand(session.principal, Action.ADMINISTER)
+        key = _branch_key(header.key)
+        if header.outcome not in OUTCOMES:
+            raise BadRequest(f"outcome is {header.outcome[:40]!r}, not one of {', '.join(OUTCOMES)}")
+        logger.warning("an operator decides key=%s outcome=%s peer=%s", key, header.outcome, session.address)
+        self._later.run(session, request, partial(self._decide, key, header.outcome))
+
+    def _decide(self, key: str, outcome: str) -> Answer:
+        try:
+            step = self._forget(key) if outcome == FORGET else self._staged(key, Outcome(outcome))
+        except XaError as error:
+            code = Response.QUERY_NOT_FOUND if error.code is XaCode.NOTA else Response.SYSTEM_ERROR
+            raise RequestFailed(code, str(error)) from error
+        settled = _Settled(step)
+        self._turns.staged(settled)
+        return settled.wait()
+
+    def _staged(self, key: str, outcome: Outcome) -> Step:
+        transactions = self._transactions
+        self._turns.check_load()
+        transactions.learn_topics(self._read)  # what is decided has no messages that would tell them
+        work = transactions.decide(key, outcome)
+        try:
+            messages = transactions.messages(work, self._read) if outcome is Outcome.COMMIT else ()
+        except MetaqError:
+            transactions.branches.failed(key)
+            raise
+        return transactions.store_decision(key, work, outcome, messages)
+
+    def _forget(self, key: str) -> Step:
+        step = self._transactions.forget(key)
+        if step is None:
+            raise RequestFailed(Response.QUERY_NOT_FOUND, f"no operator has decided the branch {key}: nothing to forget")
+        return step
+
+    # -- numbers ------------------------------------------------------------------------------------------------------
+
+    def numbers(self, read: Read) -> Mapping[str, object]:
+        """By name. Raises ``ColdRead`` as ``read`` does."""
+        xa, local = self._transactions.branches.counts(), self._local.counts()
+        return {
+            "tx_open": xa.open + local.open,
+            "tx_open_bytes": self._room.open_bytes,
+            "tx_prepared": xa.prepared,
+            "tx_heuristic": xa.heuristic,
+            "tx_oldest_prepared_s": self._seconds_since(self._oldest_prepared_ms(read)),
+            "half_undecided": len(self._halves),
+            "half_oldest_s": self._seconds_since(self._halves.oldest_ms),
+            "half_committed": self._halves.decided[Fate.COMMITTED],
+            "half_rolled_back": self._halves.decided[Fate.ROLLED_BACK],
+            "half_given_up": self._halves.decided[Fate.GIVEN_UP],
+            "half_checks": self._halves.checked,
+        }
+
+    def _oldest_prepared_ms(self, read: Read) -> int | None:
+        oldest = next(self._transactions.branches.places(), None)
+        if oldest is None:
+            return None
+        if self._oldest is None or self._oldest[0] != oldest:
+            since_ms = self._branch(*oldest, read).since_ms
+            if since_ms is None:
+                return None
+            self._oldest = oldest, since_ms
+        return self._oldest[1]
+
+    def _seconds_since(self, since_ms: int | None) -> int:
+        """0 when there is nothing."""
+        return 0 if since_ms is None else max(0, self._context.store.clock.now_ms() - since_ms) // 1000
+
+
+class _Settled:
+    """The outcome of a decision, for which a greenlet waits."""
+
+    __slots__ = ("_answer", "_known", "_step", "size")
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._known = Event()
+        self._answer = DONE
+        self.size = 0
+
+    def wait(self) -> Answer:
+        self._known.wait()
+        return self._answer
+
+    def stored(self) -> None:
+        self._step.succeeded()
+        self._known.set()
+
+    def refused(self, error: MetaqError, outcome: str) -> None:
+        self._step.failed()
+        self._answer = Answer(error.code, remark=f"the decision {outcome}: {error}")
+        self._known.set()
+
+    def late(self, short: Short) -> None:
+        self._step.succeeded()
+        self._answer = Answer(short.code, remark=f"the decision is stored, but not {short.lacks}")
+        self._known.set()
+
+
+def _cut(rows: Iterable[T], limit: int) -> tuple[list[T], bool]:
+    """The smallest ``limit`` of them, and whether there are more."""
+    chosen: list[T] = nsmallest(limit + 1, rows)
+    return chosen[:limit], len(chosen) > limit
+
+
+def _offset_id(record: Record, log_offset: int) -> str:
+    return f"{record.store_host.hex().upper()}{log_offset:016X}"
+
+
+def _half_row(record: Record, half: UndecidedHalf) -> Half:
+    pairs = pairs_of(record)
+    origin = origin_of(record, pairs)
+    offset_id = _offset_id(record, half.log_offset)
+    return Half(
+        *(offset_id, pairs.get(UNIQUE_KEY, offset_id), pairs[REAL_TOPIC], int(pairs[REAL_QUEUE]), pairs[PRODUCER_GROUP]),
+        *(half.since_ms, half.checks, half.due_ms, len(record.body), origin.ordinal, origin.log_offset),
+    )
+
+
+def _branch_key(text: str) -> str:
+    """The canonical key of a branch."""
+    key = parse_key(text)
+    if not isinstance(key, Xid):
+        raise BadRequest(f"{text[:80]} is a local transaction, which ends with its connection: there is nothing to decide")
+    return str(key)
+
+
+def _absent(key: str) -> RequestFailed:
+    return RequestFailed(Response.QUERY_NOT_FOUND, f"no branch {key} is prepared here, and none was decided by an operator")

@@ -1,0 +1,153 @@
+"""Bulk fetches, 30030: much of a partition in one answer (metaq.protocol.remoting.bulk has the format). They are never held."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from gevent.lock import BoundedSemaphore
+
+from metaq.engine.context import Context
+from metaq.errors import MetaqError, Overloaded
+from metaq.message import TopicPartition
+from metaq.protocol.remoting.bulk import UNIT_SIZE, BulkFetch, encode_bulk_head
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import decode_header
+from metaq.server.front import RequestHandler
+from metaq.server.remoting.consuming.pull import check_readable
+from metaq.server.remoting.session import Answer, Kept, RemotingSession, failure
+from metaq.server.wire.look import Looks, Question
+from metaq.server.wire.session import Buffer
+from metaq.store.bulk import BulkReader, Piece
+from metaq.store.files.filecache import ColdRead, Read
+from metaq.store.queues.consumequeue import ConsumeQueue
+
+MOST_BYTES: Final = 8 * 1024 * 1024
+"""Of records in one answer, but for a first one that is larger; with its units it stays below the limit of a frame."""
+MOST_MESSAGES: Final = 128 * 1024
+"""In one answer: 2 MiB of units."""
+MOST_S: Final = 0.003
+"""How long an answer from memory may take, in which nobody else goes on; then it ends where it is."""
+MOST_READING_S: Final = 1.0
+"""How long an answer from the disk may take: the messages of one partition may lie far apart."""
+MOST_READING: Final = 8
+"""Fetches that read from the disk at once, and so hold up to 8 MiB each; the others wait in line."""
+RETRY_MS: Final = 100
+
+
+class BulkHandler:
+    """Answers bulk fetches."""
+
+    def __init__(self, context: Context, looks: Looks) -> None:
+        self.context = context
+        self.reader = BulkReader(context.store.log, context.store.reader)
+        self.line = BoundedSemaphore(MOST_READING)
+        self.owing: set[RemotingSession] = set()
+        """Sessions with a fetch that reads from the disk, or waits for its turn to."""
+        self._looks = looks
+
+    def requests(self) -> dict[int, RequestHandler]:
+        return {Request.BULK_FETCH: self.fetch}
+
+    def fetch(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """Answer one fetch, now or owed. What a client can make the broker hold is one answer more than it has read."""
+        header = decode_header(BulkFetch, request.fields)
+        self.context.counters.get.add(1)
+        self.context.topic_counters(header.topic).get.add(1)
+        check_readable(self.context, session.principal, header.topic, header.queue_id)
+        if session in self.owing:
+            raise Overloaded("a connection has one bulk fetch at a time", retry_after_ms=RETRY_MS)
+        self._looks.look(_Fetch(self, session, request, header))
+        return None
+
+
+class _Fetch(Question):
+    """A fetch on its way to its answer."""
+
+    __slots__ = ("_handler", "_header", "_request", "session")
+
+    def __init__(self, handler: BulkHandler, session: RemotingSession, request: RemotingCommand, header: BulkFetch) -> None:
+        self._handler = handler
+        self.session: RemotingSession = session
+        self._request: RemotingCommand | Kept = request
+        self._header = header
+
+    @property
+    def _owed(self) -> bool:
+        """Whether it may wait for the disk."""
+        return isinstance(self._request, Kept)
+
+    def look(self, read: Read) -> Answer:
+        if not self._owed:
+            return self._look(read)
+        try:
+            with self._handler.line:
+                return self._look(read)
+        finally:
+            self._handler.owing.discard(self.session)
+
+    def _look(self, read: Read) -> Answer:
+        header, store = self._header, self._handler.context.store
+        queue = store.queues.get(TopicPartition(header.topic, header.queue_id))
+        offset, least, end = header.queue_offset, 0, 0
+        if queue is not None and queue.readable:
+            least, end = store.first(queue, read)[0], queue.readable
+        pieces: list[Piece] = []
+        if queue is not None and least <= offset < end:
+            pieces = self._pieces(queue, offset, end, read)
+            least = store.first(queue, read)[0]  # what is missing may have aged out meanwhile
+        if offset < least:
+            return _answer(Response.PULL_OFFSET_MOVED, least, least, end, f"{offset} lies before the oldest message, {least}")
+        if pieces:
+            units = b"".join([piece.units for piece in pieces])
+            body = [encode_bulk_head(units), *(buffer for piece in pieces for buffer in piece.records)]
+            verified = all(piece.verified for piece in pieces)
+            return _answer(Response.SUCCESS, offset + len(units) // UNIT_SIZE, least, end, body=body, verified=verified)
+        if offset == end or not self._handler.context.replicas.is_master:  # a slave has yet to copy what its reader had
+            return _answer(Response.PULL_NOT_FOUND, offset, least, end)
+        return _answer(Response.PULL_OFFSET_MOVED, end, least, end, f"{offset} lies behind the end of the partition, {end}")
+
+    def _pieces(self, queue: ConsumeQueue, offset: int, end: int, read: Read) -> list[Piece]:
+        """What the answer will hold, one message at least. ``ColdRead`` when only a read that may wait can tell."""
+        reader, now = self._handler.reader, self._handler.context.front.now
+        end = min(end, offset + min(max(self._header.max_msg_nums, 1), MOST_MESSAGES))
+        left = min(self._header.max_bytes, MOST_BYTES)
+        pieces: list[Piece] = []
+        deadline = now() + (MOST_READING_S if self._owed else MOST_S)
+        # while the disk is waited for, files may go at either end, at the later one those of a slave
+        while queue.base <= offset < min(end, queue.readable) and not (pieces and (left <= 0 or now() > deadline)):
+            piece = reader.hot(queue, offset, end - offset, left, read)
+            if piece is None:
+                if not self._owed:
+                    raise ColdRead
+                piece = None if self._header.verified else reader.raw(queue, offset, end - offset, left, read)
+                piece = piece or reader.cold(queue, offset, end - offset, left, read)
+            left -= piece.size
+            if pieces and left < 0:
+                break
+            pieces.append(piece)
+            offset += len(piece.units) // UNIT_SIZE
+        return pieces
+
+    def owe(self) -> None:
+        self._handler.owing.add(self.session)
+        self._request = self.session.owe(self._request)
+
+    def found(self, answer: Answer) -> None:
+        self.session.settle(self._request, answer)
+
+    def fail(self, error: MetaqError) -> None:
+        self.found(failure(error))
+
+
+def _answer(
+    code: int,
+    following: int,
+    least: int,
+    end: int,
+    remark: str | None = None,
+    body: Sequence[Buffer] = (),
+    *,
+    verified: bool = True,
+) -> Answer:
+    fields = {"nextBeginOffset": str(following), "minOffset": str(least), "maxOffset": str(end)}
+    return Answer(code, fields | {"verified": "true" if verified else "false"}, remark, body)

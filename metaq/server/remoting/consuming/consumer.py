@@ -1,0 +1,195 @@
+"""Offsets and queue locks of consumers: 14, 15, 29 to 32, 41 to 43 (specs: remoting protocol, sections 3.2.4 and 3.2.7)."""
+
+import os
+from typing import Final
+
+from metaq.engine.context import Context
+from metaq.engine.groups.locklog import LockLog
+from metaq.engine.offsets.offsetlog import OffsetLog
+from metaq.errors import RequestFailed, UnknownTopic, WrongPartition
+from metaq.message import TopicPartition
+from metaq.protocol.record import decode_record
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import QueryConsumerOffset, QueueOnly, SearchOffset, UpdateConsumerOffset, decode_header
+from metaq.protocol.remoting.heartbeats import decode_queue_set
+from metaq.server.access.permissions import Action, Principal, demand
+from metaq.server.front import RequestHandler
+from metaq.server.remoting.consuming.heartbeat import EMPTY
+from metaq.server.remoting.later import Later
+from metaq.server.remoting.session import DONE, Answer, RemotingSession
+from metaq.store.files.filecache import Read
+from metaq.store.queues.consumequeue import ConsumeQueue
+
+YOUNG_SHARE: Final = 0.4
+"""A partition whose first message lies no further behind the end of the log than this share of the memory is young."""
+UPPER: Final = "UPPER"
+
+
+class ConsumerHandler:
+    """Answers where a consumer goes on, and who has which queue."""
+
+    def __init__(self, context: Context, later: Later, locks: LockLog, offsets: OffsetLog) -> None:
+        self._context = context
+        self._store = context.store
+        self._later = later
+        self._locks = locks
+        self._offsets = offsets
+        self._young_bytes = round(YOUNG_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+    def requests(self) -> dict[int, RequestHandler]:
+        return {
+            Request.QUERY_CONSUMER_OFFSET: self.offset,
+            Request.UPDATE_CONSUMER_OFFSET: self.commit,
+            Request.SEARCH_OFFSET_BY_TIMESTAMP: self.offset_at,
+            Request.GET_MAX_OFFSET: self.most,
+            Request.GET_MIN_OFFSET: self.least,
+            Request.GET_EARLIEST_MSG_STORETIME: self.oldest,
+            Request.LOCK_BATCH_MQ: self.lock,
+            Request.UNLOCK_BATCH_MQ: self.unlock,
+            Request.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
+        }
+
+    # -- offsets of groups --------------------------------------------------------------------------------------------
+
+    def offset(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """14: where the group goes on. Without a stored offset 0 on a young partition, else 22: then the client decides."""
+        header = decode_header(QueryConsumerOffset, request.fields)
+        _check_member(session.principal, header.consumer_group, header.topic)
+        place = (header.consumer_group, header.topic, header.queue_id)
+        known = self._context.offsets.get(*place)
+        if known is not None:
+            self._context.offsets.taken_up(*place)
+            return _offset(known)
+        if header.set_zero_if_not_found is False:
+            raise _no_offset(header)
+        queue = self._store.queues.get(TopicPartition(header.topic, header.queue_id))
+        if queue is None or not queue.readable:
+            return _offset(0)
+
+        def look(read: Read) -> Answer:
+            if self._is_young(queue, read):
+                return _offset(0)
+            raise _no_offset(header)
+
+        self._later.read(session, request, look)
+        return None
+
+    def _is_young(self, queue: ConsumeQueue, read: Read) -> bool:
+        """Whether nothing of a partition has aged out, and its first message may well be in memory."""
+        return not self._store.first(queue, read)[0] and self._store.log.end - queue.unit(0, read)[0] <= self._young_bytes
+
+    def commit(self, session: RemotingSession, request: RemotingCommand) -> Answer:
+        """15: from a consumer forward only. An administrator's tool sets the offset of a group without members like this.
+
+        A master that may have been replaced takes none: the next one would not know it. Nor does one whose replicas lack what
+        was committed before, for too long.
+        """
+        self._store.check_master()
+        self._offsets.check()
+        header = decode_header(UpdateConsumerOffset, request.fields)
+        _check_member(session.principal, header.consumer_group, header.topic)
+        group, place = header.consumer_group, TopicPartition(header.topic, header.queue_id)
+        clients = self._context.clients
+        by_command = clients.administers(session) and clients.consumer_group(group) is None
+        commit(self._context, group, place, header.commit_offset, by_command=by_command)
+        return EMPTY
+
+    def all_offsets(self, session: RemotingSession, request: RemotingCommand) -> Answer:
+        """43."""
+        demand(session.principal, Action.INSPECT)
+        table = {f"{topic}@{group}": dict(offsets) for group, topic, offsets in self._context.offsets}
+        return Answer(body=(fastjson.encode({"offsetTable": table}),))
+
+    # -- offsets of partitions ----------------------------------------------------------------------------------------
+
+    def most(self, session: RemotingSession, request: RemotingCommand) -> Answer:
+        """30: the offset of the message that comes next."""
+        queue = self._queue(session, decode_header(QueueOnly, request.fields))
+        return _offset(0 if queue is None else queue.readable)
+
+    def least(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """31: the offset of the oldest message."""
+        queue = self._queue(session, decode_header(QueueOnly, request.fields))
+        if queue is None:
+            return _offset(0)
+        self._later.read(session, request, lambda read: _offset(self._store.first(queue, read)[0]))
+        return None
+
+    def offset_at(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """29: the first message stored at a time or later, at the end the next one; UPPER: the last one until then."""
+        header = decode_header(SearchOffset, request.fields)
+        queue = self._queue(session, QueueOnly(header.topic, header.queue_id))
+        if queue is None:
+            return _offset(0)
+        upper = header.boundary_type.upper() == UPPER
+        at_time = self._store.reader.at_time
+        self._later.read(session, request, lambda read: _offset(at_time(queue, header.timestamp, read, upper=upper)))
+        return None
+
+    def oldest(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """32: when the oldest message was stored, -1 without any."""
+        queue = self._queue(session, decode_header(QueueOnly, request.fields))
+        if queue is None:
+            return Answer(fields={"timestamp": "-1"})
+
+        def look(read: Read) -> Answer:
+            stored = next(self._store.records(queue, self._store.first(queue, read)[0], 1, read), None)
+            time_ms = -1 if stored is None else decode_record(stored.buffer[stored.at : stored.at + stored.size]).store_ms
+            return Answer(fields={"timestamp": str(time_ms)})
+
+        self._later.read(session, request, look)
+        return None
+
+    def _queue(self, session: RemotingSession, header: QueueOnly) -> ConsumeQueue | None:
+        """The partition; ``None`` when nothing was ever put there."""
+        demand(session.principal, Action.SUBSCRIBE, header.topic)
+        return self._store.queues.get(TopicPartition(header.topic, header.queue_id))
+
+    # -- locks --------------------------------------------------------------------------------------------------------
+
+    def lock(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """41."""
+        wanted = decode_queue_set(request.body)
+        demand(session.principal, Action.CONSUME, wanted.group)
+        return self._locks.lock(session, request, wanted)
+
+    def unlock(self, session: RemotingSession, request: RemotingCommand) -> Answer:
+        """42."""
+        given = decode_queue_set(request.body)
+        demand(session.principal, Action.CONSUME, given.group)
+        self._locks.unlock(given)
+        return DONE
+
+
+def _check_member(principal: Principal, group: str, topic: str) -> None:
+    demand(principal, Action.CONSUME, group)
+    demand(principal, Action.SUBSCRIBE, topic)
+
+
+def commit(context: Context, group: str, partition: TopicPartition, offset: int, *, by_command: bool = False) -> None:
+    """Take the offset that a consumer commits; nothing of a broadcasting group, whose clients keep their own."""
+    topic = context.topics.get(partition.topic)
+    if topic is None:
+        raise UnknownTopic(f"the topic {partition.topic} does not exist on this broker")
+    if not 0 <= partition.partition < topic.all_partitions:
+        raise WrongPartition(f"the topic {topic.name} has {topic.all_partitions} partitions, {partition.partition} is none")
+    context.groups.ensure(group)
+    connected = context.clients.consumer_group(group)
+    queue, known = context.store.queues.get(partition), context.offsets.get(group, *partition) or 0
+    end = 0 if queue is None else queue.next
+    untrue = known > end >= offset and not (connected is not None and connected.broadcasts)
+    if offset >= 0 and (by_command or untrue):  # an offset beyond the end is of messages that a power cut has taken
+        context.offsets.reset(group, *partition, offset)
+    elif connected is None or not connected.broadcasts:
+        context.offsets.commit(group, *partition, offset, context.store.clock.monotonic())
+
+
+def _offset(offset: int) -> Answer:
+    return Answer(fields={"offset": str(offset)})
+
+
+def _no_offset(header: QueryConsumerOffset) -> RequestFailed:
+    reason = f"the group {header.consumer_group} has no offset of {header.topic}-{header.queue_id} yet"
+    return RequestFailed(Response.QUERY_NOT_FOUND, reason)

@@ -1,0 +1,101 @@
+"""Membership of clients in groups: 34, 35, 38, 46 (specs: remoting protocol, section 3.2.6)."""
+
+from typing import Final
+
+import orjson
+
+from metaq.engine.context import Context
+from metaq.engine.topics import Topic
+from metaq.errors import RequestFailed
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import ConsumerGroupOnly, UnregisterClient, decode_header
+from metaq.protocol.remoting.heartbeats import ConsumerData, Heartbeat, decode_client_check, decode_heartbeat
+from metaq.protocol.sql92 import compile_expression
+from metaq.protocol.subscription import ExpressionKind
+from metaq.server.access.permissions import Action, Principal, demand
+from metaq.server.front import RequestHandler
+from metaq.server.remoting.session import DONE, Answer, RemotingSession
+
+INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
+"""The producer group that every Java client is in, whatever it does."""
+UNIT_SUBSCRIBED: Final = 2
+"""Bit of a topic's system flag: consumed by units of a partitioned application."""
+NO_SQL_FILTER: Final = "this broker does not filter by SQL92 expressions (sql_filter)"
+
+EMPTY: Final = Answer(fields={})
+"""Success, with the empty header that clients look into."""
+
+
+class HeartbeatHandler:
+    """Takes heartbeats and goodbyes, and tells who is in a group."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def requests(self) -> dict[int, RequestHandler]:
+        return {
+            Request.HEART_BEAT: self.beat,
+            Request.UNREGISTER_CLIENT: self.unregister,
+            Request.GET_CONSUMER_LIST_BY_GROUP: self.members,
+            Request.CHECK_CLIENT_CONFIG: self.check,
+        }
+
+    def beat(self, session: RemotingSession, request: RemotingCommand) -> Answer:
+        """34: whoever it concerns has been told of the change before this is answered."""
+        heartbeat = decode_heartbeat(request.body)
+        self._check(session.principal, heartbeat)
+        self._context.clients.check_room(session, heartbeat)
+        for data in heartbeat.consumers:
+            self._make_group(data)
+        self._context.clients.beat(session, request.language, request.version, heartbeat)
+        return DONE
+
+    def _check(self, principal: Principal, heartbeat: Heartbeat) -> None:
+        """A producer is asked about transactional messages, and so is shown them; every client id may be sent replies."""
+        is_producer = any(group != INNER_PRODUCER for group in heartbeat.producers)
+        if is_producer or not (heartbeat.consumers or principal.named):
+            demand(principal, Action.PUBLISH)
+        for data in heartbeat.consumers:
+            demand(principal, Action.CONSUME, data.group)
+            for subscription in data.subscriptions:
+                demand(principal, Action.SUBSCRIBE, subscription.topic)
+
+    def _make_group(self, data: ConsumerData) -> None:
+        """The group and its retry topic. A group that is not created is shown to administrators all the same."""
+        groups, topics = self._context.groups, self._context.topics
+        try:
+            group = groups.ensure(data.group)
+        except RequestFailed:
+            return
+        if group.retry_queue_nums > 0 and topics.get(group.retry_topic) is None:
+            count = group.retry_queue_nums
+            topics.put(Topic(group.retry_topic, count, count, sys_flag=UNIT_SUBSCRIBED * data.unit_mode))
+
+    def unregister(self, session: RemotingSession, request: RemotingCommand) -> Answer:
+        """35."""
+        header = decode_header(UnregisterClient, request.fields)
+        if header.consumer_group:
+            demand(session.principal, Action.CONSUME, header.consumer_group)
+        self._context.clients.unregister(session, header.producer_group, header.consumer_group)
+        return EMPTY
+
+    def members(self, session: RemotingSession, request: RemotingCommand) -> Answer:
+        """38: all members see the same list, each client once."""
+        header = decode_header(ConsumerGroupOnly, request.fields)
+        demand(session.principal, Action.CONSUME, header.consumer_group)
+        group = self._context.clients.consumer_group(header.consumer_group)
+        if group is None:
+            reason = f"no consumer of the group {header.consumer_group} is connected"
+            raise RequestFailed(Response.SYSTEM_ERROR, reason)
+        return Answer(fields={}, body=(orjson.dumps({"consumerIdList": group.client_ids}),))
+
+    def check(self, session: RemotingSession, request: RemotingCommand) -> Answer:
+        """46: whether a subscription can be made."""
+        subscription = decode_client_check(request.body)
+        demand(session.principal, Action.SUBSCRIBE, subscription.topic)
+        if subscription.kind is ExpressionKind.SQL92:
+            if not self._context.settings.sql_filter:
+                raise RequestFailed(Response.SYSTEM_ERROR, NO_SQL_FILTER)
+            compile_expression(subscription.expression)
+        return DONE

@@ -1,0 +1,365 @@
+"""Pulling: 11 and 361, with hold (specs: remoting protocol, section 3.2.3)."""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from metaq.engine.context import Context
+from metaq.engine.groups.groups import Group
+from metaq.engine.hold import Holds
+from metaq.errors import AccessDenied, MetaqError, RequestFailed, UnknownTopic, WrongPartition
+from metaq.message import TopicPartition
+from metaq.protocol import properties
+from metaq.protocol.record import decode_record
+from metaq.protocol.remoting import codes
+from metaq.protocol.remoting.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import PullMessage, decode_header
+from metaq.protocol.sql92 import compile_expression
+from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
+from metaq.server.access.permissions import Action, Principal, demand
+from metaq.server.front import RequestHandler
+from metaq.server.remoting.consuming.consumer import commit
+from metaq.server.remoting.consuming.heartbeat import NO_SQL_FILTER
+from metaq.server.remoting.session import Answer, Kept, RemotingSession
+from metaq.server.wire.look import Looks, Question
+from metaq.server.wire.session import Buffer
+from metaq.store.files.filecache import Read
+from metaq.store.messagestore import MessageStore
+from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
+
+MOST_MESSAGES: Final = 1024
+"""In one answer, whatever the client asks for."""
+MOST_BYTES: Final = 256 * 1024
+"""In one answer, but for a first message that is larger."""
+MOST_SCANNED: Final = 800
+"""Units that one look at a partition compares with the filter when few match; more when more messages are asked for."""
+MOST_EXAMINED_BYTES: Final = 4 * 1024 * 1024
+"""Of records that one look evaluates an SQL92 expression on."""
+MOST_S: Final = 0.008
+"""Of the processor for one look with an SQL92 expression, in which nobody else goes on; then it ends where it is."""
+FILTERS_KEPT: Final = 512
+"""Subscriptions that are read, and expressions that are compiled, once."""
+LONG: Final = 1024
+"""Characters beyond which an expression takes much memory: of these, fewer are kept."""
+LONG_FILTERS_KEPT: Final = 8
+
+
+Expression = Callable[[Mapping[str, str]], bool]
+
+
+class Filter(NamedTuple):
+    """What a consumer wants of a partition."""
+
+    codes: frozenset[int] | None = None
+    """Tag hashes; ``None`` takes every tag."""
+    matches: Expression | None = None
+    """An SQL92 expression over the properties."""
+
+
+class Found(NamedTuple):
+    """What one look at a partition brought."""
+
+    code: int
+    status: str
+    next: int
+    """Where the consumer goes on."""
+    least: int
+    most: int
+    """The ordinals of the partition: the oldest one, and the one after the newest."""
+    body: list[Buffer]
+    messages: int = 0
+    """How many there are in the body."""
+    behind_bytes: int = 0
+    """How much of the log lies behind the first message that was looked at."""
+
+
+class PullHandler:
+    """Answers pulls. A consumer that is at the end is held until something comes."""
+
+    def __init__(self, context: Context, holds: Holds, looks: Looks, loop: Any) -> None:
+        self.context = context
+        self.looks = looks
+        self.loop = loop
+        self.holds = holds
+        self.stopping = False
+
+    def requests(self) -> dict[int, RequestHandler]:
+        return {Request.PULL_MESSAGE: self.pull, Request.LITE_PULL_MESSAGE: self.pull}
+
+    def pull(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """Answer one pull, now or owed. The offset that comes with it is taken at once, also when the pull is held."""
+        header = decode_header(PullMessage, request.fields)
+        self.context.counters.get.add(1)
+        self.context.topic_counters(header.topic).get.add(1)
+        group = self._check(session, header)
+        wanted = self._filter(session, header, group)
+        online = self.context.clients.consumer_group(group.name)
+        if online is not None:
+            online.reads(session, header.topic, header.queue_id)
+        if header.sys_flag & PULL_COMMITS_OFFSET and self.context.replicas.is_master:
+            commit(self.context, group.name, TopicPartition(header.topic, header.queue_id), header.commit_offset)
+        self.looks.look(_Pull(self, session, request, header, wanted))
+        return None
+
+    def _check(self, session: RemotingSession, header: PullMessage) -> Group:
+        demand(session.principal, Action.CONSUME, header.consumer_group)
+        group = self.context.groups.ensure(header.consumer_group)
+        if not group.consume_enable:
+            raise AccessDenied(f"the group {group.name} may not consume (consumeEnable is false)")
+        check_readable(self.context, session.principal, header.topic, header.queue_id)
+        return group
+
+    def _filter(self, session: RemotingSession, header: PullMessage, group: Group) -> Filter:
+        """What the consumer wants: as this pull says, else as its heartbeats have said."""
+        if header.sys_flag & PULL_HAS_SUBSCRIPTION:
+            expression = EVERYTHING if header.subscription is None else header.subscription
+            subscription = _parse(header.topic, expression, kind=header.expression_type or ExpressionKind.TAG)
+        else:
+            subscription = self._subscription(session, header, group)
+        if subscription.kind is ExpressionKind.SQL92 and not self.context.settings.sql_filter:
+            raise RequestFailed(Response.SYSTEM_ERROR, NO_SQL_FILTER)
+        return _filter_of(subscription)
+
+    def _subscription(self, session: RemotingSession, header: PullMessage, group: Group) -> Subscription:
+        connected = self.context.clients.consumer_group(group.name)
+        known = None if connected is None else connected.subscription(session, header.topic)
+        if connected is None or known is None:
+            reason = f"the group {group.name} does not subscribe to {header.topic}: a heartbeat has to come first"
+            raise RequestFailed(Response.SUBSCRIPTION_NOT_EXIST, reason)
+        if connected.broadcasts and not group.consume_broadcast_enable:
+            raise AccessDenied(f"the group {group.name} may not broadcast (consumeBroadcastEnable is false)")
+        if known.version < header.sub_version:
+            reason = f"version {known.version} is known, the pull is of {header.sub_version}: the next heartbeat tells"
+            raise RequestFailed(Response.SUBSCRIPTION_NOT_LATEST, f"subscription to {header.topic}: {reason}")
+        return known
+
+    def may_hold(self, session: RemotingSession) -> bool:
+        return not (self.stopping or session.closed) and self.holds.count < self.context.settings.max_held_gets
+
+
+def _make_filter(subscription: Subscription) -> Filter:
+    if subscription.kind is ExpressionKind.SQL92:
+        return Filter(matches=compile_expression(subscription.expression))
+    return Filter(subscription.codes or None)
+
+
+_parse_short, _parse_long = lru_cache(FILTERS_KEPT)(parse_subscription), lru_cache(LONG_FILTERS_KEPT)(parse_subscription)
+_filter_short, _filter_long = lru_cache(FILTERS_KEPT)(_make_filter), lru_cache(LONG_FILTERS_KEPT)(_make_filter)
+
+
+def _parse(topic: str, expression: str, kind: str) -> Subscription:
+    return (_parse_long if len(expression) > LONG else _parse_short)(topic, expression, kind=kind)
+
+
+def _filter_of(subscription: Subscription) -> Filter:
+    return (_filter_long if len(subscription.expression) > LONG else _filter_short)(subscription)
+
+
+def check_readable(context: Context, principal: Principal, name: str, partition: int) -> None:
+    """Raise why somebody may not read a partition of a topic: it may not be read, or is not there."""
+    demand(principal, Action.SUBSCRIBE, name)
+    topic = context.topics.get(name)
+    if topic is None:
+        raise UnknownTopic(f"the topic {name} does not exist on this broker")
+    context.topics.check(topic, codes.READ)
+    if not 0 <= partition < topic.read_partitions:
+        raise WrongPartition(f"the topic {name} has {topic.read_partitions} partitions to read, {partition} is none")
+
+
+class _Pull(Question):
+    """A pull on its way to its answer."""
+
+    __slots__ = ("_deadline", "_filter", "_handler", "_header", "_hold", "_offset", "_request", "session")
+
+    def __init__(
+        self,
+        handler: PullHandler,
+        session: RemotingSession,
+        request: RemotingCommand,
+        header: PullMessage,
+        wanted: Filter,
+    ) -> None:
+        self._handler = handler
+        self.session: RemotingSession = session
+        self._request: RemotingCommand | Kept = request
+        self._header = header
+        self._filter = wanted
+        self._offset = header.queue_offset
+        wait_ms = header.suspend_timeout_millis if header.sys_flag & PULL_SUSPENDS else 0
+        wait_ms = min(wait_ms, handler.context.settings.max_hold_ms)
+        self._deadline = handler.context.front.now() + wait_ms / 1000 if wait_ms > 0 else 0.0
+        self._hold: Any = None
+
+    def look(self, read: Read) -> Found:
+        header = self._header
+        store = self._handler.context.store
+        most = min(max(header.max_msg_nums, 1), MOST_MESSAGES)
+        key = TopicPartition(header.topic, header.queue_id)
+        found = look(store, key, self._offset, most, self._filter, read)
+        if self._offset > found.most and not self._handler.context.replicas.is_master:
+            # this slave has yet to copy what the reader has had from the master: to take it back would repeat that
+            return found._replace(code=Response.PULL_NOT_FOUND, next=self._offset)
+        if found.least <= self._offset < found.most:
+            log_offset = store.queues[key].unit(self._offset, read)[0]
+            return found._replace(behind_bytes=store.log.end - log_offset)
+        return found
+
+    def found(self, answer: Found) -> None:
+        """Answer; at the end of the partition hold, as long as the consumer wants to wait.
+
+        A pull that has not been held yet and has passed messages is answered at once, so that the consumer moves on.
+        """
+        self._offset = answer.next
+        nothing = answer.code in (Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY)
+        moved = self._hold is None and answer.next != self._header.queue_offset
+        if nothing and answer.next >= answer.most and not moved and self._wait():
+            return
+        self._count(answer)
+        code = answer.code
+        if code == Response.PULL_NOT_FOUND and answer.next != self._header.queue_offset:
+            code = Response.PULL_RETRY_IMMEDIATELY  # messages that did not match were passed: 19 would not move the consumer
+        fields = {
+            "suggestWhichBrokerId": str(self._suggested(answer)),
+            "nextBeginOffset": str(answer.next),
+            "minOffset": str(answer.least),
+            "maxOffset": str(answer.most),
+        }
+        self._answer(Answer(code, fields, answer.status, answer.body))
+
+    def _suggested(self, answer: Found) -> int:
+        context = self._handler.context
+        group = context.groups.get(self._header.consumer_group)
+        standby, preferred = (0, 0) if group is None else (group.broker_id, group.which_broker_when_consume_slowly)
+        return context.replicas.reader_goes_to(standby, preferred, answer.behind_bytes)
+
+    def _count(self, answer: Found) -> None:
+        context, header = self._handler.context, self._header
+        if answer.messages:
+            context.statistics.got(header.consumer_group, header.topic, answer.messages, sum(map(len, answer.body)))
+        else:
+            context.counters.get_miss.add(1)
+            context.topic_counters(header.topic).get_miss.add(1)
+
+    def _wait(self) -> bool:
+        handler = self._handler
+        remaining = self._deadline - handler.context.front.now()
+        if remaining <= 0 or not handler.may_hold(self.session):
+            return False
+        self.owe()
+        key = TopicPartition(self._header.topic, self._header.queue_id)
+        self._hold = handler.holds.hold(key, handler.loop.timer(remaining), self._woken)
+        self.session.closing.append(self._hold.cancel)
+        return True
+
+    def _woken(self) -> None:
+        if self._hold.cancel in self.session.closing:
+            self.session.closing.remove(self._hold.cancel)
+        self._handler.looks.look(self)
+
+    def owe(self) -> None:
+        if not isinstance(self._request, Kept):
+            self._request = self.session.owe(self._request)
+            self._header = self._header._replace(subscription=None)  # which may be long, and is in the filter
+
+    def fail(self, error: MetaqError) -> None:
+        self._answer(Answer(error.code, remark=str(error)))
+
+    def _answer(self, answer: Answer) -> None:
+        self.session.settle(self._request, answer)
+
+
+# -- reading a partition ----------------------------------------------------------------------------------------------
+
+
+def look(store: MessageStore, key: TopicPartition, offset: int, most: int, wanted: Filter, read: Read) -> Found:
+    """At most ``most`` messages of a partition from an ordinal on, as far as readers may see and ``wanted`` says."""
+    queue = store.queues.get(key)
+    if queue is None or not queue.readable:
+        code = Response.PULL_OFFSET_MOVED if offset else Response.PULL_NOT_FOUND
+        return Found(code, "NO_MESSAGE_IN_QUEUE", 0, 0, 0, [])
+    least, end = store.first(queue, read)[0], queue.readable
+    if offset == end:
+        return Found(Response.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, least, end, [])
+    if offset > end:
+        return Found(Response.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", end, least, end, [])
+    if offset < least:
+        return Found(Response.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL", least, least, end, [])
+    body, following = _collect(store, queue, offset, most, wanted, read)
+    if body:
+        everything = wanted.codes is None and wanted.matches is None
+        return Found(Response.SUCCESS, "FOUND", following, least, end, body, following - offset if everything else len(body))
+    return Found(Response.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", following, least, end, [])
+
+
+def _collect(
+    store: MessageStore, queue: ConsumeQueue, ordinal: int, most: int, wanted: Filter, read: Read
+) -> tuple[list[Buffer], int]:
+    """The records that match, and the ordinal after the last one that was looked at."""
+    if wanted.matches is not None:
+        return _evaluate(store, queue, ordinal, most, wanted.matches, read)
+    if wanted.codes is not None:
+        return _compare(store, queue, ordinal, most, wanted.codes, read)
+    body: list[Buffer] = []
+    size = 0
+    slices, following = store.reader.hot_slices(queue, ordinal, most, MOST_BYTES, read)
+    if slices:
+        body += slices
+        return body, following
+    for stored in store.records(queue, ordinal, MOST_BYTES, read):
+        if len(body) == most or (stored is not None and body and size + stored.size > MOST_BYTES):
+            break
+        ordinal += 1
+        if stored is not None:
+            body.append(stored.buffer[stored.at : stored.at + stored.size])
+            size += stored.size
+    return body, ordinal
+
+
+def _compare(
+    store: MessageStore, queue: ConsumeQueue, ordinal: int, most: int, codes: frozenset[int], read: Read
+) -> tuple[list[Buffer], int]:
+    """The same for records with one of these tag hashes."""
+    body: list[Buffer] = []
+    size, end = 0, min(queue.readable, ordinal + max(MOST_SCANNED, most))
+    while ordinal < end:
+        for _, _, code in UNIT.iter_unpack(queue.units(ordinal, end - ordinal, read)):
+            stored = store.reader.record(queue, ordinal, read) if code in codes else None
+            if stored is not None:
+                if body and (len(body) == most or size + stored.size > MOST_BYTES):
+                    return body, ordinal
+                body.append(stored.buffer[stored.at : stored.at + stored.size])
+                size += stored.size
+            ordinal += 1
+    return body, ordinal
+
+
+def _evaluate(
+    store: MessageStore, queue: ConsumeQueue, ordinal: int, most: int, matches: Expression, read: Read
+) -> tuple[list[Buffer], int]:
+    """The same by what the properties say: at least one record is looked at, and as many as there is time for."""
+    body: list[Buffer] = []
+    size = examined = 0
+    began, end = time.thread_time(), min(queue.readable, ordinal + MOST_SCANNED)
+    while ordinal < end:
+        for _, record_size, _ in UNIT.iter_unpack(queue.units(ordinal, end - ordinal, read)):
+            if record_size < FILLER_SIZE:
+                examined += record_size
+                if examined > MOST_EXAMINED_BYTES and examined > record_size:
+                    return body, ordinal
+            stored = store.reader.record(queue, ordinal, read)
+            if stored is not None and _matches(matches, stored):
+                if body and (len(body) == most or size + stored.size > MOST_BYTES):
+                    return body, ordinal
+                body.append(stored.buffer[stored.at : stored.at + stored.size])
+                size += stored.size
+            ordinal += 1
+            if time.thread_time() - began > MOST_S:
+                return body, ordinal
+    return body, ordinal
+
+
+def _matches(expression: Expression, stored: Any) -> bool:
+    record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
+    return expression(properties.parse(record.properties.decode(errors="replace")))

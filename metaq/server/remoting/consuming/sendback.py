@@ -1,0 +1,144 @@
+"""Messages that consumers could not process: 36 (specs: remoting protocol, sections 3.2.2 and 5.3).
+
+A copy is parked at a delay level and then delivered to the group's retry topic; after too many times it goes to the group's
+dead-letter topic, where it stays until somebody looks.
+"""
+
+import logging
+import random
+from typing import Final
+
+from metaq.engine.context import Context
+from metaq.engine.groups.groups import Group
+from metaq.engine.topics import DEAD_PREFIX, Topic
+from metaq.engine.turn import Turns
+from metaq.engine.writing import Draft, delayed, stage
+from metaq.errors import AccessDenied, RequestFailed
+from metaq.protocol import properties
+from metaq.protocol.record import Record, decode_record
+from metaq.protocol.remoting.codes import VERSION_WITH_MAX_RECONSUME, WRITE, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import SendBack, decode_header
+from metaq.protocol.text.messages import Stored
+from metaq.server.access.permissions import Action, demand
+from metaq.server.front import RequestHandler
+from metaq.server.remoting.change import Change
+from metaq.server.remoting.session import DONE, Answer, RemotingSession
+from metaq.server.wire.look import Looks
+from metaq.store.files.filecache import Read
+
+logger = logging.getLogger(__name__)
+
+FIRST_LEVEL: Final = 3
+"""Delay level of the first retry when the consumer leaves that to the broker; the next one is a level higher."""
+MOST_TIMES: Final = (1 << 31) - 1
+"""How often a message may have been sent back: the field has 32 bits, and its first value is the sender's."""
+UNIT_SUBSCRIBED: Final = 2
+"""Bit of a topic's system flag: consumed by units of a partitioned application."""
+
+
+def most_retries(group: Group, version: int, wanted: int | None) -> int:
+    """How often a message is delivered again: as the client says, if its version means it, else as the group says."""
+    return group.retry_max_times if wanted is None or version < VERSION_WITH_MAX_RECONSUME else wanted
+
+
+def dead_letter(context: Context, group: Group, draft: Draft) -> Draft:
+    """The same message on its way to the dead-letter topic of a group, which is made when there is none."""
+    topic = context.topics.get(group.dead_topic) or context.topics.put(Topic(group.dead_topic, 1, 1))
+    pairs = {name: value for name, value in draft.properties.items() if name != properties.DELAY}
+    return Draft(
+        *(topic.name, 0, draft.body, pairs, draft.flag, draft.sys_flag, draft.born_ms, draft.born_host, draft.reconsume_times)
+    )
+
+
+def report_dead_letter(context: Context, draft: Draft) -> None:
+    """Raise the alarm: a message was given up, and is in the dead-letter topic now."""
+    context.counters.dead_letter.add(1)
+    pairs, group = draft.properties, draft.topic.removeprefix(DEAD_PREFIX)
+    message_id = pairs.get(properties.UNIQUE_KEY) or pairs.get(properties.ORIGIN_ID)
+    logger.warning(
+        "dead_letter group=%s topic=%s id=%s reconsume_times=%d kept_in=%s",
+        *(group, pairs.get(properties.RETRY_TOPIC, ""), message_id, draft.reconsume_times, draft.topic),
+    )
+
+
+class SendBackHandler:
+    """Takes messages back."""
+
+    def __init__(self, context: Context, turns: Turns, looks: Looks) -> None:
+        self.context = context
+        self.turns = turns
+        self._looks = looks
+
+    def requests(self) -> dict[int, RequestHandler]:
+        return {Request.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    def send_back(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """Answered when the copy is as durable as any message."""
+        header = decode_header(SendBack, request.fields)
+        demand(session.principal, Action.CONSUME, header.group)
+        group = self.context.groups.ensure(header.group)
+        if not self.context.topics.permission & WRITE:
+            raise AccessDenied("the broker does not take messages (its permission)")
+        if group.retry_queue_nums <= 0:
+            return DONE
+        check_retry_topic(self.context, group, unit=header.unit_mode)
+        self._looks.look(_SendBack(self, session, request, header, group))
+        return None
+
+
+def check_retry_topic(context: Context, group: Group, *, unit: bool) -> None:
+    """Have the retry topic of a group, or raise why nothing may be stored there."""
+    name, count = group.retry_topic, group.retry_queue_nums
+    topic = context.topics.get(name) or context.topics.put(Topic(name, count, count, sys_flag=UNIT_SUBSCRIBED * unit))
+    if not context.topics.permission_of(topic) & WRITE:
+        raise AccessDenied(f"the topic {topic.name} does not take messages (perm {topic.permission})")
+
+
+class _SendBack(Change):
+    """A request on its way: the message is read, then its copy is stored."""
+
+    __slots__ = ("_group", "_header")
+
+    def __init__(
+        self, handler: SendBackHandler, session: RemotingSession, request: RemotingCommand, header: SendBack, group: Group
+    ) -> None:
+        super().__init__(handler.context, handler.turns, session, request)
+        self._header = header
+        self._group = group
+
+    def look(self, read: Read) -> Stored | None:
+        return self._context.store.record_at_offset(self._header.offset, read)
+
+    def change(self, stored: Stored | None) -> None:
+        context = self._context
+        if stored is None:
+            raise RequestFailed(Response.SYSTEM_ERROR, f"there is no message at the log offset {self._header.offset}")
+        record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
+        demand(self.principal, Action.SUBSCRIBE, record.topic)
+        self.check_load()
+        check_retry_topic(context, self._group, unit=self._header.unit_mode)  # it may be gone since the message was asked for
+        draft = self._again(record)
+        stage(context, draft)
+        context.counters.sent_back.add(1)
+        context.statistics.sent_back(self._group.name, record.topic)
+        if draft.topic == self._group.dead_topic:
+            report_dead_letter(context, draft)
+        self.answer_stored(len(record.body))
+
+    def _again(self, record: Record) -> Draft:
+        """The copy, as it is to be stored."""
+        group, header = self._group, self._header
+        pairs = properties.parse(record.properties.decode(errors="replace"))
+        pairs.setdefault(properties.RETRY_TOPIC, record.topic)
+        if properties.ORIGIN_ID not in pairs:
+            pairs[properties.ORIGIN_ID] = f"{record.store_host.hex().upper()}{record.log_offset:016X}"
+        draft = Draft(
+            *(group.retry_topic, random.randrange(group.retry_queue_nums), record.body, pairs, record.flag),
+            *(record.sys_flag, record.born_ms, record.born_host, min(record.reconsume_times, MOST_TIMES - 1) + 1),
+        )
+        most = most_retries(group, self._request.version, header.max_reconsume_times)
+        if record.reconsume_times >= most or header.delay_level < 0:
+            return dead_letter(self._context, group, draft)
+        pairs[properties.DELAY] = str(header.delay_level or FIRST_LEVEL + record.reconsume_times)
+        return delayed(draft)

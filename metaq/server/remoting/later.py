@@ -1,0 +1,78 @@
+"""Requests answered later: reads that may wait for the disk, changes that are durable before they are confirmed, questions
+that a client has to answer first."""
+
+from collections.abc import Callable
+from typing import Final
+
+import gevent
+
+from metaq.errors import MetaqError, Overloaded
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.server.remoting.session import Answer, Kept, RemotingSession, failure
+from metaq.server.wire.look import Looks, Question
+from metaq.store.files.filecache import Read
+
+MOST_AT_WORK: Final = 256
+"""Requests that are worked on at once by something that waits."""
+RETRY_MS: Final = 100
+
+
+class Later:
+    """Answers requests when what they wait for has happened."""
+
+    def __init__(self, looks: Looks) -> None:
+        self._looks = looks
+        self._at_work = 0
+
+    @property
+    def waiting_reads(self) -> int:
+        """Reads, of this and of all others, that wait for the disk."""
+        return self._looks.waiting
+
+    def read(self, session: RemotingSession, request: RemotingCommand, work: Callable[[Read], Answer]) -> None:
+        """Answer with what ``work`` finds in the store: at once when it is in memory, else from a greenlet."""
+        self._looks.look(_Reading(session, request, work))
+
+    def run(self, session: RemotingSession, request: RemotingCommand, work: Callable[[], Answer]) -> None:
+        """Answer when ``work`` returns, which may wait; other requests go on meanwhile."""
+        if self._at_work >= MOST_AT_WORK:
+            raise Overloaded(f"{MOST_AT_WORK} requests of administrators are worked on already", retry_after_ms=RETRY_MS)
+        self._at_work += 1
+        gevent.spawn(self._run, session, session.owe(request), work)
+
+    def _run(self, session: RemotingSession, request: Kept, work: Callable[[], Answer]) -> None:
+        try:
+            try:
+                answer = work()
+            except MetaqError as error:
+                answer = failure(error)
+            session.pay(request, answer)
+        except AssertionError:
+            raise  # the broker's own state is wrong: the process ends
+        except Exception:  # noqa: BLE001 - logged with its trace; see break_off
+            session.break_off()
+        finally:
+            self._at_work -= 1
+
+
+class _Reading(Question):
+    """A request on its way to an answer from the store."""
+
+    __slots__ = ("_request", "_work", "session")
+
+    def __init__(self, session: RemotingSession, request: RemotingCommand, work: Callable[[Read], Answer]) -> None:
+        self.session: RemotingSession = session
+        self._request: RemotingCommand | Kept = request
+        self._work = work
+
+    def look(self, read: Read) -> Answer:
+        return self._work(read)
+
+    def owe(self) -> None:
+        self._request = self.session.owe(self._request)
+
+    def found(self, answer: Answer) -> None:
+        self.session.settle(self._request, answer)
+
+    def fail(self, error: MetaqError) -> None:
+        self.found(failure(error))

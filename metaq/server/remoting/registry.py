@@ -1,0 +1,362 @@
+"""The registry's requests: 100 to 106, 205, 206, 216, 217, 219, 224, 304, 311 to 313, 318, 319, 322, 327, 901, 904.
+
+(Specs: remoting protocol, section 2.) A broker's registration is bound to the connection that carried it last: when that
+closes, the broker is removed.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import gevent
+from gevent.lock import BoundedSemaphore
+
+from metaq.checksum import body_crc
+from metaq.clock import Clock
+from metaq.config import Settings
+from metaq.errors import AccessDenied, BadRequest, ChecksumMismatch, MetaqError, Overloaded, RequestFailed
+from metaq.protocol.remoting.adminbodies import decode_settings, encode_settings
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import (
+    BrokerBeat,
+    BrokerGroup,
+    BrokerIdentity,
+    BrokerNameOnly,
+    ClusterOnly,
+    DeleteTopicInRegistry,
+    KvKey,
+    KvPair,
+    Namespace,
+    RegisterBroker,
+    TopicOnly,
+    decode_header,
+)
+from metaq.protocol.remoting.routes import (
+    TopicTable,
+    decode_data_version,
+    decode_registration,
+    decode_route,
+    encode_cluster_info,
+    encode_data_version,
+    encode_kv_table,
+    encode_member_group,
+    encode_route,
+    encode_topic_list,
+)
+from metaq.registry.kvconfig import ORDER_TOPICS, KvConfig
+from metaq.registry.routes import BrokerKey, Registered, Removed, RouteTables, nobody_waits
+from metaq.server.access.permissions import Action, demand
+from metaq.server.front import RequestHandler
+from metaq.server.remoting.session import DONE, Answer, Kept, RemotingSession, failure
+from metaq.store.files.filecache import Run
+
+logger = logging.getLogger(__name__)
+
+UNCHANGEABLE: Final = frozenset(("configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"))
+ORDER_MESSAGE_ENABLE: Final = "orderMessageEnable"
+MOST_CHANGES: Final = 256
+"""Changes of keys that wait for the disk at once."""
+READ_AT_ONCE_BYTES: Final = 8 * 1024
+"""Of a registration: a longer or compressed one is read in a thread, which takes up to 0.1 s for 20,000 topics."""
+MOST_READING: Final = 16
+"""Registrations that are read so, or wait for it, with up to 4 MiB each."""
+RETRY_MS: Final = 100
+
+
+class RegistryHandler:
+    """One registry: its tables, its keys, and the connections that brokers registered through."""
+
+    def __init__(self, settings: Settings, config: KvConfig, clock: Clock, run: Run) -> None:
+        self.tables = RouteTables(settings.registry_expiry_ms)
+        self._settings = settings
+        self._config = config
+        self._clock = clock
+        self._run = run
+        self._changing = BoundedSemaphore(1)
+        self._changes = 0  # that wait for the disk
+        self._reading_now = BoundedSemaphore(1)
+        self._reading = 0  # registrations
+        self._watched: set[RemotingSession] = set()
+        self._order_in_routes = settings.order_message_enable
+        for problem in config.problems:
+            logger.error("registry keys damaged, the version before is used problem=%s", problem)
+
+    def requests(self) -> Mapping[int, RequestHandler]:
+        """Code → method."""
+        return {
+            Request.GET_ROUTEINFO_BY_TOPIC: self.route,
+            **self._looking(),
+            **self._changing_requests(),
+        }
+
+    def _looking(self) -> dict[int, RequestHandler]:
+        tables = self.tables
+        return {
+            Request.GET_KV_CONFIG: self.get_key,
+            Request.GET_KVLIST_BY_NAMESPACE: self.keys,
+            Request.GET_BROKER_CLUSTER_INFO: lambda *_: _body(encode_cluster_info(tables.cluster_info())),
+            Request.GET_BROKER_MEMBER_GROUP: self.member_group,
+            Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: lambda *_: _topics(tables.topics()),
+            Request.GET_TOPICS_BY_CLUSTER: self.topics_of_cluster,
+            Request.GET_SYSTEM_TOPIC_LIST_FROM_NS: lambda *_: _topics(*tables.system_topics()),
+            Request.GET_UNIT_TOPIC_LIST: lambda *_: _topics(tables.unit_topics()),
+            Request.GET_HAS_UNIT_SUB_TOPIC_LIST: lambda *_: _topics(tables.unit_subscribed_topics()),
+            Request.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: lambda *_: _topics(
+                tables.unit_subscribed_topics(only_outside_units=True)
+            ),
+            Request.GET_NAMESRV_CONFIG: self.settings,
+        }
+
+    def _changing_requests(self) -> dict[int, RequestHandler]:
+        return {
+            Request.PUT_KV_CONFIG: self.put_key,
+            Request.DELETE_KV_CONFIG: self.delete_key,
+            Request.REGISTER_BROKER: self.register_broker,
+            Request.UNREGISTER_BROKER: self.unregister_broker,
+            Request.QUERY_DATA_VERSION: self.query_data_version,
+            Request.BROKER_HEARTBEAT: self.heartbeat,
+            Request.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_permission,
+            Request.ADD_WRITE_PERM_OF_BROKER: self.add_write_permission,
+            Request.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
+            Request.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
+            Request.UPDATE_NAMESRV_CONFIG: self.update_settings,
+        }
+
+    @property
+    def now_ms(self) -> int:
+        """A time that never jumps: a changed wall clock removes no broker."""
+        return round(self._clock.monotonic() * 1000)
+
+    # -- brokers come and go ------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        key: BrokerKey,
+        ha_address: str,
+        table: TopicTable,
+        session: RemotingSession | None = None,
+        timeout_ms: int | None = None,
+        rest: Callable[[], None] = nobody_waits,
+    ) -> Registered:
+        """Enter a broker; without a session it is the one of this process. ``rest`` is called while it takes long."""
+        if session is not None and session not in self._watched:
+            self._watched.add(session)
+            session.closing.append(partial(self._closed, session))
+        done = self.tables.register(key, ha_address, table, session, self.now_ms, timeout_ms, rest)
+        if done.first:
+            logger.info("broker registered broker=%s topics=%d", key, len(table.topics))
+        if done.replaced is not None:
+            hint = "if both run, give one of them another broker_name"
+            logger.warning("another process took a broker's place broker=%s before=%s hint=%s", key, done.replaced, hint)
+        return done
+
+    def ordered_topics(self) -> Mapping[str, str]:
+        """Topics whose order is configured: topic → ``broker-a:4;broker-b:4``."""
+        return self._config.table(ORDER_TOPICS) or {}
+
+    def register_broker(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """103."""
+        header = decode_header(RegisterBroker, request.fields)
+        if header.body_crc32 and body_crc(request.body) != header.body_crc32:
+            raise ChecksumMismatch(f"the body's checksum is {body_crc(request.body)}, not {header.body_crc32} as announced")
+        if len(request.body) <= READ_AT_ONCE_BYTES and not (header.compressed or self._reading):
+            return self._enter(session, header, _read_table(request, header))
+        if self._reading >= MOST_READING:
+            raise Overloaded(f"{MOST_READING} registrations are being read already", retry_after_ms=RETRY_MS)
+        self._reading += 1
+        kept = session.owe(request, len(request.body))
+        gevent.spawn(self._read_in_turn, session, kept, request, header)
+        return None
+
+    def _read_in_turn(self, session: RemotingSession, kept: Kept, request: RemotingCommand, header: RegisterBroker) -> None:
+        """Read a registration in a thread, and the next one after it, which may say something newer."""
+        try:
+            with self._reading_now:
+                table = self._run(partial(_read_table, request, header))
+                answer = DONE if session.closed else self._enter(session, header, table, partial(gevent.sleep, 0))
+        except MetaqError as error:
+            answer = failure(error)
+        finally:
+            self._reading -= 1
+        session.pay(kept, answer)
+
+    def _enter(
+        self,
+        session: RemotingSession,
+        header: RegisterBroker,
+        table: TopicTable,
+        rest: Callable[[], None] = nobody_waits,
+    ) -> Answer:
+        key = BrokerKey(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
+        done = self.register(key, header.ha_server_addr, table, session, header.heartbeat_timeout_millis, rest)
+        fields = {}
+        if done.master is not None:
+            fields = {"haServerAddr": done.master.ha_address, "masterAddr": done.master.address}
+        ordered = self.ordered_topics()
+        return Answer(fields=fields, body=(encode_kv_table(ordered),) if ordered else ())
+
+    def unregister_broker(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """104."""
+        header = decode_header(BrokerIdentity, request.fields)
+        self._log_removed(self.tables.unregister(header.broker_name, header.broker_addr, self.now_ms), "goodbye")
+        return DONE
+
+    def unregister(self, name: str, address: str) -> None:
+        """Remove the broker of this process."""
+        self._log_removed(self.tables.unregister(name, address, self.now_ms), "goodbye")
+
+    def query_data_version(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """322."""
+        header = decode_header(BrokerIdentity, request.fields)
+        version = decode_data_version(request.body)
+        changed, known = self.tables.query_version(header.broker_name, header.broker_addr, version, self.now_ms)
+        body = () if known is None else (encode_data_version(known),)
+        return Answer(fields={"changed": "true" if changed else "false"}, body=body)
+
+    def heartbeat(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """904."""
+        header = decode_header(BrokerBeat, request.fields)
+        self.tables.refresh(header.broker_name, header.broker_addr, self.now_ms)
+        return DONE
+
+    def scan(self) -> None:
+        """Remove the brokers that have been silent for too long, and close their connections."""
+        removed = self.tables.scan(self.now_ms)
+        self._log_removed(removed, "silent")
+        for _, session in removed:
+            assert isinstance(session, RemotingSession)
+            session.close()
+
+    def _closed(self, session: RemotingSession) -> None:
+        self._watched.discard(session)
+        self._log_removed(self.tables.connection_closed(session, self.now_ms), "connection closed")
+
+    def _log_removed(self, removed: Iterable[Removed], reason: str) -> None:
+        for key, _ in removed:
+            logger.info("broker removed broker=%s reason=%s", key, reason)
+
+    # -- routes -------------------------------------------------------------------------------------------------------
+
+    def route(self, session: RemotingSession, request: RemotingCommand) -> Answer:
+        """105."""
+        topic = decode_header(TopicOnly, request.fields).topic
+        demand(session.principal, Action.LOCATE, topic)
+        route = self.tables.route(topic, self.now_ms)
+        if self._order_in_routes:
+            route = route._replace(order_conf=self.ordered_topics().get(topic))
+        return _body(encode_route(route))
+
+    def member_group(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """901."""
+        header = decode_header(BrokerGroup, request.fields)
+        return _body(encode_member_group(self.tables.members(header.cluster_name, header.broker_name)))
+
+    def topics_of_cluster(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """224."""
+        return _topics(self.tables.topics_of_cluster(decode_header(ClusterOnly, request.fields).cluster))
+
+    def wipe_write_permission(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """205."""
+        name = decode_header(BrokerNameOnly, request.fields).broker_name
+        return Answer(fields={"wipeTopicCount": str(self.tables.wipe_write_permission(name))})
+
+    def add_write_permission(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """327."""
+        name = decode_header(BrokerNameOnly, request.fields).broker_name
+        return Answer(fields={"addTopicCount": str(self.tables.add_write_permission(name))})
+
+    def delete_topic(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """216."""
+        header = decode_header(DeleteTopicInRegistry, request.fields)
+        self.tables.delete_topic(header.topic, header.cluster_name or None)
+        return DONE
+
+    def register_topic(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """217."""
+        topic = decode_header(TopicOnly, request.fields).topic
+        self.tables.add_topic(topic, {queue.broker_name: queue for queue in decode_route(request.body).queues})
+        return DONE
+
+    # -- keys ---------------------------------------------------------------------------------------------------------
+
+    def put_key(self, session: RemotingSession, request: RemotingCommand) -> None:
+        """100."""
+        header = decode_header(KvPair, request.fields)
+        self._change(session, request, partial(self._config.put, header.namespace, header.key, header.value, self._run))
+
+    def delete_key(self, session: RemotingSession, request: RemotingCommand) -> None:
+        """102."""
+        header = decode_header(KvKey, request.fields)
+        self._change(session, request, partial(self._config.delete, header.namespace, header.key, self._run))
+
+    def _change(self, session: RemotingSession, request: RemotingCommand, change: Callable[[], None]) -> None:
+        """Answer when the change is durable."""
+        if self._changes >= MOST_CHANGES:
+            raise Overloaded(f"{MOST_CHANGES} changes of keys wait for the disk already", retry_after_ms=RETRY_MS)
+        self._changes += 1
+        gevent.spawn(self._change_one_at_a_time, session, session.owe(request), change)
+
+    def _change_one_at_a_time(self, session: RemotingSession, kept: Kept, change: Callable[[], None]) -> None:
+        answer = DONE
+        try:
+            with self._changing:
+                change()
+        except MetaqError as error:
+            answer = failure(error)
+        finally:
+            self._changes -= 1
+        session.pay(kept, answer)
+
+    def get_key(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """101."""
+        namespace, key = decode_header(KvKey, request.fields)
+        value = self._config.get(namespace, key)
+        if value is None:
+            raise RequestFailed(Response.QUERY_NOT_FOUND, f"there is no key {key} in namespace {namespace}")
+        return Answer(fields={"value": value})
+
+    def keys(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """219."""
+        namespace = decode_header(Namespace, request.fields).namespace
+        table = self._config.table(namespace)
+        if table is None:
+            raise RequestFailed(Response.QUERY_NOT_FOUND, f"there is no namespace {namespace}")
+        return _body(encode_kv_table(table))
+
+    # -- settings -----------------------------------------------------------------------------------------------------
+
+    def settings(self, *_: Any) -> Answer:
+        """319."""
+        values = {
+            "kvConfigPath": self._config.path,
+            ORDER_MESSAGE_ENABLE: self._order_in_routes,
+            "registryExpiryMs": self._settings.registry_expiry_ms,
+            "scanNotActiveBrokerInterval": self._settings.registry_scan_ms,
+        }
+        return _body(encode_settings(values))
+
+    def update_settings(self, _: RemotingSession, request: RemotingCommand) -> Answer:
+        """318: in force until the registry stops."""
+        wanted = decode_settings(request.body)
+        for name in wanted:
+            if name in UNCHANGEABLE:
+                raise AccessDenied(f"{name} cannot be changed while the registry runs")
+        for name, value in wanted.items():
+            if name != ORDER_MESSAGE_ENABLE or value not in {"true", "false"}:
+                raise BadRequest(f"{name}={value[:40]}: only {ORDER_MESSAGE_ENABLE}=true or false can be changed while it runs")
+        self._order_in_routes = wanted.get(ORDER_MESSAGE_ENABLE, str(self._order_in_routes).lower()) == "true"
+        return DONE
+
+
+def _read_table(request: RemotingCommand, header: RegisterBroker) -> TopicTable:
+    return decode_registration(request.body, request.version, header.compressed)
+
+
+def _body(body: bytes) -> Answer:
+    return Answer(body=(body,))
+
+
+def _topics(topics: list[str], broker_address: str | None = None) -> Answer:
+    return _body(encode_topic_list(topics, broker_address))

@@ -1,0 +1,129 @@
+"""Replies to requests: 324 and 325, handed on as 326 (specs: remoting protocol, section 3.2.9).
+
+A request is an ordinary message that names its sender. Whoever consumes it sends the reply to any broker that the sender is
+connected to, and that one pushes it over the sender's connection.
+
+Who may reply is who may publish to the reply topic of the cluster, which no reply may leave. Whom it reaches is what its sender
+says; that it belongs to a request the requester sees by the correlation id, which only those know who may read the request.
+"""
+
+import logging
+from functools import partial
+from typing import Final, NamedTuple
+
+from metaq.engine.context import Context
+from metaq.engine.topics import reply_topic
+from metaq.engine.turn import Turns
+from metaq.engine.writing import CLEARED, Draft, owe, stage
+from metaq.errors import AccessDenied, MetaqError, Overloaded
+from metaq.protocol import properties
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import PushReply, SendMessage, encode_header
+from metaq.server.access.permissions import Action, demand
+from metaq.server.front import RequestHandler
+from metaq.server.registration import written
+from metaq.server.remoting.sending.send import SendHandler, read_header
+from metaq.server.remoting.session import Answer, Kept, RemotingSession
+from metaq.store.queues.consumequeue import ConsumeQueue
+
+logger = logging.getLogger(__name__)
+
+PUSH_TIME: Final = "PUSH_REPLY_TIME"
+RETRY_MS: Final = 1000
+
+
+class _Reply(NamedTuple):
+    """A reply on its way."""
+
+    session: RemotingSession
+    """Of the one who replied."""
+    request: Kept
+    header: SendMessage
+    body: bytes
+    queue: ConsumeQueue
+    """Where it is kept."""
+
+
+class ReplyHandler:
+    """Hands replies on."""
+
+    def __init__(self, context: Context, turns: Turns, sends: SendHandler) -> None:
+        self._context = context
+        self._turns = turns
+        self._sends = sends
+        host = context.store_host
+        self._store_host = f"{'.'.join(map(str, host[:4]))}:{int.from_bytes(host[4:])}"
+        self._topic = reply_topic(context.settings.cluster_name)
+        self._pushed_bytes = 0
+
+    def requests(self) -> dict[int, RequestHandler]:
+        return {Request.SEND_REPLY_MESSAGE: self.reply, Request.SEND_REPLY_MESSAGE_V2: self.reply}
+
+    def reply(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
+        """Answered when the requester has taken the reply and it is stored, if replies are."""
+        header = read_header(request)
+        demand(session.principal, Action.PUBLISH, header.topic)
+        if header.topic != self._topic:  # who may publish anywhere else has no say here
+            raise AccessDenied(f"replies go to the topic {self._topic}, not to {header.topic:.255}")
+        queue = self._sends.admit(session, header, request.body)
+        if self._pushed_bytes > self._context.settings.max_waiting_bytes:
+            reason = f"{self._pushed_bytes} bytes of replies are on their way to requesters (max_waiting_bytes)"
+            raise Overloaded(reason, retry_after_ms=RETRY_MS)
+        kept = session.owe(request, len(request.body))
+        reply = _Reply(session, kept, header, request.body, queue)
+        requester = properties.parse(header.properties or "").get(properties.REPLY_TO, "")
+        receiver = self._context.clients.sender(requester)
+        if receiver is None:
+            self._pushed(reply, f"the requester {requester!r} is not connected to this broker as a producer")
+            return None
+        self._pushed_bytes += len(request.body)
+        fields = self._push_fields(session, header)
+        answered = partial(self._answered, reply, requester)
+        receiver.ask(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, request.body, answered)
+        return None
+
+    def _push_fields(self, session: RemotingSession, header: SendMessage) -> dict[str, str]:
+        now_ms = self._context.store.clock.now_ms()
+        text = header.properties or ""
+        separator = "" if text.endswith("\x02") or not text else "\x02"
+        own = f"{text}{separator}{PUSH_TIME}\x01{now_ms}\x02"
+        hosts = (written(session.address[:2]), self._store_host)
+        return encode_header(PushReply(*header[:8], *hosts, now_ms, own, header.reconsume_times, header.unit_mode))
+
+    def _answered(self, reply: _Reply, requester: str, answer: RemotingCommand | None) -> None:
+        self._pushed_bytes -= len(reply.body)
+        failure = None
+        if answer is None:
+            failure = f"the requester {requester!r} did not take the reply"
+        elif answer.code:
+            failure = f"the requester {requester!r} refused the reply with {answer.code}: {answer.remark}"
+        self._pushed(reply, failure)
+
+    def _pushed(self, reply: _Reply, failure: str | None) -> None:
+        """Store the reply, taken or not, and have the one who replied answered."""
+        session, request = reply.session, reply.request
+        code = Response.SUCCESS if failure is None else Response.SYSTEM_ERROR
+        answer = Answer(code, {"msgId": "0", "queueId": "0", "queueOffset": "0"}, failure)
+        if self._context.settings.store_replies:
+            try:
+                answer = answer._replace(fields=self._store(reply))
+            except MetaqError as error:  # whoever waits for it has it all the same
+                logger.warning("reply not stored topic=%s reason=%s", reply.header.topic, error)
+            else:
+                owe(self._turns, session, request, answer, len(reply.body))
+                return
+        session.pay(request, answer)
+
+    def _store(self, reply: _Reply) -> dict[str, str]:
+        """Stage the reply; return the fields that say where it is."""
+        session, _, header, body, queue = reply
+        self._turns.check_load()
+        self._context.store.check_writable()
+        draft = Draft(
+            *(queue.topic, queue.partition, body, properties.parse(header.properties or ""), header.flag),
+            *(header.sys_flag & CLEARED, header.born_timestamp, session.born_host, header.reconsume_times),
+        )
+        placed = stage(self._context, draft)
+        message_id = self._sends.message_id(placed).decode()
+        return {"msgId": message_id, "queueId": str(queue.partition), "queueOffset": str(placed.ordinal)}

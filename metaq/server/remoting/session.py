@@ -1,0 +1,217 @@
+"""A session of the remoting protocol: frames → handlers → answers, in any order, and requests from the broker to the client."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from metaq.errors import MetaqError
+from metaq.protocol.remoting.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG, Request
+from metaq.protocol.remoting.frames import Asked, FrameReader, RemotingCommand, encode_request, encode_response
+from metaq.server.wire.session import Buffer, Host, Session, Stream
+
+logger = logging.getLogger(__name__)
+
+SEND_V2: Final = int(Request.SEND_MESSAGE_V2)
+
+ASK_TIMEOUT_S: Final = 10.0
+"""How long a client may take to answer a request of the broker (specs: remoting protocol, section 3.5)."""
+
+
+class Answer(NamedTuple):
+    """What a handler answers; ``body`` is sent as it is."""
+
+    code: int = 0
+    fields: Mapping[str, str] | None = None
+    remark: str | None = None
+    body: Sequence[Buffer] = ()
+
+
+DONE: Final = Answer()
+"""Success and nothing more to say."""
+
+
+def failure(error: MetaqError) -> Answer:
+    """The answer that tells an error."""
+    return Answer(error.code, remark=str(error))
+
+
+class Kept(NamedTuple):
+    """What is kept of a request whose answer is owed: neither its body nor its fields."""
+
+    opaque: int
+    flag: int
+    version: int
+    serialization: int
+    size: int
+    """Bytes that it still makes the broker hold: of what its handler knows of it."""
+
+
+class RemotingHandlers(Host, Protocol):
+    """What a remoting session needs of the rest of the broker."""
+
+    def sends(self, session: "RemotingSession", requests: Sequence[RemotingCommand], at: int) -> int:
+        """Stage the run of plain sends at ``at``, each of which is owed from then on; return where the run ends."""
+        ...
+
+    def request(self, session: "RemotingSession", request: RemotingCommand) -> None:
+        """Answer one request, or make it owed."""
+        ...
+
+    def timer(self, seconds: float) -> Any:
+        """A timer of the hub's loop, not yet started."""
+        ...
+
+
+Answered = Callable[[RemotingCommand | None], None]
+"""Is called once with a client's answer, or with ``None`` when there will be none."""
+
+
+class _Asked(NamedTuple):
+    """A request of the broker that the client has not answered yet."""
+
+    answered: Answered
+    timer: Any
+
+
+class RemotingSession(Session):
+    """One client that speaks the remoting protocol."""
+
+    __slots__ = ("_asked", "_handlers", "_last_opaque", "_reader", "closing", "serialization")
+
+    def __init__(self, connection: Stream, address: Any, reader: FrameReader, handlers: RemotingHandlers) -> None:
+        super().__init__(connection, address, handlers, self._read)
+        self._reader = reader
+        self._handlers = handlers
+        self._asked: dict[int, _Asked] = {}
+        self._last_opaque = 0
+        self.serialization = JSON
+        """Of the client's last request, and so of what the broker asks it."""
+        self.closing: list[Callable[[], None]] = []
+        """Called once when the connection closes."""
+        self.on_close = self._on_close
+
+    # -- requests of the client ---------------------------------------------------------------------------------------
+
+    def _read(self, data: bytes) -> Sequence[RemotingCommand]:
+        frames = self._reader.receive(data)
+        if self._reader.error is not None and not frames:
+            self._lost()
+        return frames
+
+    def _count_unfinished(self) -> int:
+        return self._reader.waiting
+
+    def _handle(self, commands: Sequence[RemotingCommand]) -> None:
+        limit, handlers = self._handlers.max_unsent_bytes, self._handlers
+        at, end = 0, len(commands)
+        while at < end:
+            if self._socket is None:
+                return
+            if self._unsent > limit or (at and handlers.spent):
+                self._backlog = commands[at:]
+                return
+            frame = commands[at]
+            if frame.code == SEND_V2 and not frame.flag & RESPONSE_FLAG:
+                following = handlers.sends(self, commands, at)
+                if following > at:
+                    at = following
+                    continue
+            at += 1
+            if frame.flag & RESPONSE_FLAG:
+                self._take_answer(frame)
+            else:
+                self.serialization = frame.serialization
+                handlers.request(self, frame)
+        if self._reader.error is not None:
+            self._lost()
+
+    def _lost(self) -> None:
+        """The stream is out of step: nothing that is written would be understood."""
+        logger.warning("connection closed peer=%s reason=%s", self.address, self._reader.error)
+        self.close()
+
+    def _ended(self) -> None:
+        self.close()  # clients never close one direction only
+
+    def respond(self, request: RemotingCommand, answer: Answer) -> None:
+        """Answer while the request is being handled; a one-way request gets nothing."""
+        if not request.is_oneway:
+            self.reply(*_encoded(request, answer))
+
+    def owe(self, request: RemotingCommand | Kept, more: int = 0) -> Kept:
+        """The request is answered later, by ``pay``, and let go of now; ``more`` are bytes of its body that are kept."""
+        if isinstance(request, Kept):
+            return request
+        size = sum(map(len, request.fields.values())) + more
+        self.owed += 1
+        self.owed_bytes += size
+        return Kept(request.opaque, request.flag, request.version, request.serialization, size)
+
+    def pay(self, kept: Kept, answer: Answer) -> None:
+        """Answer a request that was owed."""
+        self.answer(1, kept.size, *(() if kept.flag & ONEWAY_FLAG else _encoded(kept, answer)))
+
+    def settle(self, request: RemotingCommand | Kept, answer: Answer) -> None:
+        """Answer a request, whether it is owed or being handled."""
+        if isinstance(request, Kept):
+            self.pay(request, answer)
+        else:
+            self.respond(request, answer)
+
+    # -- requests of the broker ---------------------------------------------------------------------------------------
+
+    def tell(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> bool:
+        """Send a one-way request, unless the client does not read what it is sent: then false."""
+        reads = self._unsent <= self._handlers.max_unsent_bytes
+        if reads:
+            self._request(code, fields, body, oneway=True)
+        return reads
+
+    def ask(self, code: int, fields: Mapping[str, str], body: bytes, answered: Answered) -> None:
+        """Send a request; ``answered`` is called when the client answers, closes, or lets ``ASK_TIMEOUT_S`` pass.
+
+        A client that does not read what it is sent is not asked.
+        """
+        if self._socket is None or self._unsent > self._handlers.max_unsent_bytes:
+            answered(None)
+            return
+        timer = self._handlers.timer(ASK_TIMEOUT_S)
+        opaque = self._request(code, fields, body, oneway=False)
+        self._asked[opaque] = _Asked(answered, timer)
+        timer.start(self._expire, opaque)
+
+    def _request(self, code: int, fields: Mapping[str, str], body: bytes, *, oneway: bool) -> int:
+        self._last_opaque = self._last_opaque % 0x7FFFFFFF + 1  # never 0: one client replaces that
+        frame = encode_request(code, self._last_opaque, fields, body, oneway=oneway, serialization=self.serialization)
+        if self._socket is not None:
+            self.reply(frame)
+            self.flush()
+        return self._last_opaque
+
+    def _take_answer(self, answer: RemotingCommand) -> None:
+        asked = self._asked.pop(answer.opaque, None)
+        if asked is None:
+            logger.info("an answer to nothing that was asked, ignored peer=%s opaque=%d", self.address, answer.opaque)
+            return
+        asked.timer.close()
+        asked.answered(answer)
+
+    def _expire(self, opaque: int) -> None:
+        asked = self._asked.pop(opaque)
+        asked.timer.close()
+        asked.answered(None)
+
+    def _on_close(self) -> None:
+        asked, self._asked = self._asked, {}
+        for one in asked.values():
+            one.timer.close()
+            one.answered(None)
+        for call in self.closing:
+            call()
+        self.closing = []
+
+
+def _encoded(request: Asked, answer: Answer) -> list[Buffer]:
+    code, fields, remark, body = answer
+    head = encode_response(request, code, fields, remark, sum(map(len, body)))
+    return [head, *body] if body else [head]

@@ -1,0 +1,1 @@
+"""The text protocol: its sessions, and a module a family of commands."""

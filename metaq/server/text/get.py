@@ -1,0 +1,208 @@
+"""``get`` and ``offset``: answers follow the original broker (specs: text protocol, sections 3.2, 3.3 and 4.8)."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from metaq.engine.context import Context
+from metaq.engine.hold import Holds
+from metaq.errors import AccessDenied, MetaqError
+from metaq.message import TopicPartition
+from metaq.protocol.remoting.codes import READ
+from metaq.protocol.text.commands import END_OF_LOG, Get, Offset
+from metaq.protocol.text.messages import encode_stored, id_base
+from metaq.protocol.text.replies import BAD_REQUEST, FORBIDDEN, MOVED, NOT_FOUND, OK, write_result, write_value_head
+from metaq.server.access.permissions import Action, Principal, demand
+from metaq.server.text.session import TextSession
+from metaq.server.wire.look import Looks, Question
+from metaq.server.wire.session import Buffer
+from metaq.store.files.filecache import Read
+from metaq.store.queues.consumequeue import ConsumeQueue
+
+Answer = list[Buffer]
+
+MOST_MESSAGES: Final = 4096
+"""In one answer: each is two buffers on its way out, which cost more than the bytes of a tiny message."""
+
+
+class GetHandler:
+    """Reads. What is in the page cache is answered at once; what is not is read in a greenlet off the hub."""
+
+    def __init__(self, context: Context, holds: Holds, looks: Looks, loop: Any) -> None:
+        self._context = context
+        self._looks = looks
+        self._store = context.store
+        self._holds = holds
+        self._loop = loop
+        self._epochs = context.epochs
+        self.stopping = False
+
+    # -- entry points -------------------------------------------------------------------------------------------------
+
+    def get(self, session: TextSession, get: Get) -> None:
+        """Answer a get, now or owed."""
+        self._context.counters.get.add(1)
+        self._context.topic_counters(get.topic).get.add(1)
+        refusal = self._refuse(session, get)
+        if refusal is not None:
+            session.reply(write_result(*refusal, get.opaque))
+            return
+        if get.position != END_OF_LOG and self._queue(get) is not None:
+            self._context.observed.asked(get, session.address)
+        self._looks.look(_Asked(self, session, get, partial(self._get, get)))
+
+    def offset(self, session: TextSession, offset: Offset) -> None:
+        """Answer a question for a position, now or owed."""
+        self._context.counters.offset.add(1)
+        self._context.topic_counters(offset.topic).offset.add(1)
+        try:
+            _check_reader(session.principal, offset)
+        except AccessDenied as error:
+            session.reply(write_result(error.status, str(error), offset.opaque))
+        else:
+            self._looks.look(_Asked(self, session, offset, partial(self._offset, offset)))
+
+    def _refuse(self, session: TextSession, get: Get) -> tuple[int, str] | None:
+        topic = self._context.topics.get(get.topic)
+        try:
+            _check_reader(session.principal, get)
+        except AccessDenied as error:
+            return error.status, str(error)
+        if topic is not None and not topic.permission & READ:
+            return FORBIDDEN, f"topic {get.topic} does not answer gets (accept_subscribe)"
+        if not self._context.topics.permission & READ:
+            return FORBIDDEN, "this broker does not answer gets now (broker_permission)"
+        if get.max_size <= 0 and self._queue(get) is not None:
+            return BAD_REQUEST, f"Bad request,invalid max size:{get.max_size}"
+        return None
+
+    # -- waiting ---------------------------------------------------------------------------------------------------------
+
+    def found(self, asked: "_Asked", answer: Answer | None) -> None:
+        """Answer, or hold a get when there is nothing yet and the client wants to wait."""
+        place = asked.place
+        if answer is not None:
+            asked.pay(answer)
+        elif isinstance(place, Get) and place.wait_ms and self._may_hold(asked.session):
+            asked.owe()
+            wait_s = min(place.wait_ms, self._context.settings.max_hold_ms) / 1000
+            last_look = _Asked(self, asked.session, place._replace(wait_ms=0), asked.work, owed=True)
+            key = TopicPartition(place.topic, place.partition)
+            hold = self._holds.hold(key, self._loop.timer(wait_s), partial(self._looks.look, last_look))
+            asked.session.on_close = hold.cancel
+        else:
+            self._context.counters.get_miss.add(1)
+            self._context.topic_counters(place.topic).get_miss.add(1)
+            asked.pay([self._nothing(place)])
+
+    def _may_hold(self, session: TextSession) -> bool:
+        return not (self.stopping or session.closed) and self._holds.count < self._context.settings.max_held_gets
+
+    # -- the work -----------------------------------------------------------------------------------------------------
+
+    def _queue(self, place: Get | Offset) -> ConsumeQueue | None:
+        """The partition, when anything was ever put there."""
+        queue = self._store.queues.get(TopicPartition(place.topic, place.partition))
+        return queue if queue is not None and queue.readable else None
+
+    def _get(self, get: Get, read: Read) -> Answer | None:
+        """The answer, or ``None`` when there is nothing to read at the position."""
+        queue = self._queue(get)
+        if queue is None:
+            return None
+        store = self._store
+        position = get.position
+        if position >= queue.readable_text_end:
+            if position == END_OF_LOG:
+                return [write_result(MOVED, str(queue.readable_text_end), get.opaque)]
+            return None
+        ordinal, start = store.locate(queue, position, read)
+        if start != position:
+            return [write_result(MOVED, str(start), get.opaque)]
+        limit = min(get.max_size, self._context.settings.max_transfer_bytes)
+        out: Answer = [b""]
+        total = taken = 0
+        newest, number = self._epochs.current, self._context.settings.broker_number
+        now, since = id_base(number, newest.number), newest.start
+        for stored in store.records(queue, ordinal, limit, read):
+            if stored is None:
+                break
+            kept = len(out)
+            at = stored.log_offset
+            base = now if at >= since else id_base(number, self._epochs.number_at(at))
+            size = encode_stored(stored, queue.overhead, base, out)
+            if total + size > limit and taken:
+                del out[kept:]
+                break
+            total += size
+            taken += 1
+            if total >= limit or taken == MOST_MESSAGES:
+                break
+        if not taken:  # a sequential reader has come to a damaged message
+            _, following = store.reader.next_intact(queue, ordinal + 1, read)
+            return [write_result(MOVED, str(following), get.opaque)]
+        store.reader.remember(queue, position + total, ordinal + taken)
+        self._context.statistics.got(get.group, get.topic, taken, total)
+        out[0] = write_value_head(total, get.opaque)
+        return out
+
+    def _offset(self, offset: Offset, read: Read) -> Answer | None:
+        queue = self._queue(offset)
+        if queue is None:
+            return None
+        _, position = self._store.locate(queue, offset.position, read)
+        return [write_result(OK, str(position), offset.opaque)]
+
+    def _nothing(self, place: Get | Offset) -> bytes:
+        if self._queue(place) is None:
+            text = f"The topic `{place.topic}` in partition `{place.partition}` is not exists"
+        else:
+            text = f"Could not find message at position {place.position}"
+        return write_result(NOT_FOUND, text, place.opaque)
+
+
+def _check_reader(principal: Principal, place: Get | Offset) -> None:
+    demand(principal, Action.SUBSCRIBE, place.topic)
+    demand(principal, Action.CONSUME, place.group)
+
+
+class _Asked(Question):
+    """A question on its way to its answer, which is *owed* from the moment it has to wait."""
+
+    __slots__ = ("_gets", "_owed", "place", "session", "work")
+
+    def __init__(
+        self,
+        gets: GetHandler,
+        session: TextSession,
+        place: Get | Offset,
+        work: Callable[[Read], Answer | None],
+        *,
+        owed: bool = False,
+    ) -> None:
+        self._gets = gets
+        self.session: TextSession = session
+        self.place = place
+        self.work = work
+        self._owed = owed
+
+    def look(self, read: Read) -> Answer | None:
+        return self.work(read)
+
+    def found(self, answer: Answer | None) -> None:
+        self._gets.found(self, answer)
+
+    def owe(self) -> None:
+        if not self._owed:
+            self._owed = True
+            self.session.owed += 1
+
+    def pay(self, answer: Answer) -> None:
+        if self._owed:
+            self.session.on_close = None
+            self.session.answer(1, 0, *answer)
+        else:
+            self.session.reply(*answer)
+
+    def fail(self, error: MetaqError) -> None:
+        self.pay([write_result(error.status, str(error), self.place.opaque)])

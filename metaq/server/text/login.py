@@ -1,0 +1,28 @@
+"""``auth``: the text protocol's login."""
+
+import gevent
+
+from metaq.errors import BrokerError
+from metaq.protocol.text.commands import Auth
+from metaq.protocol.text.replies import BAD_REQUEST, OK, write_result
+from metaq.server.access.gate import Gate
+from metaq.server.text.session import TextSession
+
+
+def log_in(gate: Gate, session: TextSession, auth: Auth) -> None:
+    """Answer when the password has been looked at; what comes behind waits. A login that fails ends the one before."""
+    if not gate.has_users:
+        session.reply(write_result(BAD_REQUEST, "there are no users here (users_file): nobody needs to log in", auth.opaque))
+        return
+    session.owed += 1
+    gevent.spawn(_log_in, gate, session, auth)
+
+
+def _log_in(gate: Gate, session: TextSession, auth: Auth) -> None:
+    session.principal = gate.anonymous
+    try:
+        session.principal = gate.check(auth.user, auth.password, session.address[0])
+        answer = write_result(OK, auth.user, auth.opaque)
+    except BrokerError as error:
+        answer = write_result(error.status, str(error), auth.opaque)
+    session.answer(1, 0, answer)

@@ -1,0 +1,133 @@
+"""A session of the text protocol: replies leave in the order of the commands.
+
+A command whose reply must wait (a put for the disk, a held get, a cold read) is *owed*; puts may follow puts, every other
+command behind one that is owed waits in the backlog. A put in a transaction is such another one: it waits for nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from metaq.engine.figures.counters import Counters
+from metaq.engine.turn import Short
+from metaq.errors import MetaqError
+from metaq.protocol.text.codec import CommandReader
+from metaq.protocol.text.commands import Command, Invalid, Put, Quit
+from metaq.protocol.text.replies import ERROR, OK, write_result
+from metaq.server.wire.session import Host, Session, Stream
+
+
+class TextHandlers(Host, Protocol):
+    """What a text session needs of the rest of the broker."""
+
+    def puts(self, session: "TextSession", commands: Sequence[Command], at: int) -> int:
+        """Stage the run of plain puts at ``at``, each of which is owed from then on; return where the run ends."""
+        ...
+
+    def transactional_puts(self, session: "TextSession", commands: Sequence[Command], at: int) -> int:
+        """Answer the run of puts with a transaction key at ``at``; return where it ends."""
+        ...
+
+    def command(self, session: "TextSession", command: Command) -> None:
+        """Answer one other command, or make it owed."""
+        ...
+
+
+class TextSession(Session):
+    """One client that speaks the text protocol."""
+
+    __slots__ = ("_handlers", "_reader", "_waiting", "roll_back")
+
+    def __init__(self, connection: Stream, address: Any, reader: CommandReader, handlers: TextHandlers) -> None:
+        super().__init__(connection, address, handlers, reader.receive)
+        self._handlers = handlers
+        self._reader = reader
+        self._waiting = False
+        self.roll_back: Callable[[], object] | None = None
+        """Ends the transactions that belong to the connection, when it is lost; ``on_close`` is for what is held."""
+
+    def close(self) -> None:
+        super().close()
+        roll_back, self.roll_back = self.roll_back, None
+        if roll_back is not None:
+            roll_back()
+
+    def _count_unfinished(self) -> int:
+        return self._reader.buffered
+
+    def _may_go_on(self) -> bool:
+        return not self.owed and self._unsent <= self._handlers.max_unsent_bytes
+
+    def _handle(self, commands: Sequence[Command]) -> None:
+        at, end = 0, len(commands)
+        while at < end and self._socket is not None:
+            if at and self._handlers.spent:
+                self._backlog = commands[at:]
+                break
+            if not self.owed:
+                self._waiting = False
+            command = commands[at]
+            if type(command) is Put and command.transaction is None and not self._waiting:
+                at = self._handlers.puts(self, commands, at)
+            elif self.owed or self._unsent > self._handlers.max_unsent_bytes:
+                self._backlog = commands[at:]
+                break
+            elif type(command) is Put:
+                at = self._handlers.transactional_puts(self, commands, at)
+            else:
+                at += 1
+                if not self._one(command):
+                    break
+                self._waiting = self.owed > 0  # puts may follow puts, but overtake nothing else
+
+    def _one(self, command: Command) -> bool:
+        """Answer one command; false when no other is to be taken after it."""
+        if type(command) is Quit:
+            self.finish()
+            return False
+        if type(command) is Invalid:
+            self.reply(write_result(command.error.status, str(command.error), command.opaque))
+            if command.error.closes_connection:
+                self._eof = True
+                return False
+        else:
+            self._handlers.command(self, command)
+        return True
+
+
+class TextOutcome:
+    """The replies to one session's puts of one turn."""
+
+    __slots__ = ("_counters", "_session", "replies", "size", "turn")
+
+    def __init__(self, session: TextSession, turn: int, counters: Counters) -> None:
+        self._session = session
+        self._counters = counters
+        self.turn = turn
+        self.replies: list[str] = []
+        self.size = 0
+
+    def stored(self) -> None:
+        self._session.answer(len(self.replies), self.size, "".join(self.replies).encode())
+
+    def refused(self, error: MetaqError, outcome: str) -> None:
+        self._counters.refuse(error, sum(reply.startswith(f"result {OK} ") for reply in self.replies))
+        self._replace(error.status, lambda _: f"the message {outcome}: {error}")
+
+    def late(self, short: Short) -> None:
+        self._replace(ERROR, lambda place: f"stored at {place}, not yet {short.level}")
+
+    def _replace(self, code: int, text: Callable[[str], str]) -> None:
+        self.replies = [replace_result(reply, code, text) for reply in self.replies]
+        self.stored()
+
+
+def result(code: int, text: str, opaque: str) -> str:
+    """A ``result`` frame as text; the length is counted in UTF-8 bytes."""
+    return f"result {code} {len(text) if text.isascii() else len(text.encode())} {opaque}\r\n{text}"
+
+
+def replace_result(reply: str, code: int, text: Callable[[str], str]) -> str:
+    """The answer to the same put with another outcome, unless it was refused before. ``text`` gets the old body."""
+    line, _, body = reply.partition("\r\n")
+    _, old_code, _, opaque = line.split(" ")
+    return result(code, text(body), opaque) if int(old_code) == OK else reply
