@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
+from metaq.engine.halfmessages import HalfMessages, pairs_of, parked
 from metaq.engine.topics import GIVEN_UP_TOPIC, HALF_TOPIC
 from metaq.engine.writing import note, stage
 from metaq.errors import MetaqError
@@ -30,7 +31,6 @@ from metaq.protocol.record import (
 )
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.headers import CheckTransaction, encode_header
-from metaq.server.remoting.sending.half import HalfHandler, pairs_of, parked
 from metaq.store.files.filecache import Run, read_through
 from metaq.store.log.retention import HOUR_MS
 from metaq.tx.halves import Fate, Half, Origin, origin_of
@@ -60,12 +60,12 @@ class _Moving(NamedTuple):
 class CheckBack:
     """Looks after half messages that nobody decides."""
 
-    def __init__(self, handler: HalfHandler, rest: Callable[[], None], run: Run) -> None:
+    def __init__(self, messages: HalfMessages, rest: Callable[[], None], run: Run) -> None:
         """``rest`` lets others go on, ``run`` waits for the disk while they do."""
-        self._handler = handler
-        self._context = handler.context
-        self._halves = handler.halves
-        self._store = handler.context.store
+        self._messages = messages
+        self._context = messages.context
+        self._halves = messages.halves
+        self._store = messages.context.store
         self._rest = rest
         self._read = read_through(run)
         self._rotation = 0
@@ -124,11 +124,11 @@ class CheckBack:
             return None, None  # it waits for replicas, and nobody may see it yet
         if self._takes_decisions() and self._halves.find(ordinal) is half:  # others went on once more
             logger.error("transactional message lost, its record is damaged ordinal=%d log_offset=%d", ordinal, half.log_offset)
-            self._handler.decide(ordinal, Fate.GIVEN_UP)
+            self._messages.decide(ordinal, Fate.GIVEN_UP)
         return half, None
 
     def _takes_decisions(self) -> bool:
-        return self._store.writable and not self._handler.turns.overloaded
+        return self._store.writable and not self._messages.turns.overloaded
 
     def _ask(self, record: Record, pairs: dict[str, str], origin: Origin) -> bool:
         """Show the message to a producer of its group; false when there are some and none reads what it is sent."""
@@ -149,7 +149,7 @@ class CheckBack:
 
     def _give_up(self, record: Record, pairs: dict[str, str], origin: Origin, half: Half) -> None:
         moved = parked(record, pairs, GIVEN_UP_TOPIC)
-        self._handler.decide(origin.ordinal, Fate.GIVEN_UP, moved, {properties.HALF: str(origin)})
+        self._messages.decide(origin.ordinal, Fate.GIVEN_UP, moved, {properties.HALF: str(origin)})
         logger.warning(
             "transactional message given up group=%s topic=%s id=%s checks=%d moved_to=%s",
             *(pairs[properties.PRODUCER_GROUP], pairs[properties.REAL_TOPIC], pairs.get(properties.UNIQUE_KEY)),
@@ -189,7 +189,7 @@ class CheckBack:
                 own = {properties.HALF: str(origin_of(record, pairs))}
                 stage(self._context, parked(record, pairs, HALF_TOPIC), own)
         self._moving = _Moving(oldest, self._store.log.staged_end)
-        note(self._handler.turns, self._was_put_again)
+        note(self._messages.turns, self._was_put_again)
 
     def _was_put_again(self, error: MetaqError | None) -> None:
         if error is not None:

@@ -11,7 +11,6 @@ from metaq.engine.offsets.observed import Observed
 from metaq.engine.offsets.offsets import OffsetTable
 from metaq.engine.role import NoReplicas, Replicas
 from metaq.engine.topics import TopicTable
-from metaq.server.front import Front
 from metaq.store.copies.epochs import Epochs
 from metaq.store.messagestore import MessageStore
 
@@ -27,7 +26,6 @@ class Context:
     port: int
     store_host: bytes
     """The advertised host and port as they stand in records."""
-    front: Front
     groups: GroupTable
     offsets: OffsetTable
     clients: Clients

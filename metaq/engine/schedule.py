@@ -32,13 +32,7 @@ from metaq.errors import BadRequest, MessageIllegal, MetaqError
 from metaq.message import TopicPartition
 from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record
-from metaq.protocol.remoting import fastjson
-from metaq.protocol.remoting.codes import Request
-from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.text.messages import Stored
-from metaq.server.access.permissions import Action, demand
-from metaq.server.front import RequestHandler
-from metaq.server.remoting.session import Answer, RemotingSession
 from metaq.store.copies.snapshots import moment, read_snapshot
 from metaq.store.files.documents import write_document
 from metaq.store.files.filecache import Run, read_here, read_through
@@ -92,14 +86,6 @@ class Schedule:
         self._waiting: Snapshot | None = None  # for the log to be durable
         self._saved: dict[int, int] = {}
         self._recover()
-
-    def requests(self) -> dict[int, RequestHandler]:
-        return {Request.GET_ALL_DELAY_OFFSET: self.all_positions}
-
-    def all_positions(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """Code 45: the position of each level that ever held a message."""
-        demand(session.principal, Action.INSPECT)
-        return Answer(body=(fastjson.encode({"offsetTable": self.positions()}),))
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

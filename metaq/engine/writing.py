@@ -14,7 +14,6 @@ from metaq.protocol.keys import keys_of
 from metaq.protocol.record import TAGS, constant_middle, java_hash, record_tail
 from metaq.protocol.sysflag import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_TYPE
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
-from metaq.server.remoting.session import Answer, Kept, RemotingSession
 from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.store.recordgroups import Ready
 
@@ -101,34 +100,6 @@ def stage(context: Context, draft: Draft, own: Mapping[str, str] = properties.NO
     message = ready(context, draft, own)
     ordinal = message.queue.next
     return Placed(message.queue, ordinal, context.store.put(*message))
-
-
-class Owed:
-    """The outcome of one request that stored something: it is answered when that is as durable as promised."""
-
-    __slots__ = ("_answer", "_request", "_session", "size")
-
-    def __init__(self, session: RemotingSession, request: Kept, answer: Answer, size: int) -> None:
-        """The session owes the answer already."""
-        self._session = session
-        self._request = request
-        self._answer = answer
-        self.size = size
-
-    def stored(self) -> None:
-        self._session.pay(self._request, self._answer)
-
-    def refused(self, error: MetaqError, outcome: str) -> None:
-        self._session.pay(self._request, Answer(error.code, remark=f"the message {outcome}: {error}"))
-
-    def late(self, short: Short) -> None:
-        self._session.pay(self._request, self._answer._replace(code=self._answer.code or short.code))
-
-
-def owe(turns: Turns, session: RemotingSession, request: Kept, answer: Answer, size: int) -> None:
-    """Have a request answered, which the session owes, when what was just staged for it, ``size`` bytes, is durable."""
-    turns.staged(Owed(session, request, answer, size))
-    turns.waiting_bytes += size
 
 
 class Noted:

@@ -20,6 +20,7 @@ from metaq.engine.figures.statistics import SAMPLE_S, Statistics
 from metaq.engine.groups.clients import Clients
 from metaq.engine.groups.groups import GroupTable
 from metaq.engine.groups.locklog import LockLog
+from metaq.engine.halfmessages import HalfMessages
 from metaq.engine.hold import Holds
 from metaq.engine.offsets.observed import Observed
 from metaq.engine.offsets.offsetexport import OffsetExport
@@ -43,6 +44,7 @@ from metaq.server.registration import Registration
 from metaq.server.reload import Configurable
 from metaq.server.remoting.admin.brokerinfo import BrokerInfoHandler
 from metaq.server.remoting.admin.clients import ClientAdminHandler
+from metaq.server.remoting.admin.delays import DelayHandler
 from metaq.server.remoting.admin.groups import GroupAdminHandler
 from metaq.server.remoting.admin.offsetexport import OffsetExportHandler
 from metaq.server.remoting.admin.offsets import OffsetAdminHandler
@@ -223,7 +225,7 @@ class Broker:
         clients = Clients(groups, store.clock.monotonic, self._hub.loop.run_callback)
         counters = Counters()
         statistics = Statistics(store.queues, store.clock, counters)
-        own = (*self.addresses.text, store_host, self._front)
+        own = (*self.addresses.text, store_host)
         tables = groups, OffsetTable(), clients
         return Context(
             settings, store, topics, *own, *tables, statistics, counters, self.epochs, Observed(store.clock.monotonic)
@@ -306,8 +308,17 @@ class Broker:
 
     def _measure(self) -> Measured:
         return Measured(
-            *(self.context, self.turns, self.holds, self._looks, self._schedule.positions, self._operators.numbers),
-            *(self._export, self._why_unknown, self._registry, self.run),
+            context=self.context,
+            front=self._front,
+            turns=self.turns,
+            holds=self.holds,
+            looks=self._looks,
+            positions=self._schedule.positions,
+            transactions=self._operators.numbers,
+            export=self._export,
+            registered=self._why_unknown,
+            registry=self._registry,
+            run=self.run,
         )
 
     def _why_unknown(self) -> str | None:
@@ -323,7 +334,7 @@ class Broker:
     def _answer_text(self) -> None:
         """Who answers the text protocol's commands."""
         self._gets = GetHandler(self.context, self.holds, self._looks, self._hub.loop)
-        admin = AdminHandler(self.context, self._duties.save_topics, self._operators.numbers)
+        admin = AdminHandler(self.context, self._front, self._duties.save_topics, self._operators.numbers)
         puts = PutHandler(self.context, self.turns)
         self._front.puts = puts.puts
         self._branches = TransactionHandler(
@@ -345,16 +356,17 @@ class Broker:
 
     def _answer_remoting(self) -> None:
         """Who answers the remoting protocol's requests."""
-        decisions = HalfHandler(self.context, self.turns, self._looks, self.halves)
-        self._check_back = CheckBack(decisions, self._duties.rest, self.run)
+        half_messages = HalfMessages(self.context, self.turns, self.halves)
+        decisions = HalfHandler(half_messages, self._looks)
+        self._check_back = CheckBack(half_messages, self._duties.rest, self.run)
         self._duties.keepers.append(self._check_back)
-        self._sends = SendHandler(self.context, self.turns, decisions)
+        self._sends = SendHandler(self.context, self.turns, half_messages)
         self._front.sends = self.gate.signed(self._sends.sends)
         self._pulls = PullHandler(self.context, self.holds, self._looks, self._hub.loop)
         later = self.later
         sent_back = SendBackHandler(self.context, self.turns, self._looks)
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks, self._offsets)
-        families: list[Family] = [self._sends, decisions, self._pulls, sent_back, self._schedule, self._identity]
+        families: list[Family] = [self._sends, decisions, self._pulls, sent_back, DelayHandler(self._schedule), self._identity]
         families += self._administration(later)
         replies = ReplyHandler(self.context, self.turns, self._sends)
         families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._looks)]

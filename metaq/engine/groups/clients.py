@@ -11,12 +11,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from metaq.engine.groups.connections import Connection
 from metaq.engine.groups.consumergroup import ConsumerGroup, Identity, Member, topics_of
 from metaq.engine.groups.groups import GroupTable
 from metaq.errors import BadRequest
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.heartbeats import MOST_GROUPS, MOST_SUBSCRIPTIONS, Heartbeat
-from metaq.server.remoting.session import RemotingSession
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +55,13 @@ class Clients:
         self._monotonic = monotonic
         self._soon = soon
         self._consumers: dict[str, ConsumerGroup] = {}
-        self._producers: dict[str, dict[RemotingSession, Member]] = {}
-        self._joined: dict[RemotingSession, _Joined] = {}
-        self._senders: dict[str, tuple[RemotingSession, str]] = {}  # by client id, with the name of its user
-        self._client_ids: dict[RemotingSession, str] = {}  # under which each sends
-        self._administrators: set[RemotingSession] = set()
+        self._producers: dict[str, dict[Connection, Member]] = {}
+        self._joined: dict[Connection, _Joined] = {}
+        self._senders: dict[str, tuple[Connection, str]] = {}  # by client id, with the name of its user
+        self._client_ids: dict[Connection, str] = {}  # under which each sends
+        self._administrators: set[Connection] = set()
         self._to_notify: dict[str, None] = {}
-        self._to_tell: deque[tuple[RemotingSession, str]] = deque()
+        self._to_tell: deque[tuple[Connection, str]] = deque()
         self._notifying = False
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -86,16 +86,16 @@ class Clients:
         """The members of one producer group."""
         return list(self._producers.get(group, {}).values())
 
-    def sender(self, client_id: str) -> RemotingSession | None:
+    def sender(self, client_id: str) -> Connection | None:
         """The connection of a client that sends; of several of one user, the one whose heartbeat came last."""
         found = self._senders.get(client_id)
         return None if found is None else found[0]
 
-    def administers(self, session: RemotingSession) -> bool:
+    def administers(self, session: Connection) -> bool:
         """Whether the connection is an administrator's tool."""
         return session in self._administrators
 
-    def administer(self, session: RemotingSession) -> None:
+    def administer(self, session: Connection) -> None:
         """The connection has asked what only administrators' tools ask."""
         if session not in self._administrators and not session.closed:
             self._administrators.add(session)
@@ -103,11 +103,11 @@ class Clients:
 
     # -- coming and going ---------------------------------------------------------------------------------------------
 
-    def check_room(self, session: RemotingSession, heartbeat: Heartbeat) -> None:
+    def check_room(self, session: Connection, heartbeat: Heartbeat) -> None:
         """``BadRequest`` when one connection would be in too many groups, or subscribe to too much."""
         self._joined.get(session, _Joined()).check_room(heartbeat)
 
-    def beat(self, session: RemotingSession, language: str, version: int, heartbeat: Heartbeat) -> None:
+    def beat(self, session: Connection, language: str, version: int, heartbeat: Heartbeat) -> None:
         """Take a heartbeat. Of groups that it changes the first ``TOLD_AT_ONCE`` members have been told when this returns."""
         if session.closed:
             return
@@ -125,7 +125,7 @@ class Clients:
             self._consume(data.group, Member(session, client, now_s, data))
         self._notify()
 
-    def _send_as(self, session: RemotingSession, client_id: str) -> None:
+    def _send_as(self, session: Connection, client_id: str) -> None:
         """Replies to the client come here from now on, unless they belong to another user whose connection lives."""
         before = self._client_ids.get(session)
         if before != client_id:
@@ -165,7 +165,7 @@ class Clients:
                 "subscribe all members alike, or give them different groups",
             )
 
-    def unregister(self, session: RemotingSession, producer_group: str | None, consumer_group: str | None) -> None:
+    def unregister(self, session: Connection, producer_group: str | None, consumer_group: str | None) -> None:
         """A client leaves one group, or two."""
         joined = self._joined.get(session)
         if joined is None:
@@ -182,7 +182,7 @@ class Clients:
             self._expire(session, joined, oldest_s)
         self._notify()
 
-    def _expire(self, session: RemotingSession, joined: _Joined, oldest_s: float) -> None:
+    def _expire(self, session: Connection, joined: _Joined, oldest_s: float) -> None:
         sending = [(name, self._producers[name][session]) for name in joined.producers]
         consuming = [(name, self._consumers[name].members[session]) for name in joined.consumers]
         left = False
@@ -195,7 +195,7 @@ class Clients:
         if left and not (joined.producers or joined.consumers):
             session.close()
 
-    def _closed(self, session: RemotingSession) -> None:
+    def _closed(self, session: Connection) -> None:
         joined = self._joined.pop(session)
         for name in list(joined.producers):
             self._stop_sending(session, joined, name)
@@ -204,7 +204,7 @@ class Clients:
         if self._to_notify:
             self._soon(self._notify)  # many connections may close at once
 
-    def _stop_sending(self, session: RemotingSession, joined: _Joined, name: str) -> None:
+    def _stop_sending(self, session: Connection, joined: _Joined, name: str) -> None:
         joined.producers.remove(name)
         members = self._producers[name]
         del members[session]
@@ -213,7 +213,7 @@ class Clients:
         if not joined.producers:
             self._forget_sender(session)
 
-    def _stop_consuming(self, session: RemotingSession, joined: _Joined, name: str) -> None:
+    def _stop_consuming(self, session: Connection, joined: _Joined, name: str) -> None:
         del joined.consumers[name]
         group = self._consumers[name]
         group.remove(session)
@@ -223,7 +223,7 @@ class Clients:
         else:
             del self._consumers[name]
 
-    def _forget_sender(self, session: RemotingSession) -> None:
+    def _forget_sender(self, session: Connection) -> None:
         client_id = self._client_ids.pop(session, None)
         if client_id is not None and self.sender(client_id) is session:
             del self._senders[client_id]
@@ -245,7 +245,7 @@ class Clients:
             self._notifying = False
         self._soon(self._notify)
 
-    def _members_to_tell(self, name: str) -> list[tuple[RemotingSession, str]]:
+    def _members_to_tell(self, name: str) -> list[tuple[Connection, str]]:
         settings, group = self._groups.get(name), self._consumers.get(name)
         if group is None or (settings is not None and not settings.notify_consumer_ids_changed_enable):
             return []

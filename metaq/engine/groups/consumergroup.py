@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
+from metaq.engine.groups.connections import Connection
 from metaq.protocol.remoting.heartbeats import BROADCASTING, ConsumerData
 from metaq.protocol.subscription import SEPARATOR, Subscription
-from metaq.server.remoting.session import RemotingSession
 
 NAMED_AT_MOST: Final = 8
 """Topics that a warning names, and clients for each expression."""
@@ -28,7 +28,7 @@ class Identity(NamedTuple):
 class Member(NamedTuple):
     """A client in a group, over one connection."""
 
-    session: RemotingSession
+    session: Connection
     client: Identity
     beat_s: float
     """The monotonic time of its last heartbeat."""
@@ -61,17 +61,17 @@ class _Topic:
     """What the members of a group want of one topic."""
 
     def __init__(self) -> None:
-        self.wanted: dict[RemotingSession, tuple[Subscription, str]] = {}
+        self.wanted: dict[Connection, tuple[Subscription, str]] = {}
         """By member, with words that are equal when it is the same."""
         self.ways: Counter[str] = Counter()
         """How many members have these words."""
 
-    def put(self, session: RemotingSession, subscription: Subscription) -> None:
+    def put(self, session: Connection, subscription: Subscription) -> None:
         words = SEPARATOR.join(sorted(subscription.tags)) or subscription.expression
         self.wanted[session] = subscription, words
         self.ways[words] += 1
 
-    def drop(self, session: RemotingSession) -> Subscription | None:
+    def drop(self, session: Connection) -> Subscription | None:
         subscription, words = self.wanted.pop(session, (None, ""))
         if subscription is not None:
             self.ways[words] -= 1
@@ -85,14 +85,14 @@ class ConsumerGroup:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.members: dict[RemotingSession, Member] = {}
+        self.members: dict[Connection, Member] = {}
         self.subscriptions: dict[str, Subscription] = {}
         """By topic: the newest of all members."""
         self.latest = ConsumerData(name, ())
         """What the last heartbeat said."""
         self._topics: dict[str, _Topic] = {}
-        self._readers: dict[tuple[str, int], RemotingSession] = {}  # who has pulled last
-        self._read: dict[RemotingSession, set[tuple[str, int]]] = {}  # the same by member
+        self._readers: dict[tuple[str, int], Connection] = {}  # who has pulled last
+        self._read: dict[Connection, set[tuple[str, int]]] = {}  # the same by member
         self._told: list[Difference] = []
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class ConsumerGroup:
         """Each once: after a new connect the old connection may still be there."""
         return sorted({member.client.client_id for member in self.members.values()})
 
-    def subscription(self, session: RemotingSession, topic: str) -> Subscription | None:
+    def subscription(self, session: Connection, topic: str) -> Subscription | None:
         """What the client of this connection wants of a topic; of one that has not sent a heartbeat, what its group wants."""
         known = self._topics.get(topic)
         own = None if known is None else known.wanted.get(session)
@@ -136,7 +136,7 @@ class ConsumerGroup:
 
     # -- changing -----------------------------------------------------------------------------------------------------
 
-    def reads(self, session: RemotingSession, topic: str, partition: int) -> None:
+    def reads(self, session: Connection, topic: str, partition: int) -> None:
         """A connection pulls from a partition; that of a member is its reader now."""
         if session in self.members:
             place = topic, partition
@@ -158,7 +158,7 @@ class ConsumerGroup:
             if known is None or known.version < subscription.version:
                 self.subscriptions[topic] = subscription
 
-    def remove(self, session: RemotingSession) -> None:
+    def remove(self, session: Connection) -> None:
         """Forget a member."""
         for topic in topics_of(self.members.pop(session)):
             self._drop(topic, session)
@@ -166,7 +166,7 @@ class ConsumerGroup:
             if self._readers.get(place) is session:
                 del self._readers[place]
 
-    def _drop(self, name: str, session: RemotingSession) -> None:
+    def _drop(self, name: str, session: Connection) -> None:
         topic = self._topics[name]
         gone = topic.drop(session)
         if not topic.wanted:

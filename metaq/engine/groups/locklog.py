@@ -12,7 +12,7 @@ harm.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import orjson
@@ -20,14 +20,12 @@ import orjson
 from metaq.engine.context import Context
 from metaq.engine.groups.locks import LOCK_S, QueueLocks
 from metaq.engine.topics import LOCKS_TOPIC
-from metaq.engine.turn import Short, Turns
+from metaq.engine.turn import Outcome, Turns
 from metaq.engine.writing import Draft, note, stage
 from metaq.errors import DiskFull, MetaqError
 from metaq.message import MessageQueue, TopicPartition
 from metaq.protocol.record import decode_record
-from metaq.protocol.remoting.frames import RemotingCommand
-from metaq.protocol.remoting.heartbeats import QueueSet, encode_locked
-from metaq.server.remoting.session import Answer, Kept, RemotingSession
+from metaq.protocol.remoting.heartbeats import QueueSet
 from metaq.store.files.filecache import read_here
 
 logger = logging.getLogger(__name__)
@@ -75,18 +73,19 @@ class LockLog:
 
     # -- what clients ask ---------------------------------------------------------------------------------------------
 
-    def lock(self, session: RemotingSession, request: RemotingCommand, wanted: QueueSet) -> Answer | None:
-        """Take queues that there are, or renew the locks; the answer comes when that is safe.
+    def lock(
+        self, wanted: QueueSet, owner: str, waiting: Callable[[Sequence[MessageQueue]], Outcome]
+    ) -> Sequence[MessageQueue] | None:
+        """Take queues that there are, or renew the locks: those that are the client's now, or ``None`` when they are not safe
+        yet; ``waiting`` makes the outcome that hears of that.
 
         A master that is replaced gives none. When the disk is full, locks are kept in memory only: consumers go on.
         """
         self._store.check_master()
         queues, now_s = [queue for queue in wanted.queues if self._is_here(queue)], self._store.clock.monotonic()
-        owner = f"{session.principal.name}@{session.address[0]}"
         taken = self._locks.lock(wanted.group, wanted.client_id, queues, now_s, owner)
-        answer = Answer(body=(encode_locked(taken),))
         if not taken:
-            return answer
+            return taken
         try:
             self._store.check_writable()
             self._stage(wanted, taken, held=True)
@@ -94,8 +93,8 @@ class LockLog:
             logger.warning("locks are not kept group=%s client=%s reason=%s", wanted.group, wanted.client_id, error)
             if not self._store.settled:  # some of several messages
                 note(self._turns, _not_kept)
-            return answer
-        self._turns.staged(_Locking(session, session.owe(request), answer))
+            return taken
+        self._turns.staged(waiting(taken))
         return None
 
     def _is_here(self, queue: MessageQueue) -> bool:
@@ -121,27 +120,6 @@ class LockLog:
             rows = [list(queue) for queue in queues[start : start + self._most]]
             row: dict[str, Any] = {"group": whose.group, "client": whose.client_id, "held": held, "queues": rows}
             stage(self._context, Draft(*_KEY, orjson.dumps(row), {}, 0, 0, now_ms, host))
-
-
-class _Locking:
-    """A client that waits for its locks to be safe. It has none that are not."""
-
-    __slots__ = ("_answer", "_request", "_session", "size")
-
-    def __init__(self, session: RemotingSession, request: Kept, answer: Answer) -> None:
-        self._session = session
-        self._request = request
-        self._answer = answer
-        self.size = 0
-
-    def stored(self) -> None:
-        self._session.pay(self._request, self._answer)
-
-    def refused(self, error: MetaqError, outcome: str) -> None:
-        self._session.pay(self._request, Answer(error.code, remark=f"the lock {outcome}: {error}"))
-
-    def late(self, short: Short) -> None:
-        self._session.pay(self._request, Answer(short.code, remark=f"the lock is stored, but not {short.lacks}; ask again"))
 
 
 def _not_kept(error: MetaqError | None) -> None:

@@ -23,6 +23,7 @@ from metaq.errors import MetaqError
 from metaq.message import INTERNAL_TOPICS, TopicPartition
 from metaq.protocol.record import store_ms
 from metaq.protocol.remoting.codes import Response
+from metaq.server.front import Front
 from metaq.server.http import measures
 from metaq.server.remoting.registry import RegistryHandler
 from metaq.server.remoting.session import RemotingSession
@@ -49,6 +50,7 @@ class Measured:
     """One broker, as whoever watches it sees it."""
 
     context: Context
+    front: Front
     turns: Turns
     holds: Holds
     looks: Looks
@@ -136,7 +138,7 @@ class Measured:
         yield measures.LATE, [((lacks,), turns.late[code]) for code, lacks in LACKS.items()]
         yield measures.SEND, [((), turns.send_times)]
         yield measures.SYNC, [((), turns.sync_times)]
-        pace = self.context.front.pace
+        pace = self.front.pace
         yield measures.TURN, [((), pace.times)]
         yield _one(measures.LONGEST_TURN, pace.longest_s)
         yield _one(measures.WAITING_BYTES, turns.waiting_bytes)
@@ -183,7 +185,7 @@ class Measured:
             yield (group, topic), lag
 
     def _reads(self, rest: Rest) -> Iterator[Family]:
-        front = self.context.front
+        front = self.front
         kinds = Counter(type(session) for session in resting(list(front.sessions), rest))
         known = {"text": kinds[TextSession], "remoting": kinds[RemotingSession]}
         silent = max(0, front.connections - sum(known.values()))

@@ -2,10 +2,10 @@
 
 from metaq.engine.context import Context
 from metaq.engine.turn import Turns
-from metaq.engine.writing import owe
 from metaq.errors import MetaqError
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.text.messages import Stored
+from metaq.server.remoting.owed import owe
 from metaq.server.remoting.session import DONE, Kept, RemotingSession, failure
 from metaq.server.wire.look import Question
 

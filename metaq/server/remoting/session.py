@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from metaq.engine.groups.connections import Answered
 from metaq.errors import MetaqError
 from metaq.protocol.remoting.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG, Request
 from metaq.protocol.remoting.frames import Asked, FrameReader, RemotingCommand, encode_request, encode_response
@@ -60,10 +61,6 @@ class RemotingHandlers(Host, Protocol):
     def timer(self, seconds: float) -> Any:
         """A timer of the hub's loop, not yet started."""
         ...
-
-
-Answered = Callable[[RemotingCommand | None], None]
-"""Is called once with a client's answer, or with ``None`` when there will be none."""
 
 
 class _Asked(NamedTuple):

@@ -19,6 +19,7 @@ from metaq.protocol.remoting.codes import READ, WRITE
 from metaq.protocol.text.commands import Create, Help, Stats, Sync, Version
 from metaq.protocol.text.replies import FORBIDDEN, OK, UNAVAILABLE, write_result
 from metaq.server.access.permissions import Action, allowed, demand, denied
+from metaq.server.front import Front
 from metaq.server.stacks import stacks
 from metaq.server.wire.session import Session
 from metaq.store.files.filecache import ColdRead, Read, read_cached
@@ -60,10 +61,15 @@ class AdminHandler:
     """Answers at once: what is not in the page cache is left out rather than waited for."""
 
     def __init__(
-        self, context: Context, save_topics: Callable[[], None], transactions: Callable[[Read], Mapping[str, object]]
+        self,
+        context: Context,
+        front: Front,
+        save_topics: Callable[[], None],
+        transactions: Callable[[Read], Mapping[str, object]],
     ) -> None:
         """``save_topics`` returns when the topic table as it is now is durable; ``transactions`` tells numbers by name."""
         self._context = context
+        self._front = front
         self._save_topics = save_topics
         self._transactions = transactions
         self._topic_base: dict[str, tuple[int, int]] = {}  # messages and bytes of a topic when real-time counting began
@@ -184,9 +190,9 @@ class AdminHandler:
         yield f"uptime {int(time.monotonic() - counters.started_s)}"
         yield f"version {metaq.__version__}"
         yield f"slave {str(not context.replicas.is_master).lower()}"
-        yield f"curr_connections {context.front.connections}"
-        yield f"connections_bytes {context.front.memory.held}"
-        yield f"connections_evicted {context.front.memory.evicted}"
+        yield f"curr_connections {self._front.connections}"
+        yield f"connections_bytes {self._front.memory.held}"
+        yield f"connections_evicted {self._front.memory.evicted}"
         yield "threads 1"
         yield f"cmd_put {counters.put.count}"
         yield f"cmd_get {counters.get.count}"

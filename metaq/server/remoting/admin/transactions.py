@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, TypeVar
 from gevent.event import Event
 
 from metaq.engine.context import Context
+from metaq.engine.halfmessages import pairs_of
 from metaq.engine.topics import HALF_TOPIC
 from metaq.engine.turn import Short, Turns
 from metaq.errors import BadRequest, CorruptRecord, MetaqError, RequestFailed
@@ -37,7 +38,6 @@ from metaq.protocol.remoting.undecided import (
 from metaq.server.access.permissions import Action, demand
 from metaq.server.front import RequestHandler
 from metaq.server.remoting.later import Later
-from metaq.server.remoting.sending.half import pairs_of
 from metaq.server.remoting.session import DONE, Answer, RemotingSession
 from metaq.store.files.filecache import Read, Run, read_through
 from metaq.tx.branches import Outcome, Room, Work, XaCode, XaError

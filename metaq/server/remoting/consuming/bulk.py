@@ -1,5 +1,6 @@
 """Bulk fetches, 30030: much of a partition in one answer (metaq.protocol.remoting.bulk has the format). They are never held."""
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -108,7 +109,7 @@ class _Fetch(Question):
 
     def _pieces(self, queue: ConsumeQueue, offset: int, end: int, read: Read) -> list[Piece]:
         """What the answer will hold, one message at least. ``ColdRead`` when only a read that may wait can tell."""
-        reader, now = self._handler.reader, self._handler.context.front.now
+        reader, now = self._handler.reader, time.monotonic
         end = min(end, offset + min(max(self._header.max_msg_nums, 1), MOST_MESSAGES))
         left = min(self._header.max_bytes, MOST_BYTES)
         pieces: list[Piece] = []

@@ -1,24 +1,26 @@
 """Offsets and queue locks of consumers: 14, 15, 29 to 32, 41 to 43 (specs: remoting protocol, sections 3.2.4 and 3.2.7)."""
 
 import os
+from collections.abc import Sequence
 from typing import Final
 
 from metaq.engine.context import Context
 from metaq.engine.groups.locklog import LockLog
 from metaq.engine.offsets.offsetlog import OffsetLog
-from metaq.errors import RequestFailed, UnknownTopic, WrongPartition
-from metaq.message import TopicPartition
+from metaq.engine.turn import Short
+from metaq.errors import MetaqError, RequestFailed, UnknownTopic, WrongPartition
+from metaq.message import MessageQueue, TopicPartition
 from metaq.protocol.record import decode_record
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import QueryConsumerOffset, QueueOnly, SearchOffset, UpdateConsumerOffset, decode_header
-from metaq.protocol.remoting.heartbeats import decode_queue_set
+from metaq.protocol.remoting.heartbeats import decode_queue_set, encode_locked
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.front import RequestHandler
 from metaq.server.remoting.consuming.heartbeat import EMPTY
 from metaq.server.remoting.later import Later
-from metaq.server.remoting.session import DONE, Answer, RemotingSession
+from metaq.server.remoting.session import DONE, Answer, Kept, RemotingSession
 from metaq.store.files.filecache import Read
 from metaq.store.queues.consumequeue import ConsumeQueue
 
@@ -153,7 +155,9 @@ class ConsumerHandler:
         """41."""
         wanted = decode_queue_set(request.body)
         demand(session.principal, Action.CONSUME, wanted.group)
-        return self._locks.lock(session, request, wanted)
+        owner = f"{session.principal.name}@{session.address[0]}"
+        taken = self._locks.lock(wanted, owner, lambda taken: _Locking(session, session.owe(request), _locked(taken)))
+        return None if taken is None else _locked(taken)
 
     def unlock(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """42."""
@@ -193,3 +197,28 @@ def _offset(offset: int) -> Answer:
 def _no_offset(header: QueryConsumerOffset) -> RequestFailed:
     reason = f"the group {header.consumer_group} has no offset of {header.topic}-{header.queue_id} yet"
     return RequestFailed(Response.QUERY_NOT_FOUND, reason)
+
+
+def _locked(taken: Sequence[MessageQueue]) -> Answer:
+    return Answer(body=(encode_locked(taken),))
+
+
+class _Locking:
+    """A client that waits for its locks to be safe. It has none that are not."""
+
+    __slots__ = ("_answer", "_request", "_session", "size")
+
+    def __init__(self, session: RemotingSession, request: Kept, answer: Answer) -> None:
+        self._session = session
+        self._request = request
+        self._answer = answer
+        self.size = 0
+
+    def stored(self) -> None:
+        self._session.pay(self._request, self._answer)
+
+    def refused(self, error: MetaqError, outcome: str) -> None:
+        self._session.pay(self._request, Answer(error.code, remark=f"the lock {outcome}: {error}"))
+
+    def late(self, short: Short) -> None:
+        self._session.pay(self._request, Answer(short.code, remark=f"the lock is stored, but not {short.lacks}; ask again"))

@@ -189,7 +189,7 @@ class _Pull(Question):
         self._offset = header.queue_offset
         wait_ms = header.suspend_timeout_millis if header.sys_flag & PULL_SUSPENDS else 0
         wait_ms = min(wait_ms, handler.context.settings.max_hold_ms)
-        self._deadline = handler.context.front.now() + wait_ms / 1000 if wait_ms > 0 else 0.0
+        self._deadline = time.monotonic() + wait_ms / 1000 if wait_ms > 0 else 0.0
         self._hold: Any = None
 
     def look(self, read: Read) -> Found:
@@ -244,7 +244,7 @@ class _Pull(Question):
 
     def _wait(self) -> bool:
         handler = self._handler
-        remaining = self._deadline - handler.context.front.now()
+        remaining = self._deadline - time.monotonic()
         if remaining <= 0 or not handler.may_hold(self.session):
             return False
         self.owe()

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from metaq.engine.context import Context
 from metaq.engine.topics import reply_topic
 from metaq.engine.turn import Turns
-from metaq.engine.writing import CLEARED, Draft, owe, stage
+from metaq.engine.writing import CLEARED, Draft, stage
 from metaq.errors import AccessDenied, MetaqError, Overloaded
 from metaq.protocol import properties
 from metaq.protocol.remoting.codes import Request, Response
@@ -23,6 +23,7 @@ from metaq.protocol.remoting.headers import PushReply, SendMessage, encode_heade
 from metaq.server.access.permissions import Action, demand
 from metaq.server.front import RequestHandler
 from metaq.server.registration import written
+from metaq.server.remoting.owed import owe
 from metaq.server.remoting.sending.send import SendHandler, read_header
 from metaq.server.remoting.session import Answer, Kept, RemotingSession
 from metaq.store.queues.consumequeue import ConsumeQueue

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from metaq.config import Settings
 from metaq.engine.context import Context
 from metaq.engine.figures.counters import Counters
+from metaq.engine.halfmessages import HalfMessages, half_of, is_half, is_transactional
 from metaq.engine.topics import DEFAULT_TOPIC, FORBIDDEN, HALF_TOPIC, RETRY_PREFIX, Topic
 from metaq.engine.turn import Short, Turns
 from metaq.engine.writing import CLEARED, Draft, Placed, delayed, stage
@@ -25,7 +26,6 @@ from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.access.permissions import Action, Principal, allowed, demand, denied
 from metaq.server.front import RequestHandler
 from metaq.server.remoting.consuming.sendback import dead_letter, most_retries, report_dead_letter
-from metaq.server.remoting.sending.half import HalfHandler, half_of, is_half, is_transactional
 from metaq.server.remoting.session import Answer, RemotingSession
 from metaq.store.messagestore import Message
 from metaq.store.queues.consumequeue import ConsumeQueue
@@ -120,7 +120,7 @@ class SendOutcome:
 class SendHandler:
     """Stages messages sent by RocketMQ clients."""
 
-    def __init__(self, context: Context, turns: Turns, halves: HalfHandler) -> None:
+    def __init__(self, context: Context, turns: Turns, halves: HalfMessages) -> None:
         self._context = context
         self._turns = turns
         self._halves = halves
