@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from metaq.config import Settings
 from metaq.engine.figures.counters import Counters, TopicCounters
 from metaq.engine.figures.statistics import Statistics
-from metaq.engine.groups.clients import Clients
-from metaq.engine.groups.groups import GroupTable
-from metaq.engine.offsets.observed import Observed
-from metaq.engine.offsets.offsets import OffsetTable
 from metaq.engine.role import NoReplicas, Replicas
-from metaq.engine.topics import TopicTable
+from metaq.engine.tables.clients import Clients
+from metaq.engine.tables.groups import GroupTable
+from metaq.engine.tables.observed import Observed
+from metaq.engine.tables.offsets import OffsetTable
+from metaq.engine.tables.topics import TopicTable
 from metaq.store.copies.epochs import Epochs
 from metaq.store.messagestore import MessageStore
 

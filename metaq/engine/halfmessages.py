@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from metaq.engine.context import Context
-from metaq.engine.topics import HALF_OP_TOPIC, HALF_TOPIC
+from metaq.engine.tables.topics import HALF_OP_TOPIC, HALF_TOPIC
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, delayed, note, ready
 from metaq.errors import MetaqError, StoreError, UnknownTopic

@@ -25,7 +25,7 @@ from gevent.event import AsyncResult, Event
 
 from metaq.engine.context import Context
 from metaq.engine.hold import Holds
-from metaq.engine.topics import FOLDER, LEVELS, SCHEDULE_TOPIC
+from metaq.engine.tables.topics import FOLDER, LEVELS, SCHEDULE_TOPIC
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, note, stage
 from metaq.errors import BadRequest, MessageIllegal, MetaqError

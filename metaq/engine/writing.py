@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from metaq.engine.context import Context
-from metaq.engine.topics import LEVELS, SCHEDULE_TOPIC
+from metaq.engine.tables.topics import LEVELS, SCHEDULE_TOPIC
 from metaq.engine.turn import Short, Turns
 from metaq.errors import MessageIllegal, MetaqError
 from metaq.protocol import properties

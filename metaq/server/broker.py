@@ -17,21 +17,21 @@ from metaq.engine.context import Context
 from metaq.engine.duties import Duties, Keeper
 from metaq.engine.figures.counters import Counters
 from metaq.engine.figures.statistics import SAMPLE_S, Statistics
-from metaq.engine.groups.clients import Clients
-from metaq.engine.groups.groups import GroupTable
-from metaq.engine.groups.locklog import LockLog
 from metaq.engine.halfmessages import HalfMessages
 from metaq.engine.hold import Holds
-from metaq.engine.offsets.observed import Observed
+from metaq.engine.locklog import LockLog
 from metaq.engine.offsets.offsetexport import OffsetExport
 from metaq.engine.offsets.offsethistory import OffsetHistory
 from metaq.engine.offsets.offsetlog import APPEND_S, OffsetLog
-from metaq.engine.offsets.offsets import OffsetTable
 from metaq.engine.parts import retention_rules, room, store_settings
 from metaq.engine.pool import run_in_pool, run_sync
 from metaq.engine.role import ALONE, Role
 from metaq.engine.schedule import SAVE_S, Schedule
-from metaq.engine.topics import FOLDER, TopicTable
+from metaq.engine.tables.clients import Clients
+from metaq.engine.tables.groups import GroupTable
+from metaq.engine.tables.observed import Observed
+from metaq.engine.tables.offsets import OffsetTable
+from metaq.engine.tables.topics import FOLDER, TopicTable
 from metaq.engine.turn import Turns
 from metaq.errors import ConfigError, MetaqError, NotMaster
 from metaq.protocol.record import host_bytes

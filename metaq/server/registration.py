@@ -15,8 +15,8 @@ from gevent.event import Event
 
 from metaq.clock import Clock
 from metaq.config import Settings
-from metaq.engine import topics as tables
 from metaq.engine.role import Role
+from metaq.engine.tables import topics as tables
 from metaq.errors import ConfigError, MetaqError
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.headers import BrokerIdentity, RegisterBroker, encode_header

@@ -13,7 +13,7 @@ from metaq.clock import Clock, SystemClock
 from metaq.config import Settings
 from metaq.engine.figures.metrics import Family
 from metaq.engine.pool import run_in_pool
-from metaq.engine.topics import FOLDER
+from metaq.engine.tables.topics import FOLDER
 from metaq.protocol.text.commands import Auth, Command, Create, Get, Help, Offset, Put, Stats, Sync, Transaction, Version
 from metaq.protocol.text.replies import BAD_REQUEST, FORBIDDEN, OK, write_result
 from metaq.registry.kvconfig import KvConfig

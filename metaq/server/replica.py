@@ -27,7 +27,7 @@ from gevent.lock import BoundedSemaphore
 from metaq.clock import SystemClock
 from metaq.config import Settings
 from metaq.engine.role import Role
-from metaq.engine.topics import FOLDER
+from metaq.engine.tables.topics import FOLDER
 from metaq.errors import BadRequest, ConfigError, DiskFull, MetaqError, NotMaster, RequestTimeout
 from metaq.replication.election import Election
 from metaq.replication.follower import Address

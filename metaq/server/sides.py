@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Final
 
 from metaq.config import Settings
-from metaq.engine.groups.groups import GROUPS
 from metaq.engine.offsets.offsetlog import load_offsets
 from metaq.engine.pool import run_sync
 from metaq.engine.role import Health
-from metaq.engine.topics import FOLDER, OFFSETS_TOPIC, TOPICS
+from metaq.engine.tables.groups import GROUPS
+from metaq.engine.tables.topics import FOLDER, OFFSETS_TOPIC, TOPICS
 from metaq.registry.routes import MASTER
 from metaq.replication.documents import Documents
 from metaq.replication.feeder import Feeder, Identity

@@ -17,8 +17,8 @@ from gevent.event import Event
 from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.engine.pool import run_in_pool
-from metaq.engine.topics import DEAD_PREFIX, RETRY_PREFIX, Topic
-from metaq.engine.topics import TopicTable as Topics
+from metaq.engine.tables.topics import DEAD_PREFIX, RETRY_PREFIX, Topic
+from metaq.engine.tables.topics import TopicTable as Topics
 from metaq.errors import BadRequest, ConfigError, MetaqError
 from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request
 from metaq.protocol.remoting.routes import DataVersion, TopicTable, decode_topic_table

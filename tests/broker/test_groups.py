@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from metaq.client import TextClient
-from metaq.engine.groups.groups import Group, GroupTable
+from metaq.engine.tables.groups import Group, GroupTable
 from metaq.protocol.remoting.codes import COMPACT, JSON, PULL_SUSPENDS, Request, Response
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.filecache import run_here

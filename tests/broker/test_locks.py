@@ -1,4 +1,4 @@
-"""Locks of ordered consumers over restarts and changes of the master: they are in the log (``metaq.engine.groups.locklog``)."""
+"""Locks of ordered consumers over restarts and changes of the master: they are in the log (``metaq.engine.locklog``)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from metaq.client import TextClient
 from metaq.engine.figures.metrics import Histogram, Kind, Metric, write
-from metaq.engine.topics import FOLDER
+from metaq.engine.tables.topics import FOLDER
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.text.codec import write_get
 from metaq.protocol.text.replies import ERROR, NOT_FOUND, OK, UNAVAILABLE

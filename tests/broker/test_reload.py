@@ -17,7 +17,7 @@ from metaq import TextClient
 from metaq.cli.admin import parse_config
 from metaq.client import parse_stats
 from metaq.config import LIVE, Settings
-from metaq.engine.topics import DEFAULT_TOPIC
+from metaq.engine.tables.topics import DEFAULT_TOPIC
 from metaq.errors import MetaqError, RouteNotFound
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request

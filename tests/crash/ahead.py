@@ -21,9 +21,9 @@ from typing import Any, Final, TypeVar
 
 from metaq.clock import ManualClock
 from metaq.engine.offsets.offsetlog import OffsetLog, load_offsets
-from metaq.engine.offsets.offsets import OffsetTable
 from metaq.engine.schedule import Schedule, source_of
-from metaq.engine.topics import SCHEDULE_TOPIC, TopicTable
+from metaq.engine.tables.offsets import OffsetTable
+from metaq.engine.tables.topics import SCHEDULE_TOPIC, TopicTable
 from metaq.engine.turn import Outcome
 from metaq.message import Durability, TopicPartition
 from metaq.protocol.properties import REAL_QUEUE, REAL_TOPIC

@@ -9,14 +9,14 @@ AGAIN: Final = "broker/test_registry.py::test_all_topics_are_registered_again_an
 BROKER: Final = [
     M(
         "SG-067",
-        "engine/offsets/offsets.py",
+        "engine/tables/offsets.py",
         "elif offset < known:",
         "elif False:",
         "broker/test_offsets.py::test_offsets_move_forward",
     ),
     M(
         "SG-068",
-        "engine/offsets/offsets.py",
+        "engine/tables/offsets.py",
         "changed, self._changed = self._changed, {}",
         "changed = {}",
         "broker/test_offsets.py::test_a_lost_snapshot_is_made_good_from_the_log",
@@ -52,14 +52,14 @@ BROKER: Final = [
     ),
     M(
         "order",
-        "engine/groups/locks.py",
+        "engine/tables/locks.py",
         "if self.holder(group, queue, now_s) in (None, client_id)",
         "if True",
         "broker/test_locks.py::test_who_has_a_queue_has_it_after_a_restart",
     ),
     M(
         "order",
-        "engine/groups/locks.py",
+        "engine/tables/locks.py",
         "if (held := self._locks.get((group, queue))) is not None and held.client_id == client_id",
         "if (group, queue) in self._locks",
         "broker/test_locks.py::test_who_has_a_queue_has_it_after_a_restart",

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from metaq.engine.groups.locks import LOCK_S, QueueLocks
 from metaq.engine.offsets.offsetlog import changes_of, rows_of
-from metaq.engine.offsets.offsets import RESET_STANDS_S, OffsetTable, Place
+from metaq.engine.tables.locks import LOCK_S, QueueLocks
+from metaq.engine.tables.offsets import RESET_STANDS_S, OffsetTable, Place
 from metaq.message import MessageQueue
 
 GROUPS: Final = st.sampled_from(["g", "h"])

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from metaq.engine.groups.clients import Clients
-from metaq.engine.groups.groups import Group, GroupTable, group_of
+from metaq.engine.tables.clients import Clients
+from metaq.engine.tables.groups import Group, GroupTable, group_of
 from metaq.errors import BadRequest
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.heartbeats import MOST_GROUPS, MOST_SUBSCRIPTIONS, ConsumerData, Heartbeat
@@ -175,7 +175,7 @@ def test_the_newest_subscription_is_the_group_s(table: Table) -> None:
 
 def test_differences_are_reported_once(table: Table, caplog: pytest.LogCaptureFixture) -> None:
     """SG-088: when they begin and when they change; not the order of tags, nor the version."""
-    caplog.set_level(logging.WARNING, "metaq.engine.groups.clients")
+    caplog.set_level(logging.WARNING, "metaq.engine.tables.clients")
     one, two = FakeSession("one"), FakeSession("two")
     beats: list[Callable[[], None]] = [
         partial(table.beat, one, parse_subscription("T", "A||B", 1)),

@@ -16,10 +16,10 @@ from metaq.engine.figures.counters import Counters
 from metaq.engine.figures.metrics import Family, Metric
 from metaq.engine.figures.statistics import Statistics
 from metaq.engine.hold import Holds
-from metaq.engine.offsets.observed import Observed
 from metaq.engine.offsets.offsetexport import OffsetExport
-from metaq.engine.offsets.offsets import OffsetTable
 from metaq.engine.role import NoReplicas
+from metaq.engine.tables.observed import Observed
+from metaq.engine.tables.offsets import OffsetTable
 from metaq.errors import DiskFailed
 from metaq.message import TopicPartition
 from metaq.protocol.text.commands import Get

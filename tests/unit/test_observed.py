@@ -1,8 +1,8 @@
 """The table of text readers and what is kept of store times are bounded."""
 
 from metaq.clock import ManualClock
-from metaq.engine.offsets.observed import FORGOTTEN_S, LONGEST_GROUP, MOST_PLACES, OWNS_S, Observed
 from metaq.engine.offsets.offsetexport import MOST_TIMES, StoreTimes
+from metaq.engine.tables.observed import FORGOTTEN_S, LONGEST_GROUP, MOST_PLACES, OWNS_S, Observed
 from metaq.protocol.text.commands import Get
 from metaq.store.files.filecache import go_on
 

@@ -10,8 +10,8 @@ import pytest
 from metaq.clock import ManualClock
 from metaq.config import Settings
 from metaq.engine.offsets.offsetlog import MOST_BACK_S, OffsetLog
-from metaq.engine.offsets.offsets import OffsetTable
-from metaq.engine.topics import TopicTable
+from metaq.engine.tables.offsets import OffsetTable
+from metaq.engine.tables.topics import TopicTable
 from metaq.engine.turn import Turns
 from metaq.errors import Overloaded
 from metaq.message import Durability

@@ -8,8 +8,8 @@ from typing import Any, Final, cast
 import pytest
 
 from metaq.config import load
-from metaq.engine.groups import locks
-from metaq.engine.groups.locks import LOCK_S, QueueLocks
+from metaq.engine.tables import locks
+from metaq.engine.tables.locks import LOCK_S, QueueLocks
 from metaq.message import MessageQueue
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request

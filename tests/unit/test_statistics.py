@@ -8,7 +8,7 @@ from metaq.clock import ManualClock
 from metaq.engine.figures import statistics
 from metaq.engine.figures.counters import Counters
 from metaq.engine.figures.statistics import DAY_MS, OTHERS, SAMPLE_S, Statistics
-from metaq.engine.offsets.observed import LONGEST_GROUP
+from metaq.engine.tables.observed import LONGEST_GROUP
 from metaq.message import TopicPartition
 from metaq.protocol.remoting.adminbodies import Rates
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.engine.topics import OFFSETS_TOPIC, TopicTable
+from metaq.engine.tables.topics import OFFSETS_TOPIC, TopicTable
 from metaq.errors import Overloaded
 from metaq.message import TopicPartition
 from metaq.store.files.disk import RealDisk

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from metaq.clock import Clock
 from metaq.engine.figures.counters import Counters
-from metaq.engine.offsets.observed import LONGEST_GROUP
+from metaq.engine.tables.observed import LONGEST_GROUP
 from metaq.message import INTERNAL_TOPICS, TopicPartition
 from metaq.protocol.remoting.adminbodies import Rate, Rates
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT

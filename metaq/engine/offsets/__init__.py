@@ -1,1 +1,1 @@
-"""How far groups are: known, kept in the log, recorded, exported."""
+"""How far groups are: kept in the log, recorded, exported."""

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 import gevent
 
 from metaq.engine.context import Context
-from metaq.engine.offsets.observed import Asked
+from metaq.engine.tables.observed import Asked
 from metaq.errors import RegistryUnavailable
 from metaq.message import TextPosition, TopicPartition
 from metaq.protocol.remoting.offsetrows import Kind, OffsetRow, encode_row

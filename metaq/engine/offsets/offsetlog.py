@@ -28,8 +28,8 @@ from typing import Any, Final
 import orjson
 
 from metaq.engine.context import Context
-from metaq.engine.offsets.offsets import Place
-from metaq.engine.topics import FOLDER, OFFSETS_TOPIC
+from metaq.engine.tables.offsets import Place
+from metaq.engine.tables.topics import FOLDER, OFFSETS_TOPIC
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, note, stage
 from metaq.errors import MetaqError, Overloaded

@@ -17,7 +17,7 @@ from metaq.engine.figures.metrics import Family, Metric, Sample
 from metaq.engine.figures.statistics import NOTHING
 from metaq.engine.hold import Holds
 from metaq.engine.offsets.offsetexport import OffsetExport
-from metaq.engine.topics import SCHEDULE_TOPIC
+from metaq.engine.tables.topics import SCHEDULE_TOPIC
 from metaq.engine.turn import Turns
 from metaq.errors import MetaqError
 from metaq.message import INTERNAL_TOPICS, TopicPartition

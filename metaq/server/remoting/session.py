@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from metaq.engine.groups.connections import Answered
+from metaq.engine.tables.connections import Answered
 from metaq.errors import MetaqError
 from metaq.protocol.remoting.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG, Request
 from metaq.protocol.remoting.frames import Asked, FrameReader, RemotingCommand, encode_request, encode_response

@@ -12,7 +12,7 @@ import gevent
 import metaq
 from metaq.engine.context import Context
 from metaq.engine.figures.counters import Meter
-from metaq.engine.topics import Topic
+from metaq.engine.tables.topics import Topic
 from metaq.errors import MetaqError, NotWritable, StoreError
 from metaq.message import INTERNAL_TOPICS, TopicPartition
 from metaq.protocol.remoting.codes import READ, WRITE

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Sequence
 
 from metaq.engine.context import Context
-from metaq.engine.topics import FORBIDDEN
+from metaq.engine.tables.topics import FORBIDDEN
 from metaq.engine.turn import Turns
 from metaq.errors import (
     AccessDenied,

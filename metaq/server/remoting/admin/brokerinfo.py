@@ -11,7 +11,7 @@ from metaq.config import MOST_HOURS
 from metaq.engine.context import Context
 from metaq.engine.figures.statistics import Day
 from metaq.engine.schedule import LEVEL_SECONDS
-from metaq.engine.topics import DEFAULT_TOPIC, SCHEDULE_TOPIC
+from metaq.engine.tables.topics import DEFAULT_TOPIC, SCHEDULE_TOPIC
 from metaq.engine.turn import Turns
 from metaq.errors import BadRequest, MetaqError, RequestFailed
 from metaq.message import TopicPartition

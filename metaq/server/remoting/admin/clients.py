@@ -11,7 +11,7 @@ from typing import Final
 from gevent.event import AsyncResult
 
 from metaq.engine.context import Context
-from metaq.engine.groups.consumergroup import Member
+from metaq.engine.tables.consumergroup import Member
 from metaq.errors import BadRequest, RequestFailed
 from metaq.message import MessageQueue
 from metaq.protocol.ids import decode_offset_id

@@ -8,8 +8,8 @@ from functools import partial
 
 from metaq.engine.context import Context
 from metaq.engine.duties import Duties
-from metaq.engine.groups.consumergroup import ConsumerGroup, Member
-from metaq.engine.groups.groups import Group, group_of
+from metaq.engine.tables.consumergroup import ConsumerGroup, Member
+from metaq.engine.tables.groups import Group, group_of
 from metaq.errors import BadRequest, RequestFailed
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.adminbodies import (

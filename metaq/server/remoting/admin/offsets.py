@@ -10,8 +10,8 @@ from typing import Final
 import gevent
 
 from metaq.engine.context import Context
-from metaq.engine.groups.consumergroup import ConsumerGroup
-from metaq.engine.topics import Topic
+from metaq.engine.tables.consumergroup import ConsumerGroup
+from metaq.engine.tables.topics import Topic
 from metaq.errors import BadRequest, RequestFailed, UnknownTopic, WrongPartition
 from metaq.message import MessageQueue, TopicPartition
 from metaq.protocol.remoting.adminbodies import (

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from metaq.engine.context import Context
 from metaq.engine.duties import Duties
-from metaq.engine.topics import Topic
+from metaq.engine.tables.topics import Topic
 from metaq.errors import BadRequest, RequestFailed, UnknownTopic
 from metaq.message import INTERNAL_TOPICS, MessageQueue, TopicPartition
 from metaq.protocol.remoting import fastjson

@@ -10,7 +10,7 @@ from gevent.event import Event
 
 from metaq.engine.context import Context
 from metaq.engine.halfmessages import pairs_of
-from metaq.engine.topics import HALF_TOPIC
+from metaq.engine.tables.topics import HALF_TOPIC
 from metaq.engine.turn import Short, Turns
 from metaq.errors import BadRequest, CorruptRecord, MetaqError, RequestFailed
 from metaq.protocol.ids import decode_offset_id

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from metaq.engine.context import Context
-from metaq.engine.groups.locklog import LockLog
+from metaq.engine.locklog import LockLog
 from metaq.engine.offsets.offsetlog import OffsetLog
 from metaq.engine.turn import Short
 from metaq.errors import MetaqError, RequestFailed, UnknownTopic, WrongPartition

@@ -5,7 +5,7 @@ from typing import Final
 import orjson
 
 from metaq.engine.context import Context
-from metaq.engine.topics import Topic
+from metaq.engine.tables.topics import Topic
 from metaq.errors import RequestFailed
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand

@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from metaq.engine.context import Context
-from metaq.engine.groups.groups import Group
 from metaq.engine.hold import Holds
+from metaq.engine.tables.groups import Group
 from metaq.errors import AccessDenied, MetaqError, RequestFailed, UnknownTopic, WrongPartition
 from metaq.message import TopicPartition
 from metaq.protocol import properties

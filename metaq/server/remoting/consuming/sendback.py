@@ -9,8 +9,8 @@ import random
 from typing import Final
 
 from metaq.engine.context import Context
-from metaq.engine.groups.groups import Group
-from metaq.engine.topics import DEAD_PREFIX, Topic
+from metaq.engine.tables.groups import Group
+from metaq.engine.tables.topics import DEAD_PREFIX, Topic
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, delayed, stage
 from metaq.errors import AccessDenied, RequestFailed

@@ -8,7 +8,7 @@ import logging
 from typing import Final
 
 from metaq.engine.halfmessages import HalfMessages, pairs_of, parked
-from metaq.engine.topics import GIVEN_UP_TOPIC, HALF_TOPIC
+from metaq.engine.tables.topics import GIVEN_UP_TOPIC, HALF_TOPIC
 from metaq.engine.writing import stage
 from metaq.errors import BadRequest, MetaqError, RequestFailed
 from metaq.protocol import properties

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from metaq.engine.context import Context
-from metaq.engine.topics import reply_topic
+from metaq.engine.tables.topics import reply_topic
 from metaq.engine.turn import Turns
 from metaq.engine.writing import CLEARED, Draft, stage
 from metaq.errors import AccessDenied, MetaqError, Overloaded

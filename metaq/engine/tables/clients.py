@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from metaq.engine.groups.connections import Connection
-from metaq.engine.groups.consumergroup import ConsumerGroup, Identity, Member, topics_of
-from metaq.engine.groups.groups import GroupTable
+from metaq.engine.tables.connections import Connection
+from metaq.engine.tables.consumergroup import ConsumerGroup, Identity, Member, topics_of
+from metaq.engine.tables.groups import GroupTable
 from metaq.errors import BadRequest
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.heartbeats import MOST_GROUPS, MOST_SUBSCRIPTIONS, Heartbeat

@@ -18,8 +18,8 @@ from typing import Any, Final
 import orjson
 
 from metaq.engine.context import Context
-from metaq.engine.groups.locks import LOCK_S, QueueLocks
-from metaq.engine.topics import LOCKS_TOPIC
+from metaq.engine.tables.locks import LOCK_S, QueueLocks
+from metaq.engine.tables.topics import LOCKS_TOPIC
 from metaq.engine.turn import Outcome, Turns
 from metaq.engine.writing import Draft, note, stage
 from metaq.errors import DiskFull, MetaqError

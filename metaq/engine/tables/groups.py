@@ -1,7 +1,7 @@
 """The table of subscription groups: which consumer groups there are, and what each one may do.
 
 Kept in ``config/subscriptionGroup.json`` in RocketMQ's form. Who is in a group at the moment is in
-``metaq.engine.groups.clients``.
+``metaq.engine.tables.clients``.
 """
 
 import logging
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from metaq.engine.topics import DEAD_PREFIX, FOLDER, RETRY_PREFIX
+from metaq.engine.tables.topics import DEAD_PREFIX, FOLDER, RETRY_PREFIX
 from metaq.errors import BadRequest, Overloaded, RequestFailed
 from metaq.message import MAX_PARTITIONS
 from metaq.protocol.record import MAX_TOPIC_LENGTH

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
-from metaq.engine.groups.connections import Connection
+from metaq.engine.tables.connections import Connection
 from metaq.protocol.remoting.heartbeats import BROADCASTING, ConsumerData
 from metaq.protocol.subscription import SEPARATOR, Subscription
 

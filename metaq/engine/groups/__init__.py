@@ -1,1 +1,0 @@
-"""Consumer groups: which there are, who is in them, which queues their members have."""
