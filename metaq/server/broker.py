@@ -25,6 +25,7 @@ from metaq.engine.offsets.offsethistory import OffsetHistory
 from metaq.engine.offsets.offsetlog import APPEND_S, OffsetLog
 from metaq.engine.parts import retention_rules, room, store_settings
 from metaq.engine.pool import run_in_pool, run_sync
+from metaq.engine.registry import Registry
 from metaq.engine.role import ALONE, Role
 from metaq.engine.schedule import SAVE_S, Schedule
 from metaq.engine.tables.clients import Clients
@@ -38,9 +39,9 @@ from metaq.protocol.record import host_bytes
 from metaq.protocol.text.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.access.gate import LOOK_S, Gate
-from metaq.server.front import Address, Front, Listener, RequestHandler
+from metaq.server.front import Front
 from metaq.server.http.measured import Measured
-from metaq.server.registration import Registration
+from metaq.server.registering.registration import Registration
 from metaq.server.reload import Configurable
 from metaq.server.remoting.admin.brokerinfo import BrokerInfoHandler
 from metaq.server.remoting.admin.clients import ClientAdminHandler
@@ -62,11 +63,14 @@ from metaq.server.remoting.registry import RegistryHandler
 from metaq.server.remoting.sending.half import HalfHandler
 from metaq.server.remoting.sending.reply import ReplyHandler
 from metaq.server.remoting.sending.send import SendHandler
+from metaq.server.remoting.session import RequestHandler
+from metaq.server.remoting.signing import signed
 from metaq.server.text.admin import AdminHandler
 from metaq.server.text.get import GetHandler
 from metaq.server.text.login import log_in
 from metaq.server.text.put import PutHandler
 from metaq.server.text.transaction import TransactionHandler
+from metaq.server.wire.listeners import Address, Listener
 from metaq.server.wire.look import Looks
 from metaq.server.wire.tls import make_context
 from metaq.store.copies.applying import hide_from
@@ -79,7 +83,7 @@ from metaq.tx.local import LocalBranches
 from metaq.tx.manager import Transactions
 
 if TYPE_CHECKING:
-    from metaq.server.zkregistration import InZooKeeper
+    from metaq.server.registering.zkregistration import InZooKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +176,16 @@ class Broker:
         self._identity = IdentityHandler(settings.broker_name)
         self._registry = self._embed_registry() if self.addresses.registry is not None else None
         self.registration = Registration(
-            *(settings, role, self.addresses.advertised, topics, self._identity, self.store.clock, self._registry, self.peers)
+            *(
+                settings,
+                role,
+                self.addresses.advertised,
+                topics,
+                self._identity.identity,
+                self.store.clock,
+                self._registry,
+                self.peers,
+            )
         )
         self._zookeeper = self._enter_zookeeper(topics) if settings.zookeeper else None
         in_zookeeper = None if self._zookeeper is None else self._zookeeper.group_offsets
@@ -290,12 +303,12 @@ class Broker:
             registry = front.bind("registry_listen", settings.registry_listen)
         return Addresses(text, remoting, registry, advertised(settings, remoting or text))
 
-    def _embed_registry(self) -> RegistryHandler:
+    def _embed_registry(self) -> Registry:
         keys = KvConfig(self.store.disk, self.settings.data / FOLDER)
-        return RegistryHandler(self.settings, keys, self.store.clock, self.run)
+        return Registry(self.settings, keys, self.store.clock)
 
     def _enter_zookeeper(self, topics: TopicTable) -> "InZooKeeper":
-        from metaq.server.zkregistration import InZooKeeper  # noqa: PLC0415 - kazoo is needed with ZooKeeper only
+        from metaq.server.registering.zkregistration import InZooKeeper  # noqa: PLC0415 - kazoo is needed with ZooKeeper only
 
         clock, is_master = self.store.clock, self.role.is_master
         return InZooKeeper(self.settings, self.addresses, topics, self._registry, clock, self.peers, is_master=is_master)
@@ -361,7 +374,7 @@ class Broker:
         self._check_back = CheckBack(half_messages, self._duties.rest, self.run)
         self._duties.keepers.append(self._check_back)
         self._sends = SendHandler(self.context, self.turns, half_messages)
-        self._front.sends = self.gate.signed(self._sends.sends)
+        self._front.sends = signed(self.gate, self._sends.sends)
         self._pulls = PullHandler(self.context, self.holds, self._looks, self._hub.loop)
         later = self.later
         sent_back = SendBackHandler(self.context, self.turns, self._looks)
@@ -370,7 +383,9 @@ class Broker:
         families += self._administration(later)
         replies = ReplyHandler(self.context, self.turns, self._sends)
         families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._looks)]
-        for family in (*families, *filter(None, (self._registry,))):
+        if self._registry is not None:
+            families.append(RegistryHandler(self.settings, self._registry, self.run))
+        for family in families:
             self.add_family(family)
 
     def _administration(self, later: Later) -> list[Family]:

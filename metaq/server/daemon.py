@@ -18,8 +18,8 @@ from metaq.errors import MetaqError
 from metaq.server.access.gate import Gate
 from metaq.server.http.http import Monitor, Monitored
 from metaq.server.notify import Notifier
-from metaq.server.registration import written
 from metaq.server.reload import Configurable, Reload
+from metaq.server.wire.listeners import written
 from metaq.store.recovery.progress import Step, Tell
 
 logger = logging.getLogger(__name__)

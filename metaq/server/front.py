@@ -4,7 +4,6 @@ Every address speaks both protocols, with the same handlers.
 """
 
 import errno
-import ipaddress
 import logging
 import socket
 import time
@@ -14,7 +13,7 @@ from typing import Any, Final
 import gevent
 
 from metaq.config import Settings
-from metaq.errors import ConfigError, MetaqError
+from metaq.errors import MetaqError
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
 from metaq.protocol.text.codec import CommandReader, PutHead, TextLimits
@@ -22,8 +21,9 @@ from metaq.protocol.text.commands import Command
 from metaq.protocol.text.replies import write_result
 from metaq.server.access.gate import Gate
 from metaq.server.remoting.admission import Admission, admission
-from metaq.server.remoting.session import Answer, RemotingSession, failure
+from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, SendsHandler, failure
 from metaq.server.text.session import TextSession
+from metaq.server.wire.listeners import IPV4_IN_IPV6, Address, Listener, resolve
 from metaq.server.wire.memory import Memory
 from metaq.server.wire.opening import Opening
 from metaq.server.wire.pace import Pace
@@ -32,66 +32,12 @@ from metaq.server.wire.tls import TlsContext
 
 logger = logging.getLogger(__name__)
 
-Address = tuple[str, int]
-RequestHandler = Callable[[RemotingSession, RemotingCommand], Answer | None]
-"""Answers one request; ``None`` when nothing is to be said now."""
 PutsHandler = Callable[[TextSession, Sequence[Command], int], int]
-SendsHandler = Callable[[RemotingSession, Sequence[RemotingCommand], int], int]
 CommandHandler = Callable[[TextSession, Any], None]
 
 ACCEPTS_A_TURN: Final = 64
-LISTEN_BACKLOG: Final = 4096
 ACCEPT_PAUSE_S: Final = 0.2
 BUSY_RETRY_MS: Final = 1000
-IPV4_IN_IPV6: Final = "::ffff:"
-"""How a listener of IPv6 writes the IPv4 addresses of its clients, which are shown and kept as such."""
-
-
-def resolve(setting: str, value: str, settings: Settings) -> Address:
-    """Host and port to listen on; ``ConfigError`` when others could reach them, there are no users, and nobody allowed it."""
-    host, separator, port = value.rpartition(":")
-    if not separator or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{setting}: {value!r} is not HOST:PORT")
-    host = host.strip("[]") or "127.0.0.1"
-    try:
-        address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][4][0]
-    except OSError as error:
-        raise ConfigError(f"{setting}: cannot resolve {host!r}: {error.strerror}") from error
-    if not ipaddress.ip_address(address).is_loopback and not (settings.users_file or settings.allow_public):
-        raise ConfigError(
-            f"{setting}: other machines can reach {host} and there are no users; name a users_file, or say --allow-public if "
-            "everybody may do everything"
-        )
-    return str(address), int(port)
-
-
-class Listener:
-    """One address."""
-
-    def __init__(self, setting: str, address: Address) -> None:
-        """Bind; ``ConfigError`` names the setting when the address is taken."""
-        self._setting = setting
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self.socket = socket.socket(family, socket.SOCK_STREAM)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.address = address
-        try:
-            self.socket.bind(address)
-        except OSError as error:
-            self.socket.close()
-            raise self._taken(error) from error
-        self.socket.setblocking(False)
-        self.address = (address[0], self.socket.getsockname()[1])
-
-    def listen(self) -> None:
-        try:
-            self.socket.listen(LISTEN_BACKLOG)
-        except OSError as error:  # another process bound the same port at the same moment and listens already
-            raise self._taken(error) from error
-
-    def _taken(self, error: OSError) -> ConfigError:
-        host, port = self.address
-        return ConfigError(f"{self._setting}: cannot take {host}:{port}: {error.strerror}; is another broker running?")
 
 
 class Front:

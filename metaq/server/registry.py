@@ -13,6 +13,7 @@ from metaq.clock import Clock, SystemClock
 from metaq.config import Settings
 from metaq.engine.figures.metrics import Family
 from metaq.engine.pool import run_in_pool
+from metaq.engine.registry import Registry
 from metaq.engine.tables.topics import FOLDER
 from metaq.protocol.text.commands import Auth, Command, Create, Get, Help, Offset, Put, Stats, Sync, Transaction, Version
 from metaq.protocol.text.replies import BAD_REQUEST, FORBIDDEN, OK, write_result
@@ -61,8 +62,8 @@ class RegistryServer:
         except BaseException:
             self._front.close_listeners()
             raise
-        self._registry = RegistryHandler(settings, keys, self._clock, run_in_pool)
-        for family in (self._registry, IdentityHandler("")):
+        self._registry = Registry(settings, keys, self._clock)
+        for family in (RegistryHandler(settings, self._registry, run_in_pool), IdentityHandler("")):
             self._front.answer(family.requests())
         self._front.puts = self._front.transactional_puts = self._refuse_puts
         self._front.commands = {

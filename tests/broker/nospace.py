@@ -11,7 +11,7 @@ from typing import Final
 from metaq.config import Settings
 from metaq.errors import DiskFull
 from metaq.server.broker import Broker
-from metaq.server.replica import Replica
+from metaq.server.replicas.replica import Replica
 from metaq.store.files.disk import MAKE_ROOM, RealDisk, RealFile
 from metaq.store.recovery.progress import Tell
 from tests.support.program import serve

@@ -22,7 +22,7 @@ from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.text.codec import write_get
 from metaq.protocol.text.replies import ERROR, NOT_FOUND, OK, UNAVAILABLE
 from metaq.server.http.httpserver import MOST_CONNECTIONS
-from metaq.server.replica import KEPT
+from metaq.server.replicas.replica import KEPT
 from tests.broker.slowdisk import Controlled
 from tests.broker.test_sendback import send_back
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until

@@ -13,7 +13,7 @@ from metaq.errors import Refused
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
-from metaq.server.remoting.admin.masteronly import CODES
+from metaq.server.replicas.masteronly import CODES
 from tests.support.admin import ask, ask_body, connect, create_topic, fields_of, send
 from tests.support.broker import RegistryProcess, wait_until
 from tests.support.cluster import PATIENT, Cluster, ReplicaProcess, wait_caught_up

@@ -21,7 +21,7 @@ from metaq.config import load
 from metaq.errors import BadRequest, ConfigError, ConnectionFailed, MetaqError, Refused, SendFailed
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.text.codec import write_line
-from metaq.server.front import resolve
+from metaq.server.wire.listeners import resolve
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.tls import Certificates, issue
 from tests.support.users import ADMIN, GROUP, READER, TOPIC, USERS, WRITER, SigningClient, write_users

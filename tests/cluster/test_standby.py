@@ -10,7 +10,7 @@ import pytest
 from metaq.client import ConsumeFrom, connect
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request
-from metaq.server.sides import MasterSide
+from metaq.server.replicas.sides import MasterSide
 from tests.cluster.traffic import TOPIC, try_put
 from tests.support.admin import ask
 from tests.support.admin import connect as connect_remoting

@@ -115,7 +115,7 @@ BROKER: Final = [
     ),
     M(
         "SG-071",
-        "server/sides.py",
+        "server/replicas/sides.py",
         "behind_bytes <= self._hot_bytes",
         "True",
         "broker/test_slaves.py::test_who_reads_far_behind_is_sent_to_a_slave",
@@ -161,7 +161,7 @@ REPLICAS: Final = [
     ),
     M(
         "MQ-102",
-        "server/sides.py",
+        "server/replicas/sides.py",
         "settings.replica_lag_ms / 1000",
         "60.0",
         "broker/test_cli_replicas.py::test_how_far_a_slave_may_lag",
@@ -177,14 +177,14 @@ REPLICAS: Final = [
     ),
     M(
         "MQ-080",
-        "server/sides.py",
+        "server/replicas/sides.py",
         "min(able, default=MASTER)",
         "max(able, default=MASTER)",
         "cluster/test_standby.py::test_brokers_with_other_slaves_than_the_group_names",
     ),
     M(
         "MQ-080",
-        "server/sides.py",
+        "server/replicas/sides.py",
         "for slave in self.in_sync.standings() if slave.in_sync]",
         "for slave in self.in_sync.standings()]",
         "cluster/test_standby.py::test_brokers_with_other_slaves_than_the_group_names",
@@ -231,14 +231,14 @@ REPLICAS: Final = [
     ),
     M(
         "SG-083",
-        "server/sides.py",
+        "server/replicas/sides.py",
         "broker.add_family(MasterOnlyHandler())",
         "pass",
         "broker/test_slaves.py::test_what_a_slave_refuses",
     ),
     M(
         "MY-006",
-        "server/remoting/admin/replica.py",
+        "server/replicas/orders.py",
         'self._orders.demote(fields.get("master", ""))',
         "pass",
         "broker/test_cli_replicas.py::test_promote_and_demote",
@@ -246,14 +246,14 @@ REPLICAS: Final = [
     ),
     M(
         "replication",
-        "server/sides.py",
+        "server/replicas/sides.py",
         "broker.turns.copies = self.in_sync",
         "pass",
         "cluster/test_replication.py::test_a_put_waits_for_a_slave_that_is_stopped",
     ),
     M(
         "MQ-070",
-        "server/remoting/admin/replica.py",
+        "server/replicas/orders.py",
         "self._orders.hand_over(replica)",
         "pass",
         "cluster/test_handover.py::test_there_and_back",
@@ -264,7 +264,7 @@ REPLICAS: Final = [
 REGISTRIES: Final = [
     M(
         "SG-052",
-        "server/registration.py",
+        "server/registering/registration.py",
         "due_s = registration.monotonic() + registration.interval_s",
         "due_s = registration.monotonic() + 1e6",
         AGAIN,
@@ -272,7 +272,7 @@ REGISTRIES: Final = [
     ),
     M(
         "RD-014",
-        "server/registration.py",
+        "server/registering/registration.py",
         "registration.table(None if whole else names)",
         "registration.table(names)",
         AGAIN,
@@ -288,14 +288,14 @@ REGISTRIES: Final = [
     ),
     M(
         "SG-066",
-        "server/registration.py",
+        "server/registering/registration.py",
         "self._registry.register(self._key, self._ha_address, self.table([name]))",
         "pass",
         "broker/test_registry.py::test_a_new_topic_is_routed_at_once",
     ),
     M(
         "SG-066",
-        "server/registration.py",
+        "server/registering/registration.py",
         "due_s = registration.monotonic() + registration.interval_s",
         "due_s = registration.monotonic() + 1e6",
         AGAIN,
@@ -303,7 +303,7 @@ REGISTRIES: Final = [
     ),
     M(
         "SG-111",
-        "server/registration.py",
+        "server/registering/registration.py",
         "[gevent.spawn(member.leave) for member in self._members]",
         "[]",
         "broker/test_registry.py::test_a_broker_that_stops_says_goodbye",
@@ -358,7 +358,7 @@ USERS: Final = [
     ),
     M(
         "E-05",
-        "server/sides.py",
+        "server/replicas/sides.py",
         "Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None",
         "None",
         "broker/test_access.py::test_every_port_speaks_tls_and_asks_who_is_there",
@@ -366,7 +366,7 @@ USERS: Final = [
     ),
     M(
         "E-05",
-        "server/sides.py",
+        "server/replicas/sides.py",
         "broker.gate if broker.gate.has_users else None",
         "None",
         "broker/test_access.py::test_every_port_speaks_tls_and_asks_who_is_there",

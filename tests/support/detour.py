@@ -9,8 +9,8 @@ import orjson
 
 from metaq.config import Settings
 from metaq.replication.follower import Address
-from metaq.server.registration import parse_address, written
-from metaq.server.replica import Replica
+from metaq.server.replicas.replica import Replica
+from metaq.server.wire.listeners import parse_address, written
 from metaq.store.recovery.progress import Tell
 from tests.support.program import serve
 

@@ -30,7 +30,7 @@ from typing import ClassVar, Final, Literal
 
 from metaq.config import Settings
 from metaq.server.broker import NONE, Broker
-from metaq.server.replica import Replica
+from metaq.server.replicas.replica import Replica
 from metaq.store.files.disk import RealDisk, RealFile
 from metaq.store.recovery.progress import Tell
 from tests.support.broker import BrokerProcess

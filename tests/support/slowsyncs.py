@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.config import Settings
-from metaq.server.replica import Replica
+from metaq.server.replicas.replica import Replica
 from metaq.store.files.disk import RealDisk, RealFile
 from metaq.store.recovery.progress import Tell
 from tests.support.program import serve

@@ -11,7 +11,7 @@ from metaq.cli.host.settings import config_option, setting_options
 from metaq.config import Settings, load
 from metaq.server.broker import NONE, Broker
 from metaq.server.daemon import run
-from metaq.server.replica import Replica
+from metaq.server.replicas.replica import Replica
 
 
 @click.command(params=setting_options(Settings.model_fields))

@@ -24,6 +24,8 @@ class Connection(Protocol):
     closing: list[Callable[[], None]]
     """Called once when the connection closes."""
 
+    def __hash__(self) -> int: ...
+
     @property
     def principal(self) -> User: ...
 

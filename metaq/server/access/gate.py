@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
@@ -26,7 +26,6 @@ from metaq.replication.peers import Peers
 from metaq.server.access.guesses import Guesses, Taken
 from metaq.server.access.permissions import ANONYMOUS, ANYBODY, Principal
 from metaq.server.access.users import MOST_PASSWORD, User, credentials, load_users, no_user
-from metaq.server.remoting.session import RemotingSession, failure
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +37,18 @@ MOST_WAITING: Final = 64
 RETRY_MS: Final = 1000
 _REMEMBERED: Final = 256
 
-Sends = Callable[[RemotingSession, Sequence[RemotingCommand], int], int]
 WRONG: Final = "wrong user or password"
 WRONG_SIGNATURE: Final = "wrong signature, or no user with a secret"
 _NO_NAME: Final = ""
 """Of whoever has said a secret alone; no user is called so."""
+
+
+class Caller(Protocol):
+    """A connection whose requests are signed."""
+
+    address: Any
+    """Host and port first."""
+    principal: Principal
 
 
 class Gate:
@@ -128,8 +134,8 @@ class Gate:
 
     # -- signatures ---------------------------------------------------------------------------------------------------
 
-    def identify(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """Take the session for whoever signed the request; ``AccessDenied`` when the signature is wrong.
+    def identify(self, caller: Caller, request: RemotingCommand) -> None:
+        """Take the caller for whoever signed the request; ``AccessDenied`` when the signature is wrong.
 
         A body may have megabytes: before the signature of somebody new is computed, it is asked whether one may be looked at.
         """
@@ -137,11 +143,11 @@ class Gate:
             return
         name = request.fields.get(ACCESS_KEY)
         if name is None:
-            session.principal = self.anonymous
+            caller.principal = self.anonymous
             return
-        user, principal, address = self._users.get(name), self._principals.get(name), session.address[0]
+        user, principal, address = self._users.get(name), self._principals.get(name), caller.address[0]
         secret = None if user is None else user.secret
-        is_new = secret is None or session.principal is not principal
+        is_new = secret is None or caller.principal is not principal
         taken = self._guesses.take(address, name) if is_new else ()
         proof = self._own_secret if secret is None else secret.get_secret_value()
         right = is_signed_with(proof, request.fields, request.body)
@@ -152,23 +158,7 @@ class Gate:
             raise AccessDenied(f"AccessKey {name[:64]!r}: {WRONG_SIGNATURE}")
         if is_new:
             self._guesses.was_right(address, name, taken)
-            session.principal = principal
-
-    def signed(self, sends: Sends) -> Sends:
-        """Has the sender of each request identified first."""
-        if self._path is None:
-            return sends
-
-        def identified(session: RemotingSession, requests: Sequence[RemotingCommand], at: int) -> int:
-            request = requests[at]
-            try:
-                self.identify(session, request)
-            except AccessDenied as error:
-                session.respond(request, failure(error))
-                return at + 1
-            return at + sends(session, requests[at : at + 1], 0)
-
-        return identified
+            caller.principal = principal
 
     # -- passwords ----------------------------------------------------------------------------------------------------
 

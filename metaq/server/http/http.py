@@ -39,10 +39,10 @@ from metaq.errors import AccessDenied, Overloaded
 from metaq.replication.peers import Certificate
 from metaq.server.access.gate import Gate
 from metaq.server.access.permissions import Action, Principal, demand
-from metaq.server.front import IPV4_IN_IPV6, Address, Listener, resolve
 from metaq.server.http.httpserver import HttpServer
 from metaq.server.http.process import PROCESS, process_families
 from metaq.server.http.scrapes import Scrapes
+from metaq.server.wire.listeners import IPV4_IN_IPV6, Address, Listener, resolve
 from metaq.store.files.filecache import Rest
 from metaq.store.recovery.progress import Step
 

@@ -17,6 +17,7 @@ from metaq.engine.figures.metrics import Family, Metric, Sample
 from metaq.engine.figures.statistics import NOTHING
 from metaq.engine.hold import Holds
 from metaq.engine.offsets.offsetexport import OffsetExport
+from metaq.engine.registry import Registry
 from metaq.engine.tables.topics import SCHEDULE_TOPIC
 from metaq.engine.turn import Turns
 from metaq.errors import MetaqError
@@ -25,7 +26,6 @@ from metaq.protocol.record import store_ms
 from metaq.protocol.remoting.codes import Response
 from metaq.server.front import Front
 from metaq.server.http import measures
-from metaq.server.remoting.registry import RegistryHandler
 from metaq.server.remoting.session import RemotingSession
 from metaq.server.text.session import TextSession
 from metaq.server.wire.look import Looks
@@ -61,7 +61,7 @@ class Measured:
     export: OffsetExport
     registered: Callable[[], str | None]
     """Why clients do not find this broker."""
-    registry: RegistryHandler | None
+    registry: Registry | None
     run: Run
     leaves: bool = False
     """It is about to close its store."""
@@ -274,7 +274,7 @@ def resting(things: Iterable[T], rest: Rest) -> Iterator[T]:
         rest()
 
 
-def registry_families(registry: RegistryHandler) -> Iterator[Family]:
+def registry_families(registry: Registry) -> Iterator[Family]:
     """What a registry measures, embedded or not."""
     tables = registry.tables
     yield _one(measures.REGISTRY_TOPICS, len(tables.topics()))

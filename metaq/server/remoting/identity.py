@@ -4,8 +4,7 @@ import secrets
 
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
-from metaq.server.front import RequestHandler
-from metaq.server.remoting.session import Answer, RemotingSession
+from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
 
 
 class IdentityHandler:

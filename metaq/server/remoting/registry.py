@@ -5,7 +5,7 @@ closes, the broker is removed.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -13,8 +13,8 @@ import gevent
 from gevent.lock import BoundedSemaphore
 
 from metaq.checksum import body_crc
-from metaq.clock import Clock
 from metaq.config import Settings
+from metaq.engine.registry import Registry
 from metaq.errors import AccessDenied, BadRequest, ChecksumMismatch, MetaqError, Overloaded, RequestFailed
 from metaq.protocol.remoting.adminbodies import decode_settings, encode_settings
 from metaq.protocol.remoting.codes import Request, Response
@@ -45,11 +45,9 @@ from metaq.protocol.remoting.routes import (
     encode_route,
     encode_topic_list,
 )
-from metaq.registry.kvconfig import ORDER_TOPICS, KvConfig
-from metaq.registry.routes import BrokerKey, Registered, Removed, RouteTables, nobody_waits
+from metaq.registry.routes import BrokerKey, nobody_waits
 from metaq.server.access.permissions import Action, demand
-from metaq.server.front import RequestHandler
-from metaq.server.remoting.session import DONE, Answer, Kept, RemotingSession, failure
+from metaq.server.remoting.session import DONE, Answer, Kept, RemotingSession, RequestHandler, failure
 from metaq.store.files.filecache import Run
 
 logger = logging.getLogger(__name__)
@@ -66,22 +64,18 @@ RETRY_MS: Final = 100
 
 
 class RegistryHandler:
-    """One registry: its tables, its keys, and the connections that brokers registered through."""
+    """Answers from one registry's tables and keys, and changes them."""
 
-    def __init__(self, settings: Settings, config: KvConfig, clock: Clock, run: Run) -> None:
-        self.tables = RouteTables(settings.registry_expiry_ms)
+    def __init__(self, settings: Settings, registry: Registry, run: Run) -> None:
         self._settings = settings
-        self._config = config
-        self._clock = clock
+        self._registry = registry
+        self._config = registry.config
         self._run = run
         self._changing = BoundedSemaphore(1)
         self._changes = 0  # that wait for the disk
         self._reading_now = BoundedSemaphore(1)
         self._reading = 0  # registrations
-        self._watched: set[RemotingSession] = set()
         self._order_in_routes = settings.order_message_enable
-        for problem in config.problems:
-            logger.error("registry keys damaged, the version before is used problem=%s", problem)
 
     def requests(self) -> Mapping[int, RequestHandler]:
         """Code → method."""
@@ -92,7 +86,7 @@ class RegistryHandler:
         }
 
     def _looking(self) -> dict[int, RequestHandler]:
-        tables = self.tables
+        tables = self._registry.tables
         return {
             Request.GET_KV_CONFIG: self.get_key,
             Request.GET_KVLIST_BY_NAMESPACE: self.keys,
@@ -124,37 +118,7 @@ class RegistryHandler:
             Request.UPDATE_NAMESRV_CONFIG: self.update_settings,
         }
 
-    @property
-    def now_ms(self) -> int:
-        """A time that never jumps: a changed wall clock removes no broker."""
-        return round(self._clock.monotonic() * 1000)
-
     # -- brokers come and go ------------------------------------------------------------------------------------------
-
-    def register(
-        self,
-        key: BrokerKey,
-        ha_address: str,
-        table: TopicTable,
-        session: RemotingSession | None = None,
-        timeout_ms: int | None = None,
-        rest: Callable[[], None] = nobody_waits,
-    ) -> Registered:
-        """Enter a broker; without a session it is the one of this process. ``rest`` is called while it takes long."""
-        if session is not None and session not in self._watched:
-            self._watched.add(session)
-            session.closing.append(partial(self._closed, session))
-        done = self.tables.register(key, ha_address, table, session, self.now_ms, timeout_ms, rest)
-        if done.first:
-            logger.info("broker registered broker=%s topics=%d", key, len(table.topics))
-        if done.replaced is not None:
-            hint = "if both run, give one of them another broker_name"
-            logger.warning("another process took a broker's place broker=%s before=%s hint=%s", key, done.replaced, hint)
-        return done
-
-    def ordered_topics(self) -> Mapping[str, str]:
-        """Topics whose order is configured: topic → ``broker-a:4;broker-b:4``."""
-        return self._config.table(ORDER_TOPICS) or {}
 
     def register_broker(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """103."""
@@ -190,52 +154,34 @@ class RegistryHandler:
         rest: Callable[[], None] = nobody_waits,
     ) -> Answer:
         key = BrokerKey(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
-        done = self.register(key, header.ha_server_addr, table, session, header.heartbeat_timeout_millis, rest)
+        done = self._registry.register(key, header.ha_server_addr, table, session, header.heartbeat_timeout_millis, rest)
         fields = {}
         if done.master is not None:
             fields = {"haServerAddr": done.master.ha_address, "masterAddr": done.master.address}
-        ordered = self.ordered_topics()
+        ordered = self._registry.ordered_topics()
         return Answer(fields=fields, body=(encode_kv_table(ordered),) if ordered else ())
 
     def unregister_broker(self, _: RemotingSession, request: RemotingCommand) -> Answer:
         """104."""
         header = decode_header(BrokerIdentity, request.fields)
-        self._log_removed(self.tables.unregister(header.broker_name, header.broker_addr, self.now_ms), "goodbye")
+        self._registry.unregister(header.broker_name, header.broker_addr)
         return DONE
-
-    def unregister(self, name: str, address: str) -> None:
-        """Remove the broker of this process."""
-        self._log_removed(self.tables.unregister(name, address, self.now_ms), "goodbye")
 
     def query_data_version(self, _: RemotingSession, request: RemotingCommand) -> Answer:
         """322."""
         header = decode_header(BrokerIdentity, request.fields)
         version = decode_data_version(request.body)
-        changed, known = self.tables.query_version(header.broker_name, header.broker_addr, version, self.now_ms)
+        changed, known = self._registry.tables.query_version(
+            header.broker_name, header.broker_addr, version, self._registry.now_ms
+        )
         body = () if known is None else (encode_data_version(known),)
         return Answer(fields={"changed": "true" if changed else "false"}, body=body)
 
     def heartbeat(self, _: RemotingSession, request: RemotingCommand) -> Answer:
         """904."""
         header = decode_header(BrokerBeat, request.fields)
-        self.tables.refresh(header.broker_name, header.broker_addr, self.now_ms)
+        self._registry.tables.refresh(header.broker_name, header.broker_addr, self._registry.now_ms)
         return DONE
-
-    def scan(self) -> None:
-        """Remove the brokers that have been silent for too long, and close their connections."""
-        removed = self.tables.scan(self.now_ms)
-        self._log_removed(removed, "silent")
-        for _, session in removed:
-            assert isinstance(session, RemotingSession)
-            session.close()
-
-    def _closed(self, session: RemotingSession) -> None:
-        self._watched.discard(session)
-        self._log_removed(self.tables.connection_closed(session, self.now_ms), "connection closed")
-
-    def _log_removed(self, removed: Iterable[Removed], reason: str) -> None:
-        for key, _ in removed:
-            logger.info("broker removed broker=%s reason=%s", key, reason)
 
     # -- routes -------------------------------------------------------------------------------------------------------
 
@@ -243,40 +189,40 @@ class RegistryHandler:
         """105."""
         topic = decode_header(TopicOnly, request.fields).topic
         demand(session.principal, Action.LOCATE, topic)
-        route = self.tables.route(topic, self.now_ms)
+        route = self._registry.tables.route(topic, self._registry.now_ms)
         if self._order_in_routes:
-            route = route._replace(order_conf=self.ordered_topics().get(topic))
+            route = route._replace(order_conf=self._registry.ordered_topics().get(topic))
         return _body(encode_route(route))
 
     def member_group(self, _: RemotingSession, request: RemotingCommand) -> Answer:
         """901."""
         header = decode_header(BrokerGroup, request.fields)
-        return _body(encode_member_group(self.tables.members(header.cluster_name, header.broker_name)))
+        return _body(encode_member_group(self._registry.tables.members(header.cluster_name, header.broker_name)))
 
     def topics_of_cluster(self, _: RemotingSession, request: RemotingCommand) -> Answer:
         """224."""
-        return _topics(self.tables.topics_of_cluster(decode_header(ClusterOnly, request.fields).cluster))
+        return _topics(self._registry.tables.topics_of_cluster(decode_header(ClusterOnly, request.fields).cluster))
 
     def wipe_write_permission(self, _: RemotingSession, request: RemotingCommand) -> Answer:
         """205."""
         name = decode_header(BrokerNameOnly, request.fields).broker_name
-        return Answer(fields={"wipeTopicCount": str(self.tables.wipe_write_permission(name))})
+        return Answer(fields={"wipeTopicCount": str(self._registry.tables.wipe_write_permission(name))})
 
     def add_write_permission(self, _: RemotingSession, request: RemotingCommand) -> Answer:
         """327."""
         name = decode_header(BrokerNameOnly, request.fields).broker_name
-        return Answer(fields={"addTopicCount": str(self.tables.add_write_permission(name))})
+        return Answer(fields={"addTopicCount": str(self._registry.tables.add_write_permission(name))})
 
     def delete_topic(self, _: RemotingSession, request: RemotingCommand) -> Answer:
         """216."""
         header = decode_header(DeleteTopicInRegistry, request.fields)
-        self.tables.delete_topic(header.topic, header.cluster_name or None)
+        self._registry.tables.delete_topic(header.topic, header.cluster_name or None)
         return DONE
 
     def register_topic(self, _: RemotingSession, request: RemotingCommand) -> Answer:
         """217."""
         topic = decode_header(TopicOnly, request.fields).topic
-        self.tables.add_topic(topic, {queue.broker_name: queue for queue in decode_route(request.body).queues})
+        self._registry.tables.add_topic(topic, {queue.broker_name: queue for queue in decode_route(request.body).queues})
         return DONE
 
     # -- keys ---------------------------------------------------------------------------------------------------------

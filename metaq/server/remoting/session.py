@@ -212,3 +212,9 @@ def _encoded(request: Asked, answer: Answer) -> list[Buffer]:
     code, fields, remark, body = answer
     head = encode_response(request, code, fields, remark, sum(map(len, body)))
     return [head, *body] if body else [head]
+
+
+RequestHandler = Callable[[RemotingSession, RemotingCommand], Answer | None]
+"""Answers one request; ``None`` when nothing is to be said now."""
+SendsHandler = Callable[[RemotingSession, Sequence[RemotingCommand], int], int]
+"""Stages the run of sends that begins at a place; returns where it ends."""

@@ -5,7 +5,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import gevent
 
@@ -19,8 +19,8 @@ from metaq.protocol.remoting.codes import READ, WRITE
 from metaq.protocol.text.commands import Create, Help, Stats, Sync, Version
 from metaq.protocol.text.replies import FORBIDDEN, OK, UNAVAILABLE, write_result
 from metaq.server.access.permissions import Action, allowed, demand, denied
-from metaq.server.front import Front
 from metaq.server.stacks import stacks
+from metaq.server.wire.memory import Memory
 from metaq.server.wire.session import Session
 from metaq.store.files.filecache import ColdRead, Read, read_cached
 from metaq.store.queues.consumequeue import ConsumeQueue
@@ -57,19 +57,30 @@ NO_DATA: Final = 2
 UNKNOWN: Final = 1
 
 
+class Connections(Protocol):
+    """All connections of this process."""
+
+    memory: Memory
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        ...
+
+
 class AdminHandler:
     """Answers at once: what is not in the page cache is left out rather than waited for."""
 
     def __init__(
         self,
         context: Context,
-        front: Front,
+        connections: Connections,
         save_topics: Callable[[], None],
         transactions: Callable[[Read], Mapping[str, object]],
     ) -> None:
         """``save_topics`` returns when the topic table as it is now is durable; ``transactions`` tells numbers by name."""
         self._context = context
-        self._front = front
+        self._connections = connections
         self._save_topics = save_topics
         self._transactions = transactions
         self._topic_base: dict[str, tuple[int, int]] = {}  # messages and bytes of a topic when real-time counting began
@@ -190,9 +201,9 @@ class AdminHandler:
         yield f"uptime {int(time.monotonic() - counters.started_s)}"
         yield f"version {metaq.__version__}"
         yield f"slave {str(not context.replicas.is_master).lower()}"
-        yield f"curr_connections {self._front.connections}"
-        yield f"connections_bytes {self._front.memory.held}"
-        yield f"connections_evicted {self._front.memory.evicted}"
+        yield f"curr_connections {self._connections.connections}"
+        yield f"connections_bytes {self._connections.memory.held}"
+        yield f"connections_evicted {self._connections.memory.evicted}"
         yield "threads 1"
         yield f"cmd_put {counters.put.count}"
         yield f"cmd_get {counters.get.count}"

@@ -23,10 +23,10 @@ from metaq.protocol.remoting.headers import ViewStats, decode_header
 from metaq.protocol.remoting.routes import DataVersion, encode_data_version, encode_kv_table
 from metaq.registry.routes import MASTER
 from metaq.server.access.permissions import Action, demand
-from metaq.server.front import Address, RequestHandler
 from metaq.server.reload import Configurable
 from metaq.server.remoting.later import Later
-from metaq.server.remoting.session import DONE, Answer, RemotingSession
+from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
+from metaq.server.wire.listeners import Address
 from metaq.store.files.filecache import Read
 from metaq.store.log.retention import HOUR_MS
 

@@ -20,9 +20,8 @@ from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import ConsumeDirectly, ConsumerStatus, RunningInfo, decode_header, encode_header
 from metaq.server.access.permissions import Action, demand
-from metaq.server.front import RequestHandler
 from metaq.server.remoting.later import Later
-from metaq.server.remoting.session import ASK_TIMEOUT_S, Answer, RemotingSession
+from metaq.server.remoting.session import ASK_TIMEOUT_S, Answer, RemotingSession, RequestHandler
 from metaq.store.files.filecache import Run, read_through
 
 KNOWS_RUNNING_INFO: Final = 62

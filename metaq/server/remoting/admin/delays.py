@@ -5,8 +5,7 @@ from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.server.access.permissions import Action, demand
-from metaq.server.front import RequestHandler
-from metaq.server.remoting.session import Answer, RemotingSession
+from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
 
 
 class DelayHandler:

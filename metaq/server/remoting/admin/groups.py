@@ -33,10 +33,9 @@ from metaq.protocol.remoting.headers import (
 )
 from metaq.protocol.remoting.routes import encode_topic_list
 from metaq.server.access.permissions import Action, demand
-from metaq.server.front import RequestHandler
-from metaq.server.registration import written
 from metaq.server.remoting.later import Later
-from metaq.server.remoting.session import DONE, Answer, RemotingSession
+from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
+from metaq.server.wire.listeners import written
 
 
 class GroupAdminHandler:

@@ -13,9 +13,8 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import decode_header
 from metaq.protocol.remoting.offsetrows import MOST_ROWS, ExportOffsets, encode_page
 from metaq.server.access.permissions import Action, demand
-from metaq.server.front import RequestHandler
 from metaq.server.remoting.later import Later
-from metaq.server.remoting.session import Answer, RemotingSession
+from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
 
 PAGE_S: Final = 2.0
 """After which a page ends, however few rows it has: what comes from a slow disk must come within the time that clients wait."""

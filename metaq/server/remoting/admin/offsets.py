@@ -41,11 +41,10 @@ from metaq.protocol.remoting.headers import (
 from metaq.protocol.remoting.headers import ConsumeStats as ConsumeStatsHeader
 from metaq.protocol.subscription import ExpressionKind, Subscription
 from metaq.server.access.permissions import Action, demand
-from metaq.server.front import RequestHandler
-from metaq.server.registration import written
 from metaq.server.remoting.admin.groups import topics_of
 from metaq.server.remoting.later import Later
-from metaq.server.remoting.session import DONE, Answer, RemotingSession
+from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
+from metaq.server.wire.listeners import written
 from metaq.store.files.filecache import Read, Run, read_through
 from metaq.store.queues.consumequeue import UNIT, ConsumeQueue
 

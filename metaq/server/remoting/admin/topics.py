@@ -20,10 +20,9 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import CreateTopic, TopicOnly, decode_header
 from metaq.protocol.remoting.routes import DataVersion, TopicTable, encode_topic_list, encode_topic_table, topic_row
 from metaq.server.access.permissions import Action, Principal, demand
-from metaq.server.front import RequestHandler
-from metaq.server.registration import config_of
+from metaq.server.registering.registration import config_of
 from metaq.server.remoting.later import Later
-from metaq.server.remoting.session import DONE, Answer, RemotingSession
+from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
 from metaq.store.files.filecache import Read
 
 ANY_PERMISSION: Final = READ | WRITE | INHERIT

@@ -36,9 +36,8 @@ from metaq.protocol.remoting.undecided import (
     encode_page,
 )
 from metaq.server.access.permissions import Action, demand
-from metaq.server.front import RequestHandler
 from metaq.server.remoting.later import Later
-from metaq.server.remoting.session import DONE, Answer, RemotingSession
+from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
 from metaq.store.files.filecache import Read, Run, read_through
 from metaq.tx.branches import Outcome, Room, Work, XaCode, XaError
 from metaq.tx.halves import Fate, Halves, origin_of

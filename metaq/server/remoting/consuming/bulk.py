@@ -13,9 +13,8 @@ from metaq.protocol.remoting.bulk import UNIT_SIZE, BulkFetch, encode_bulk_head
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import decode_header
-from metaq.server.front import RequestHandler
 from metaq.server.remoting.consuming.pull import check_readable
-from metaq.server.remoting.session import Answer, Kept, RemotingSession, failure
+from metaq.server.remoting.session import Answer, Kept, RemotingSession, RequestHandler, failure
 from metaq.server.wire.look import Looks, Question
 from metaq.server.wire.session import Buffer
 from metaq.store.bulk import BulkReader, Piece

@@ -17,10 +17,9 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import QueryConsumerOffset, QueueOnly, SearchOffset, UpdateConsumerOffset, decode_header
 from metaq.protocol.remoting.heartbeats import decode_queue_set, encode_locked
 from metaq.server.access.permissions import Action, Principal, demand
-from metaq.server.front import RequestHandler
 from metaq.server.remoting.consuming.heartbeat import EMPTY
 from metaq.server.remoting.later import Later
-from metaq.server.remoting.session import DONE, Answer, Kept, RemotingSession
+from metaq.server.remoting.session import DONE, Answer, Kept, RemotingSession, RequestHandler
 from metaq.store.files.filecache import Read
 from metaq.store.queues.consumequeue import ConsumeQueue
 

@@ -14,8 +14,7 @@ from metaq.protocol.remoting.heartbeats import ConsumerData, Heartbeat, decode_c
 from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import ExpressionKind
 from metaq.server.access.permissions import Action, Principal, demand
-from metaq.server.front import RequestHandler
-from metaq.server.remoting.session import DONE, Answer, RemotingSession
+from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
 
 INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
 """The producer group that every Java client is in, whatever it does."""

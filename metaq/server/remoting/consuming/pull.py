@@ -19,10 +19,9 @@ from metaq.protocol.remoting.headers import PullMessage, decode_header
 from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
 from metaq.server.access.permissions import Action, Principal, demand
-from metaq.server.front import RequestHandler
 from metaq.server.remoting.consuming.consumer import commit
 from metaq.server.remoting.consuming.heartbeat import NO_SQL_FILTER
-from metaq.server.remoting.session import Answer, Kept, RemotingSession
+from metaq.server.remoting.session import Answer, Kept, RemotingSession, RequestHandler
 from metaq.server.wire.look import Looks, Question
 from metaq.server.wire.session import Buffer
 from metaq.store.files.filecache import Read

@@ -10,9 +10,8 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import QueryMessage, ViewMessage, decode_header
 from metaq.protocol.text.messages import Stored
 from metaq.server.access.permissions import Action, demand
-from metaq.server.front import RequestHandler
 from metaq.server.remoting.later import Later
-from metaq.server.remoting.session import Answer, RemotingSession
+from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
 from metaq.store.files.filecache import Read
 
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"

@@ -20,9 +20,8 @@ from metaq.protocol.remoting.headers import EndTransaction, ResumeCheck, decode_
 from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from metaq.protocol.text.messages import Stored
 from metaq.server.access.permissions import Action, demand
-from metaq.server.front import RequestHandler
 from metaq.server.remoting.change import Change
-from metaq.server.remoting.session import DONE, Answer, RemotingSession
+from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
 from metaq.server.wire.look import Looks
 from metaq.store.files.filecache import Read
 from metaq.tx.halves import Fate, Origin, origin_of

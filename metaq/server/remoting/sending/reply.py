@@ -21,11 +21,10 @@ from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import PushReply, SendMessage, encode_header
 from metaq.server.access.permissions import Action, demand
-from metaq.server.front import RequestHandler
-from metaq.server.registration import written
 from metaq.server.remoting.owed import owe
 from metaq.server.remoting.sending.send import SendHandler, read_header
-from metaq.server.remoting.session import Answer, Kept, RemotingSession
+from metaq.server.remoting.session import Answer, Kept, RemotingSession, RequestHandler
+from metaq.server.wire.listeners import written
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 logger = logging.getLogger(__name__)

@@ -24,9 +24,8 @@ from metaq.protocol.remoting.headers import Int32, SendMessage, decode_header, w
 from metaq.protocol.sysflag import COMPRESSED, COMPRESSION_KIND, TRANSACTION_TYPE
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.access.permissions import Action, Principal, allowed, demand, denied
-from metaq.server.front import RequestHandler
 from metaq.server.remoting.consuming.sendback import dead_letter, most_retries, report_dead_letter
-from metaq.server.remoting.session import Answer, RemotingSession
+from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
 from metaq.store.messagestore import Message
 from metaq.store.queues.consumequeue import ConsumeQueue
 

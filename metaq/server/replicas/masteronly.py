@@ -5,8 +5,7 @@ from typing import Final
 from metaq.errors import NotMaster
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
-from metaq.server.front import RequestHandler
-from metaq.server.remoting.session import Answer, RemotingSession
+from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
 
 CODES: Final = (
     *(Request.UPDATE_CONSUMER_OFFSET, Request.INVOKE_BROKER_TO_RESET_OFFSET, Request.CLONE_GROUP_OFFSET),

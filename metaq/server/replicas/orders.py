@@ -24,11 +24,10 @@ from metaq.errors import BadRequest
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.server.broker import Broker
-from metaq.server.front import Address, RequestHandler
-from metaq.server.registration import reached_at, written
 from metaq.server.remoting.later import Later
-from metaq.server.remoting.session import Answer, RemotingSession
-from metaq.server.sides import MasterSide, SlaveSide
+from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
+from metaq.server.replicas.sides import MasterSide, SlaveSide
+from metaq.server.wire.listeners import Address, reached_at, written
 
 
 class Orders(Protocol):

@@ -17,6 +17,7 @@ from gevent.event import Event
 from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.engine.pool import run_in_pool
+from metaq.engine.registry import Registry
 from metaq.engine.tables.topics import DEAD_PREFIX, RETRY_PREFIX, Topic
 from metaq.engine.tables.topics import TopicTable as Topics
 from metaq.errors import BadRequest, ConfigError, MetaqError
@@ -40,10 +41,8 @@ from metaq.registry.routes import MASTER, BrokerKey
 from metaq.registry.session import Set, greenlets
 from metaq.registry.zookeeper import ZooKeeper
 from metaq.replication.peers import Peers
-from metaq.server.front import Address
-from metaq.server.outbound import Outbound
-from metaq.server.registration import parse_address, replication_address, written
-from metaq.server.remoting.registry import RegistryHandler
+from metaq.server.registering.outbound import Outbound
+from metaq.server.wire.listeners import Address, parse_address, replication_address, written
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +100,7 @@ class InZooKeeper:
         settings: Settings,
         listening: Listening,
         topics: Topics,
-        registry: RegistryHandler | None,
+        registry: Registry | None,
         clock: Clock,
         peers: Peers,
         *,
@@ -256,7 +255,7 @@ def _same_process(found: bytes, own: bytes) -> bool:
 class OtherBrokers:
     """Fills this broker's registry with the others that ZooKeeper knows."""
 
-    def __init__(self, zookeeper: ZooKeeper, own: Member, registry: RegistryHandler, clock: Clock, peers: Peers) -> None:
+    def __init__(self, zookeeper: ZooKeeper, own: Member, registry: Registry, clock: Clock, peers: Peers) -> None:
         self._peers = peers
         self._own = own
         self._registry = registry

@@ -36,12 +36,11 @@ from metaq.replication.nodes import Log
 from metaq.server.access.gate import Gate
 from metaq.server.broker import Broker
 from metaq.server.daemon import STARTED_NOT
-from metaq.server.front import Listener, resolve
 from metaq.server.http.measured import Measured
-from metaq.server.registration import parse_address, reached_at, written
-from metaq.server.remoting.admin.replica import ReplicaHandler
-from metaq.server.sides import MasterSide, SlaveSide
-from metaq.server.zkregistration import open_session
+from metaq.server.registering.zkregistration import open_session
+from metaq.server.replicas.orders import ReplicaHandler
+from metaq.server.replicas.sides import MasterSide, SlaveSide
+from metaq.server.wire.listeners import Listener, parse_address, reached_at, resolve, written
 from metaq.store.files.disk import Disk, RealDisk
 from metaq.store.files.documents import read_document, write_document
 from metaq.store.messagestore import MessageStore

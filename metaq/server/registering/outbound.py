@@ -10,7 +10,7 @@ from gevent.event import AsyncResult
 from metaq.errors import ConnectionFailed, Refused, RequestTimeout
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
 from metaq.replication.peers import STRANGER, Peers
-from metaq.server.front import Address
+from metaq.server.wire.listeners import Address
 
 RECEIVE_BYTES: Final = 64 * 1024
 

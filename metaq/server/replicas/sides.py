@@ -17,8 +17,8 @@ from metaq.replication.follower import Address, Follower, Seen
 from metaq.replication.insync import Agree, InSync
 from metaq.replication.peers import Certificate
 from metaq.server.broker import Broker
-from metaq.server.registration import written
-from metaq.server.remoting.admin.masteronly import MasterOnlyHandler
+from metaq.server.replicas.masteronly import MasterOnlyHandler
+from metaq.server.wire.listeners import written
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 

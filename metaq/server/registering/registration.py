@@ -4,7 +4,6 @@ Each external registry is one connection, kept open: when it ends, the registry 
 topic table, when it was made and every ``registration_interval_ms``, and between those whichever topics changed, at once.
 """
 
-import ipaddress
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -15,18 +14,17 @@ from gevent.event import Event
 
 from metaq.clock import Clock
 from metaq.config import Settings
+from metaq.engine.registry import Registry
 from metaq.engine.role import Role
 from metaq.engine.tables import topics as tables
-from metaq.errors import ConfigError, MetaqError
+from metaq.errors import MetaqError
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.headers import BrokerIdentity, RegisterBroker, encode_header
 from metaq.protocol.remoting.routes import DataVersion, TopicConfig, TopicTable, decode_kv_table, encode_registration
 from metaq.registry.routes import MASTER, BrokerKey
 from metaq.replication.peers import Peers
-from metaq.server.front import Address
-from metaq.server.outbound import Outbound
-from metaq.server.remoting.identity import IdentityHandler
-from metaq.server.remoting.registry import RegistryHandler
+from metaq.server.registering.outbound import Outbound
+from metaq.server.wire.listeners import Address, parse_address, parse_registries, replication_address, written
 
 logger = logging.getLogger(__name__)
 
@@ -34,38 +32,6 @@ TIMEOUT_S: Final = 6.0
 TELL_TIMEOUT_S: Final = 3.0
 GOODBYE_TIMEOUT_S: Final = 2.0
 FIRST_RETRY_S: Final = 0.5
-
-
-def parse_address(setting: str, value: str) -> Address:
-    """Host and port to connect to; ``ConfigError`` when ``value`` is something else."""
-    host, _, port = value.strip().rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{setting}: {value!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
-def parse_registries(settings: Settings) -> list[Address]:
-    """The registries that the settings name."""
-    return [parse_address("registries", part) for part in settings.registries.split(";") if part.strip()]
-
-
-def written(address: Address) -> str:
-    """``HOST:PORT``, a host of IPv6 in brackets."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def reached_at(listening: Address, advertised: Address) -> Address:
-    """Where others reach what listens here: a wildcard stands for the host that clients are told."""
-    host, port = listening
-    return (advertised[0] if ipaddress.ip_address(host).is_unspecified else host, port)
-
-
-def replication_address(settings: Settings, advertised: Address) -> str | None:
-    """Where slaves reach this replica while it is master, HOST:PORT; ``None`` when it takes none."""
-    if settings.replication_listen == "none":
-        return None
-    return written(reached_at(parse_address("replication_listen", settings.replication_listen), advertised))
 
 
 class Registration:
@@ -77,9 +43,9 @@ class Registration:
         role: Role,
         advertised: Address,
         topics: tables.TopicTable,
-        identity: IdentityHandler,
+        identity: str,
         clock: Clock,
-        registry: RegistryHandler | None,
+        registry: Registry | None,
         peers: Peers,
     ) -> None:
         """``registry`` is the one in this process; without it, the settings name others."""
@@ -152,12 +118,12 @@ class Registration:
         gevent.joinall(goodbyes, timeout=GOODBYE_TIMEOUT_S)
         gevent.killall(goodbyes + self._greenlets)
 
-    def _register_here_forever(self, registry: RegistryHandler) -> None:
+    def _register_here_forever(self, registry: Registry) -> None:
         while True:
             gevent.sleep(self.interval_s)
             self._register_here(registry)
 
-    def _register_here(self, registry: RegistryHandler) -> None:
+    def _register_here(self, registry: Registry) -> None:
         registry.register(self._key, self._ha_address, self.table())
         self._mark_ordered(registry.ordered_topics())
 
@@ -179,7 +145,7 @@ class Registration:
                 link.close()
         except MetaqError as error:
             return f"this broker does not reach itself under the address that clients are told: {error}"
-        if fields.get("identity") == self._identity.identity:
+        if fields.get("identity") == self._identity:
             return None
         other = fields.get("brokerName", "without a name")
         return f"another broker ({other}) answers under the address {written(address)} that clients are told"

@@ -1,0 +1,1 @@
+"""How a broker makes itself known."""

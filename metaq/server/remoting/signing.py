@@ -1,0 +1,25 @@
+"""Sends whose senders are identified first."""
+
+from collections.abc import Sequence
+
+from metaq.errors import AccessDenied
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.server.access.gate import Gate
+from metaq.server.remoting.session import RemotingSession, SendsHandler, failure
+
+
+def signed(gate: Gate, sends: SendsHandler) -> SendsHandler:
+    """Identify the sender of each request before it is sent; without users nobody is asked."""
+    if not gate.has_users:
+        return sends
+
+    def identified(session: RemotingSession, requests: Sequence[RemotingCommand], at: int) -> int:
+        request = requests[at]
+        try:
+            gate.identify(session, request)
+        except AccessDenied as error:
+            session.respond(request, failure(error))
+            return at + 1
+        return at + sends(session, requests[at : at + 1], 0)
+
+    return identified
