@@ -17,6 +17,7 @@ from metaq.message import MAX_PARTITIONS, TopicPartition
 from metaq.protocol.record import MAX_TOPIC_LENGTH
 from metaq.protocol.remoting.codes import INHERIT, READ, WRITE
 from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
+from metaq.protocol.remoting.routes import TopicConfig
 from metaq.store.files.disk import Disk
 from metaq.store.files.documents import read_document, write_document
 from metaq.store.files.filecache import Run
@@ -73,6 +74,11 @@ class Topic:
     def all_partitions(self) -> int:
         """How many there are: while a topic shrinks or grows, some only take messages or only give them."""
         return max(self.partitions, self.read_partitions)
+
+
+def config_of(topic: Topic, permission: int) -> TopicConfig:
+    """A topic as others are told of it."""
+    return TopicConfig(topic.name, topic.read_partitions, topic.partitions, permission, topic.sys_flag, topic.order)
 
 
 def reply_topic(cluster: str) -> str:

@@ -20,7 +20,7 @@ from metaq.engine.tables import topics as tables
 from metaq.errors import MetaqError
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.headers import BrokerIdentity, RegisterBroker, encode_header
-from metaq.protocol.remoting.routes import DataVersion, TopicConfig, TopicTable, decode_kv_table, encode_registration
+from metaq.protocol.remoting.routes import DataVersion, TopicTable, decode_kv_table, encode_registration
 from metaq.registry.routes import MASTER, BrokerKey
 from metaq.replication.peers import Peers
 from metaq.server.registering.outbound import Outbound
@@ -155,7 +155,7 @@ class Registration:
     def table(self, names: Iterable[str] | None = None) -> TopicTable:
         """All topics, or those of ``names`` that are there."""
         known = self._topics if names is None else filter(None, map(self._topics.get, names))
-        configs = {topic.name: config_of(topic, self._topics.permission_of(topic)) for topic in known}
+        configs = {topic.name: tables.config_of(topic, self._topics.permission_of(topic)) for topic in known}
         return TopicTable(DataVersion(self._started_ms, self._topics.version), configs)
 
     def register_at(self, address: Address, link: Outbound, table: TopicTable) -> None:
@@ -176,11 +176,6 @@ class Registration:
         for topic in list(self._topics):
             if topic.order != (topic.name in ordered):
                 self._topics.put(replace(topic, order=not topic.order))
-
-
-def config_of(topic: tables.Topic, permission: int) -> TopicConfig:
-    """A topic as others are told of it."""
-    return TopicConfig(topic.name, topic.read_partitions, topic.partitions, permission, topic.sys_flag, topic.order)
 
 
 class _Member:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from metaq.engine.context import Context
 from metaq.engine.duties import Duties
-from metaq.engine.tables.topics import Topic
+from metaq.engine.tables.topics import Topic, config_of
 from metaq.errors import BadRequest, RequestFailed, UnknownTopic
 from metaq.message import INTERNAL_TOPICS, MessageQueue, TopicPartition
 from metaq.protocol.remoting import fastjson
@@ -20,7 +20,6 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import CreateTopic, TopicOnly, decode_header
 from metaq.protocol.remoting.routes import DataVersion, TopicTable, encode_topic_list, encode_topic_table, topic_row
 from metaq.server.access.permissions import Action, Principal, demand
-from metaq.server.registering.registration import config_of
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
 from metaq.store.files.filecache import Read
