@@ -1,11 +1,10 @@
 """The composition root: builds a broker from its settings, starts it, and stops it in reverse."""
 
-import ipaddress
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import gevent
 from gevent.hub import get_hub
@@ -29,16 +28,17 @@ from metaq.engine.registry import Registry
 from metaq.engine.role import ALONE, Role
 from metaq.engine.schedule import SAVE_S, Schedule
 from metaq.engine.tables.clients import Clients
-from metaq.engine.tables.groups import GroupTable
+from metaq.engine.tables.loading import LoadedTables, load_tables
 from metaq.engine.tables.observed import Observed
 from metaq.engine.tables.offsets import OffsetTable
 from metaq.engine.tables.topics import FOLDER, TopicTable
 from metaq.engine.turn import Turns
-from metaq.errors import ConfigError, MetaqError, NotMaster
+from metaq.errors import MetaqError, NotMaster
 from metaq.protocol.record import host_bytes
 from metaq.protocol.text.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.access.gate import LOOK_S, Gate
+from metaq.server.addresses import bind
 from metaq.server.front import Front
 from metaq.server.http.measured import Measured
 from metaq.server.registering.registration import Registration
@@ -70,7 +70,7 @@ from metaq.server.text.get import GetHandler
 from metaq.server.text.login import log_in
 from metaq.server.text.put import PutHandler
 from metaq.server.text.transaction import TransactionHandler
-from metaq.server.wire.listeners import Address, Listener
+from metaq.server.wire.listeners import Listener
 from metaq.server.wire.look import Looks
 from metaq.server.wire.tls import make_context
 from metaq.store.copies.applying import hide_from
@@ -94,34 +94,6 @@ LEAVE_S: Final = 0.15
 closed one is answered by nobody."""
 GIVE_UP_S: Final = 0.5
 """How long it waits then for clients to take their answers."""
-FAST_PORT_BELOW: Final = 2
-"""Old clients and slaves look for a second port this far below the first (specs: remoting protocol, section 1.8)."""
-NONE: Final = "none"
-
-
-class Addresses(NamedTuple):
-    """Where a broker can be reached, with real ports."""
-
-    text: Address
-    remoting: Address | None
-    registry: Address | None
-    """Of the embedded registry."""
-    advertised: Address
-    """What clients are told."""
-
-
-def advertised(settings: Settings, listening: Address) -> Address:
-    """The address that clients are told; ``ConfigError`` when it is none they could connect to."""
-    if not settings.advertise:
-        if ipaddress.ip_address(listening[0]).is_unspecified:
-            raise ConfigError(
-                f"advertise: {listening[0]} is no address to connect to; set advertise to HOST:PORT of this broker"
-            )
-        return listening
-    host, separator, port = settings.advertise.rpartition(":")
-    if not (separator and host and port.isdecimal() and 0 < int(port) < 65536):
-        raise ConfigError(f"advertise: {settings.advertise!r} is not HOST:PORT")
-    return host, int(port)
 
 
 class Family(Protocol):
@@ -154,7 +126,7 @@ class Broker:
         self._front = front = self._open_front(bound, gate)
         self.peers = front.gate.peers(settings)
         try:
-            self.addresses = self._bind(front)
+            self.addresses = bind(front, settings)
             own = settings.data, store_settings(settings, role), clock or SystemClock(), disk
             self.store, self.recovery = self.run(lambda: open_store(*own, tell=tell))
         except BaseException:
@@ -162,7 +134,8 @@ class Broker:
             raise
         self.role, self.epochs = role, _ = role.taken(self.store, settings.replica_number, self.run)
         store_host = host_bytes(*self.addresses.advertised)
-        self.context = self._load_tables(store_host, goes_on=bound is not None)
+        tables = load_tables(settings, self.store, is_master=role.is_master, goes_on=bound is not None, run=self.run)
+        self.context = self._make_context(tables, store_host)
         topics = self.context.topics
         self.holds = Holds()
         self.turns = Turns(self.store, settings, self._hub, run_sync, self.holds.wake)
@@ -213,35 +186,23 @@ class Broker:
         tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
         return Front(settings, self._hub.loop, tls, bound, gate)
 
-    def _load_tables(self, store_host: bytes, *, goes_on: bool) -> Context:
-        """The tables of topics and groups as they were saved, and those in memory only; ``goes_on`` in another role."""
-        settings, store = self.settings, self.store
-        topics = TopicTable(settings.data, settings.max_topics)
-        for problem in topics.load(store.disk, {key: queue.next for key, queue in store.queues.items()}):
-            logger.error("topic table damaged, rebuilt from the store problem=%s", problem)
-        topics.add_system_topics(settings.cluster_name, settings.broker_name, auto_create=settings.auto_create_topics)
-        for name, wanted in settings.topics.items():
-            try:
-                topics.configure({name: wanted})
-            except MetaqError as error:
-                if not goes_on:  # who has served already, and is needed, serves without it
-                    raise
-                logger.error("topic of the settings not made topic=%s reason=%s", name, error)
-        topics.restrict(settings.broker_permission)
-        for key, end in topics.deleted.items():
-            store.queue(*key).hide_before(end)
-        if self.role.is_master and topics.unsaved:  # ordinals of what was deleted, and lost, are given again, but not before
-            store.log.owed.do(topics.written(store.disk, store.clock.now_ms()), self.run)
-        groups = GroupTable(settings.data, max_groups=settings.max_groups, auto_create=settings.auto_create_groups)
-        for problem in groups.load(store.disk):
-            logger.error("table of groups damaged problem=%s", problem)
-        clients = Clients(groups, store.clock.monotonic, self._hub.loop.run_callback)
-        counters = Counters()
-        statistics = Statistics(store.queues, store.clock, counters)
-        own = (*self.addresses.text, store_host)
-        tables = groups, OffsetTable(), clients
+    def _make_context(self, tables: LoadedTables, store_host: bytes) -> Context:
+        store, counters = self.store, Counters()
+        host, port = self.addresses.text
         return Context(
-            settings, store, topics, *own, *tables, statistics, counters, self.epochs, Observed(store.clock.monotonic)
+            settings=self.settings,
+            store=store,
+            topics=tables.topics,
+            host=host,
+            port=port,
+            store_host=store_host,
+            groups=tables.groups,
+            offsets=OffsetTable(),
+            clients=Clients(tables.groups, store.clock.monotonic, self._hub.loop.run_callback),
+            statistics=Statistics(store.queues, store.clock, counters),
+            counters=counters,
+            epochs=self.epochs,
+            observed=Observed(store.clock.monotonic),
         )
 
     def _take_role(self) -> None:
@@ -290,18 +251,6 @@ class Broker:
     def every(self, pause_s: float, duty: Callable[[], None]) -> None:
         """Do a duty again and again until the broker stops."""
         self._duties.every(pause_s, duty)
-
-    def _bind(self, front: Front) -> Addresses:
-        settings = self.settings
-        text = front.bind("listen", settings.listen)
-        remoting = registry = None
-        if settings.remoting_listen != NONE:
-            host, port = remoting = front.bind("remoting_listen", settings.remoting_listen)
-            if not settings.remoting_listen.endswith(":0"):
-                front.bind("remoting_listen, the port two below", f"{host}:{port - FAST_PORT_BELOW}")
-        if not settings.registries:
-            registry = front.bind("registry_listen", settings.registry_listen)
-        return Addresses(text, remoting, registry, advertised(settings, remoting or text))
 
     def _embed_registry(self) -> Registry:
         keys = KvConfig(self.store.disk, self.settings.data / FOLDER)

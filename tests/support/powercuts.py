@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 from metaq.config import Settings
-from metaq.server.broker import NONE, Broker
+from metaq.server.addresses import NONE
+from metaq.server.broker import Broker
 from metaq.server.replicas.replica import Replica
 from metaq.store.files.disk import RealDisk, RealFile
 from metaq.store.recovery.progress import Tell

@@ -9,7 +9,8 @@ import click
 
 from metaq.cli.host.settings import config_option, setting_options
 from metaq.config import Settings, load
-from metaq.server.broker import NONE, Broker
+from metaq.server.addresses import NONE
+from metaq.server.broker import Broker
 from metaq.server.daemon import run
 from metaq.server.replicas.replica import Replica
 

@@ -1,0 +1,51 @@
+"""Where a broker listens, and which address clients are told."""
+
+import ipaddress
+from typing import Final, NamedTuple
+
+from metaq.config import Settings
+from metaq.errors import ConfigError
+from metaq.server.front import Front
+from metaq.server.wire.listeners import Address
+
+FAST_PORT_BELOW: Final = 2
+"""Old clients and slaves look for a second port this far below the first (specs: remoting protocol, section 1.8)."""
+NONE: Final = "none"
+
+
+class Addresses(NamedTuple):
+    """Where a broker can be reached, with real ports."""
+
+    text: Address
+    remoting: Address | None
+    registry: Address | None
+    """Of the embedded registry."""
+    advertised: Address
+    """What clients are told."""
+
+
+def advertised(settings: Settings, listening: Address) -> Address:
+    """The address that clients are told; ``ConfigError`` when it is none they could connect to."""
+    if not settings.advertise:
+        if ipaddress.ip_address(listening[0]).is_unspecified:
+            raise ConfigError(
+                f"advertise: {listening[0]} is no address to connect to; set advertise to HOST:PORT of this broker"
+            )
+        return listening
+    host, separator, port = settings.advertise.rpartition(":")
+    if not (separator and host and port.isdecimal() and 0 < int(port) < 65536):
+        raise ConfigError(f"advertise: {settings.advertise!r} is not HOST:PORT")
+    return host, int(port)
+
+
+def bind(front: Front, settings: Settings) -> Addresses:
+    """Bind all that the settings name; ``ConfigError`` names the setting of an address that is taken."""
+    text = front.bind("listen", settings.listen)
+    remoting = registry = None
+    if settings.remoting_listen != NONE:
+        host, port = remoting = front.bind("remoting_listen", settings.remoting_listen)
+        if not settings.remoting_listen.endswith(":0"):
+            front.bind("remoting_listen, the port two below", f"{host}:{port - FAST_PORT_BELOW}")
+    if not settings.registries:
+        registry = front.bind("registry_listen", settings.registry_listen)
+    return Addresses(text, remoting, registry, advertised(settings, remoting or text))
