@@ -185,8 +185,8 @@ class PowerDisk(RealDisk):
         number = os.fstat(fd).st_ino
         with self._lock:
             if number not in self._changes:
+                os.link(path, self._book.living / str(number))  # first: a kill may come in between
                 self._note("new", self._book.relative(path), number)
-                os.link(path, self._book.living / str(number))
                 self._changes[number] = deque()
         return number
 
