@@ -42,7 +42,7 @@ class PowerCuts(Life):
         "--index-slots",
         "1000",
         "--index-entries",
-        "10000",
+        "20000",
     )
     durabilities: ClassVar[tuple[str, ...]] = ("replica", "disk+replica")
 
