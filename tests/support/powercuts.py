@@ -94,8 +94,9 @@ class Book:
         return str(path.relative_to(self.data))
 
     def listing(self, folder: Path) -> str:
-        """The line that says that the names there are durable."""
+        """The line that says that the names there are durable, but of a file that is being made: a kill may come in between."""
         found = {entry.name: FOLDER if entry.is_dir() else entry.inode() for entry in os.scandir(folder)}
+        found = {name: number for name, number in found.items() if number == FOLDER or (self.living / str(number)).exists()}
         return json.dumps(["sync", self.relative(folder), found]) + "\n"
 
     def cover(self, number: int, ranges: list[tuple[int, int]]) -> None:
