@@ -38,6 +38,11 @@ class PowerCuts(Life):
         "1048576",
         "--max-body-bytes",
         "65536",
+        # small: a sync of a replica that was killed copies each file whole, and 420 MB take seconds
+        "--index-slots",
+        "1000",
+        "--index-entries",
+        "20000",
     )
     durabilities: ClassVar[tuple[str, ...]] = ("replica", "disk+replica")
 

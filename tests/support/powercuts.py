@@ -95,8 +95,9 @@ class Book:
         return str(path.relative_to(self.data))
 
     def listing(self, folder: Path) -> str:
-        """The line that says that the names there are durable."""
+        """The line that says that the names there are durable, but of a file that is being made: a kill may come in between."""
         found = {entry.name: FOLDER if entry.is_dir() else entry.inode() for entry in os.scandir(folder)}
+        found = {name: number for name, number in found.items() if number == FOLDER or (self.living / str(number)).exists()}
         return json.dumps(["sync", self.relative(folder), found]) + "\n"
 
     def cover(self, number: int, ranges: list[tuple[int, int]]) -> None:
@@ -186,8 +187,8 @@ class PowerDisk(RealDisk):
         number = os.fstat(fd).st_ino
         with self._lock:
             if number not in self._changes:
+                os.link(path, self._book.living / str(number))  # first: a kill may come in between
                 self._note("new", self._book.relative(path), number)
-                os.link(path, self._book.living / str(number))
                 self._changes[number] = deque()
         return number
 
