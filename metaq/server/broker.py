@@ -148,18 +148,7 @@ class Broker:
         self.halves = Halves(self.store, settings.data / FOLDER, settings.check_after_ms)
         self._identity = IdentityHandler(settings.broker_name)
         self._registry = self._embed_registry() if self.addresses.registry is not None else None
-        self.registration = Registration(
-            *(
-                settings,
-                role,
-                self.addresses.advertised,
-                topics,
-                self._identity.identity,
-                self.store.clock,
-                self._registry,
-                self.peers,
-            )
-        )
+        self.registration = self._make_registration()
         self._zookeeper = self._enter_zookeeper(topics) if settings.zookeeper else None
         in_zookeeper = None if self._zookeeper is None else self._zookeeper.group_offsets
         self._export = OffsetExport(self.context, in_zookeeper, self.run)
@@ -255,6 +244,18 @@ class Broker:
     def _embed_registry(self) -> Registry:
         keys = KvConfig(self.store.disk, self.settings.data / FOLDER)
         return Registry(self.settings, keys, self.store.clock)
+
+    def _make_registration(self) -> Registration:
+        return Registration(
+            settings=self.settings,
+            role=self.role,
+            advertised=self.addresses.advertised,
+            topics=self.context.topics,
+            identity=self._identity.identity,
+            clock=self.store.clock,
+            registry=self._registry,
+            peers=self.peers,
+        )
 
     def _enter_zookeeper(self, topics: TopicTable) -> "InZooKeeper":
         from metaq.server.registering.zkregistration import InZooKeeper  # noqa: PLC0415 - kazoo is needed with ZooKeeper only
