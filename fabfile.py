@@ -17,7 +17,7 @@ CLUSTER = "conf/cluster.yaml"
 
 @contextmanager
 def read(cluster: str) -> Iterator[Cluster]:
-    """The cluster; what goes wrong ends fab with its reason, and 1."""
+    """Read the cluster; an error ends fab with its reason and exit code 1."""
     try:
         yield Cluster.read(Path(cluster))
     except MetaqError as error:

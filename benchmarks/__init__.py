@@ -1,1 +1,1 @@
-"""Measures metaq beside other brokers on the same machine in the same run: `python -m benchmarks --help`."""
+"""Benchmarks of metaq beside other brokers on the same machine in the same run: `python -m benchmarks --help`."""

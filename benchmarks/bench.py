@@ -1,4 +1,4 @@
-"""What the suites share: the systems of this run, their folders, and measuring one cell on a fresh server."""
+"""The parts that the suites share: the systems of this run, their folders, and measuring one cell on a fresh server."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""How fast our Python client pulls, in this process: no load generator and no second thread of the benchmark beside it."""
+"""The speed of pulls by our Python client in this process, without a load generator or a second thread beside it."""
 
 import time
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from metaq.client import PullConsumer, connect
 
 @dataclass(frozen=True)
 class Consumed:
-    """What one run of the client got; `mb_per_second` (10⁶) counts bodies."""
+    """The figures of one run of the client; `mb_per_second` (10⁶) counts bodies."""
 
     messages: int
     seconds: float

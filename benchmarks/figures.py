@@ -1,4 +1,4 @@
-"""What was measured and what is concluded from it. Pure: no process, no clock, no file."""
+"""Measured figures and the conclusions from them. Pure: no process, no clock, no file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 class Verdict(Enum):
-    """What a bound says about a figure. A must that was not measured is not held."""
+    """The verdict of a bound on a figure. A must that was not measured is not held."""
 
     HELD = "pass"
     MISSED = "FAIL"

@@ -1,4 +1,4 @@
-"""Pulls that a broker holds because there is no message yet: what each costs, and how soon a message wakes the right one."""
+"""Pulls that a broker holds because there is no message yet: the cost of each, and how soon a message wakes the right one."""
 
 import selectors
 import time
@@ -24,7 +24,7 @@ WAKE_EVERY_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Holding:
-    """What one round found out: resident bytes of each held pull, and the latency of each wake-up in microseconds."""
+    """The figures of one round: resident bytes of each held pull, and the latency of each wake-up in microseconds."""
 
     each_bytes: float
     wakes_us: list[float]

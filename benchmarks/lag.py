@@ -1,4 +1,4 @@
-"""How soon a held get on a slave has what its master has acknowledged."""
+"""The time until a held get on a slave returns a message that its master has acknowledged."""
 
 import selectors
 import socket

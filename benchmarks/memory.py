@@ -1,4 +1,4 @@
-"""Reads what memory a process uses, once or all the time, from /proc/PID/status."""
+"""The memory that a process uses, read once or continuously from /proc/PID/status."""
 
 import threading
 import time

@@ -55,7 +55,7 @@ class Race:
         return pairs, cells
 
     def checks(self, pairs: Pairs) -> list[Check]:
-        """What each sender must reach."""
+        """Return the checks of what each sender must reach."""
         return [
             Check(
                 f"{self._title(sender)}: of {self.base.name}", of_base(pairs, sender), "at least", sender.must, sender.aim, "×"

@@ -27,7 +27,7 @@ SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]
 
 
 class Level(Enum):
-    """What an acknowledged put survives: MEMORY a killed process, DISK a power cut, REPLICA the loss of the machine."""
+    """An acknowledged put's durability: MEMORY survives a killed process, DISK a power cut, REPLICA the loss of the machine."""
 
     MEMORY = "memory"
     DISK = "disk"

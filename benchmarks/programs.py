@@ -1,4 +1,4 @@
-"""Builds the C programs of the benchmarks and runs those that measure."""
+"""The C programs of the benchmarks: how they are built, and run if they measure."""
 
 import fcntl
 import hashlib
@@ -54,7 +54,7 @@ def _compile(source: Path, libraries: Sequence[str], program: Path) -> None:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What one run of the load generator does. `count` bounds the messages, `rate` (1/s) makes it an open loop.
+    """The parameters of one run of the load generator. `count` bounds the messages, `rate` (1/s) makes it an open loop.
 
     `batch` is how many messages a put in batches brings or a get asks for; gets ask for a full block without it.
     """

@@ -1,4 +1,4 @@
-"""A master of ours and its slave: starting them, waiting for each other, and what processor time a put costs them."""
+"""A metaq master and its slave: how they start and wait for each other, and the processor time that a put costs them."""
 
 import os
 import time
@@ -44,7 +44,7 @@ class Replicas:
 
 
 def in_sync(status: dict[str, Any]) -> bool:
-    """Whether a master's answer to 30020 says that its slave is in sync and lacks nothing."""
+    """Return whether a master's status (30020) says that its slave is in sync and lacks nothing."""
     held = [slave["lag_bytes"] for slave in status["slaves"] if slave["replica"] == SLAVE]
     return status["in_sync"] == [MASTER, SLAVE] and held == [0]
 
@@ -90,7 +90,7 @@ def measure_cost(pair: Replicas, plan: LoadPlan, warmup: int) -> Cost:
 
 @contextmanager
 def on_one_processor() -> Iterator[None]:
-    """What is started meanwhile shares one processor.
+    """Run this process, and what it starts meanwhile, on one processor.
 
     A slave on the next one would slow its master down where both are threads of the same core: up to 40 % more time for
     the same work, which says nothing of the work.
@@ -104,8 +104,9 @@ def on_one_processor() -> Iterator[None]:
 
 
 def processor_seconds(process: int) -> float:
-    """What all threads of a process have used so far, user and kernel, to the nanosecond; /proc/PID/stat has 1/100 s.
+    """Return the processor time of all threads of a process so far, user and kernel, in seconds.
 
-    The clock's number is what clock_getcpuclockid(3) makes of the process on Linux, which Python does not offer.
+    It is exact to the nanosecond, while /proc/PID/stat has 1/100 s. The clock's number is the result of
+    clock_getcpuclockid(3) for the process on Linux, which Python does not offer.
     """
     return time.clock_gettime((~process << 3) | _CPUCLOCK_SCHED)

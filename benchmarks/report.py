@@ -1,4 +1,4 @@
-"""Shows the figures of one suite as tables, and writes them as Markdown and raw JSON."""
+"""The report of one suite: its figures as tables, and as files in Markdown and raw JSON."""
 
 import json
 import os
@@ -30,7 +30,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """What one suite found out. `settings` are the parameters that the figures depend on."""
+    """The results of one suite. `settings` are the parameters that the figures depend on."""
 
     name: str
     settings: Mapping[str, str]

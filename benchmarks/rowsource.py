@@ -1,4 +1,4 @@
-"""A Spark source as one writes it first: a row a message, decoded in Python, over the same bulk fetches."""
+"""A naive Spark source for comparison: one row per message, decoded in Python, over the same bulk fetches."""
 
 import sys
 from collections.abc import Iterator

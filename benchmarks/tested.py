@@ -1,4 +1,4 @@
-"""What a result was measured on: the tree of the files, and the form in which the broker ran."""
+"""The basis of a result: the tree of the files, and the form in which the broker ran."""
 
 import shutil
 import subprocess
@@ -32,5 +32,5 @@ def tree() -> str:
 
 
 def form() -> str:
-    """Whether the modules that can be compiled are."""
+    """Return whether the modules that can be compiled are: ``compiled`` or ``interpreted``."""
     return "interpreted" if (turn.__file__ or "").endswith(".py") else "compiled"

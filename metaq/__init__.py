@@ -11,8 +11,8 @@
                 print(message.body)
                 consumer.commit()
 
-``metaq.aio`` has the same names for asyncio, ``metaq.testing`` a broker in memory for tests, and ``TextClient`` speaks the line
-protocol that a person can type.
+``metaq.aio`` has the same names for asyncio, ``metaq.testing`` has an in-memory broker for tests, and ``TextClient`` speaks the
+line protocol that a person can type.
 """
 
 import importlib
@@ -121,9 +121,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is used: the broker and its parts, all inside this package, have no use for a client."""
+    """Import a public name on first use, because the broker, which lives in this package too, does not need the client."""
     if name in __all__:
-        for module in ("metaq.client", "metaq.message", "metaq.errors"):  # in this order: of two OutcomeUnknown the client's
+        for module in ("metaq.client", "metaq.message", "metaq.errors"):  # in this order: the client's OutcomeUnknown wins
             if hasattr(found := importlib.import_module(module), name):
                 return getattr(found, name)
     raise AttributeError(f"module 'metaq' has no attribute {name!r}")

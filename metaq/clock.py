@@ -1,18 +1,18 @@
-"""Time as a parameter: the broker and the store never read the system clock themselves."""
+"""Clocks that are passed as parameters: the broker and the store never read the system clock themselves."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two clocks: one that people read and that may jump, one that only measures."""
+    """A wall clock, which may jump, and a monotonic clock, which only measures."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC; may jump in both directions."""
+        """Return the milliseconds since 1970-01-01 UTC; they may jump in both directions."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never goes back."""
+        """Return the seconds since some fixed moment; they never go back."""
         ...
 
 
@@ -40,7 +40,7 @@ class ManualClock:
         return self._monotonic
 
     def advance(self, seconds: float) -> None:
-        """Let time pass on both clocks."""
+        """Move both clocks forward."""
         self._now_ms += round(seconds * 1000)
         self._monotonic += seconds
 

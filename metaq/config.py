@@ -1,7 +1,8 @@
-"""Settings: a YAML file, overridden by METAQ_* environment variables, overridden by flags.
+"""The settings of a process: from a YAML file, overridden by METAQ_* environment variables, overridden by flags.
 
-One frozen model; unknown names fail and the error names the nearest known one. Names end in their unit. A field made by
-``_live`` can change while the process runs (``metaq.server.reload``); ``docs/configuration.md`` is made of the model.
+All are fields of one frozen model. An unknown name is an error that suggests the nearest known one. Names end in their unit. A
+field made by ``_live`` can change while the process runs (``metaq.server.reload``). ``docs/configuration.md`` is generated from
+the model.
 """
 
 import difflib
@@ -17,7 +18,7 @@ from metaq.message import Durability
 
 ENVIRONMENT_PREFIX: Final = "METAQ_"
 ENVIRONMENT_OF_CLIENTS: Final = frozenset(("METAQ_BROKER", "METAQ_REGISTRY", "METAQ_USER", "METAQ_PASSWORD", "METAQ_TLS_CA"))
-"""Read by the command line's client commands, not settings of the broker."""
+"""Variables that the client commands of the command line read; they are not settings of the broker."""
 
 REGISTRY_SETTINGS: Final = (
     *("data", "registry_listen", "http_listen", "allow_public", "users_file", "failed_logins_per_minute"),
@@ -32,24 +33,24 @@ REGISTRY_SETTINGS: Final = (
     ),
     *("registry_expiry_ms", "registry_scan_ms", "order_message_enable"),
 )
-"""What a registry of its own can be told."""
+"""The settings that a standalone registry takes."""
 
 KIB: Final = 1024
 MIB: Final = 1024**2
 GIB: Final = 1024**3
 MOST_HOURS: Final = 1_000_000
-"""That messages are kept: 114 years."""
+"""The longest retention that can be set: 114 years."""
 _MOST: Final = (1 << 63) - 1
-"""Of any number: times and sizes are computed with in 64 bits."""
+"""The greatest value of any setting: times and sizes are 64-bit numbers."""
 _WRONG_VALUES: Final = (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""What the YAML library lets through, beside its own errors, for text that does not fit its tag or its form."""
+"""The errors, apart from its own, that the YAML library raises for text that does not fit its tag or its form."""
 
 
 _LIVE: Final[dict[str, Any]] = {"live": True}
 
 
 def _live(default: Any, **rules: Any) -> Any:
-    """A ``Field`` that can change while the process runs: everything that uses it takes the new value at a reload."""
+    """Return a ``Field`` that can change while the process runs: all code that uses it takes the new value at a reload."""
     return Field(default, json_schema_extra=_LIVE, **rules)
 
 
@@ -66,7 +67,7 @@ class TopicSettings(BaseModel):
 
 
 class Settings(BaseModel):
-    """What a broker can be told. Times in milliseconds, sizes in bytes, ratios between 0 and 1."""
+    """The settings of a broker. Times are in milliseconds, sizes in bytes, ratios between 0 and 1."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -157,7 +158,7 @@ class Settings(BaseModel):
     segment_bytes: int = Field(GIB, ge=4 * KIB, le=64 * GIB, description="size of a commit-log segment")
     queue_file_bytes: int = Field(20 * MIB, ge=256, description="size of a consume-queue file; a multiple of 16")
     index_slots: int = Field(5_000_000, ge=1, le=500_000_000, description="slots of a key-index file, 4 bytes each")
-    # the properties of one message have room for some ten thousand keys, which go into one file
+    # the properties of one message have room for about ten thousand keys, and all of them go into one file
     index_entries: int = Field(20_000_000, ge=20_000, le=2_000_000_000, description="items of a key-index file, 20 bytes each")
     hot_bytes: int = Field(256 * MIB, ge=0, description="newest part of the log that is read through the map")
     max_open_files: int = Field(512, ge=8, description="store files kept open at once")
@@ -246,7 +247,7 @@ class Settings(BaseModel):
     def _fits_together(self) -> Self:
         if self.queue_file_bytes % 16:
             raise ValueError("queue_file_bytes is not a multiple of 16, the size of a unit")
-        # a record is its body, at most 32 KiB of properties, and less than 512 bytes beside; it never spans segments
+        # a record is its body, at most 32 KiB of properties and less than 512 other bytes; it never spans segments
         if self.segment_bytes < self.max_body_bytes + 33 * KIB:
             raise ValueError("segment_bytes is smaller than max_body_bytes and 33 KiB: the largest message would not fit")
         if not self.clean_ratio <= self.force_ratio <= self.refuse_ratio:
@@ -262,7 +263,7 @@ class Settings(BaseModel):
         return self
 
     def merged(self, changes: Mapping[str, Any]) -> Self:
-        """These with others for some; ``ConfigError`` when they do not fit together."""
+        """Return these settings with ``changes`` applied; ``ConfigError`` when they do not fit together."""
         try:
             return type(self).model_validate({**dict(self), **changes})
         except ValidationError as error:
@@ -270,11 +271,11 @@ class Settings(BaseModel):
 
 
 LIVE: Final = frozenset(name for name, field in Settings.model_fields.items() if field.json_schema_extra == _LIVE)
-"""What a running process can take over; the rest needs a restart."""
+"""The settings that a running process can adopt; the others need a restart."""
 
 
 class Given(NamedTuple):
-    """What somebody said of a setting."""
+    """The value of a setting, and where it was set."""
 
     value: Any
     origin: str
@@ -284,10 +285,11 @@ class Given(NamedTuple):
 def gather(
     file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any], names: Collection[str] = Settings.model_fields
 ) -> dict[str, Given]:
-    """What was said of each setting by whoever has the last word; ``flags`` holds only those that were given.
+    """Return the value of each setting that is set, from the source with the highest precedence.
 
-    The file may speak of ``names`` only; what the environment says of other settings is meant for other processes.
-    ``ConfigError`` names the file or the variable that says what is no setting.
+    ``flags`` holds only the flags that were given. The file may set only ``names``; variables for other settings are ignored,
+    because they are meant for other processes. ``ConfigError`` when the file cannot be read, or when a name is unknown: it
+    names the line or the variable.
     """
     given = {} if file is None else _checked(read_yaml(file), names)
     variables = {
@@ -301,7 +303,7 @@ def gather(
 
 
 def check(given: Mapping[str, Given]) -> Settings:
-    """The settings in force; ``ConfigError`` says what is wrong with which of them, and who said it."""
+    """Return the settings in force; ``ConfigError`` names each setting that is wrong, the problem, and where it was set."""
     try:
         return Settings.model_validate({name: said.value for name, said in given.items()})
     except ValidationError as error:
@@ -317,19 +319,19 @@ def check(given: Mapping[str, Given]) -> Settings:
 def load(
     file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any], names: Collection[str] = Settings.model_fields
 ) -> Settings:
-    """The settings in force, as ``gather`` finds them. ``ConfigError`` says what is wrong and where."""
+    """Return the settings in force, as ``gather`` finds them; ``ConfigError`` says what is wrong and where it was set."""
     return check(gather(file, environment, flags, names))
 
 
 def write_value(value: Any) -> str:
-    """A setting's value as it stands in a configuration file, on one line."""
+    """Return a setting's value as it is written in a configuration file, on one line."""
     return (
         yaml.safe_dump(value, default_flow_style=True, width=1 << 20, allow_unicode=True).removesuffix("\n...\n").rstrip("\n")
     )
 
 
 def read_yaml(file: Path) -> dict[str, Given]:
-    """The lines of a YAML file; ``ConfigError`` when it cannot be read, or is something else than ``name: value`` lines."""
+    """Return the settings in a YAML file; ``ConfigError`` when it cannot be read or is not a list of ``name: value`` lines."""
     try:
         with file.open(encoding="utf-8") as stream:
             loader = yaml.SafeLoader(stream)
@@ -341,7 +343,7 @@ def read_yaml(file: Path) -> dict[str, Given]:
         given: dict[str, Given] = {}
         for key, value in node.value:
             name, line = str(key.value), key.start_mark.line + 1
-            if name in given:  # YAML would take the last one, and say nothing
+            if name in given:  # YAML would silently take the last one
                 raise ConfigError(f"{name} is set twice, in {given[name].origin} and in line {line}")
             given[name] = Given(_constructed(loader, name, value, f"{file}:{line}"), f"{file}:{line}")
     except (OSError, yaml.YAMLError, *_WRONG_VALUES) as error:

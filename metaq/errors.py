@@ -1,4 +1,4 @@
-"""One tree of errors.
+"""The errors of metaq, in one tree.
 
 ::
 
@@ -22,7 +22,7 @@
     │   └── Overloaded           a limit on work in flight is reached; try again later
     ├── StoreError               the data folder
     │   ├── CorruptRecord        bytes on disk fail their checksum or do not belong where they stand
-    │   ├── AgedOut              messages that are to be read have been deleted, as the retention says
+    │   ├── AgedOut              the messages asked for have been deleted by retention
     │   ├── DiskFull             no room for the next write; nothing of it was kept
     │   ├── DiskFailed           a write or a sync failed; what it covered must be taken as lost
     │   ├── Fenced               another replica may be master by now; nothing of the append was kept
@@ -36,15 +36,15 @@
         │       └── OutcomeUnknown   ... and whether a change was made there is not known
         ├── RequestTimeout       no answer within the deadline; the outcome is unknown
         ├── Refused              the broker answered with an error status
-        │   ├── OffsetOutOfRange a message that was asked for has aged out, or lies beyond the end of its partition
-        │   └── BrokerBusy       a limit on its work in flight is reached; try again after a while
+        │   ├── OffsetOutOfRange the message asked for has aged out, or lies beyond the end of its partition
+        │   └── BrokerBusy       a limit on the broker's work in flight is reached; try again after a while
         ├── RouteNotFound        no broker can be asked for a topic; ``reason`` says which of the four causes it is
         ├── SendFailed           every try to send a message failed
         ├── DataLost             messages that had to be read are not there any more
         ├── ClientClosed         the client was closed
         └── PutManyFailed        some of many puts failed (``metaq.client``)
 
-Each class says ``status`` (the text protocol's HTTP-like code), ``code`` (the remoting protocol's), ``retriable`` (the same
+Each class has a ``status`` (the text protocol's HTTP-like code), a ``code`` (the remoting protocol's), ``retriable`` (the same
 call may succeed later) and ``closes_connection``.
 """
 
@@ -54,7 +54,7 @@ from typing import ClassVar
 
 
 class MetaqError(Exception):
-    """Root of everything metaq raises on purpose."""
+    """The base class of every error that metaq raises on purpose."""
 
     status: ClassVar[int] = 500
     code: int = 1
@@ -87,7 +87,7 @@ class SubscriptionInvalid(BadRequest):
 
 
 class StreamLost(ProtocolError):
-    """The end of the frame cannot be known, or lies beyond a limit."""
+    """The end of the frame is unknown or lies beyond a limit."""
 
     closes_connection = True
 
@@ -131,7 +131,7 @@ class MessageIllegal(BrokerError):
 
 
 class RequestFailed(BrokerError):
-    """A remoting request that ends with ``code`` (``metaq.protocol.remoting.codes.Response``)."""
+    """A remoting request that is answered with ``code`` (``metaq.protocol.remoting.codes.Response``)."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -147,7 +147,7 @@ class NotWritable(BrokerError):
 
 
 class NotMaster(NotWritable):
-    """Another replica takes messages, or none does until one is elected."""
+    """Another replica takes messages, or none does until a master is elected."""
 
 
 class Overloaded(BrokerError):
@@ -163,7 +163,7 @@ class Overloaded(BrokerError):
 
 
 class StoreError(MetaqError):
-    """Something about the data folder."""
+    """The base class of errors about the data folder."""
 
 
 class CorruptRecord(StoreError):
@@ -171,14 +171,14 @@ class CorruptRecord(StoreError):
 
 
 class AgedOut(StoreError):
-    """Messages of a partition that are to be read have been deleted, as the retention says."""
+    """The messages asked for have been deleted from their partition by retention."""
 
     def __init__(self, topic: str, partition: int, first: int, until: int, *, least: int) -> None:
         super().__init__(
             f"messages {first} to {until - 1} of {topic}-{partition} have aged out; the oldest that is kept is {least}"
         )
         self.least = least
-        """Ordinal of the oldest message that is kept."""
+        """The ordinal of the oldest message that is kept."""
 
 
 class DiskFull(StoreError):
@@ -217,17 +217,17 @@ class UnknownVersion(StoreError):
 
 
 class ClientError(MetaqError):
-    """Root of the client library's errors."""
+    """The base class of the client library's errors."""
 
 
 class ConnectionFailed(ClientError):
-    """Cannot connect, or the connection broke; a put in flight may or may not be stored."""
+    """The connection could not be made, or it broke; a put in flight may or may not be stored."""
 
     retriable = True
 
 
 class NotConnected(ConnectionFailed):
-    """There was no connection to send anything on: the request has not left this process."""
+    """There was no connection to send on; the request has not left this process."""
 
 
 class RegistryUnavailable(ConnectionFailed):
@@ -235,7 +235,7 @@ class RegistryUnavailable(ConnectionFailed):
 
 
 class OutcomeUnknown(RegistryUnavailable):
-    """The connection to ZooKeeper broke while a change was on its way there: it was made, or will be, or not."""
+    """The connection to ZooKeeper broke while a change was in flight; the change was made, will be made, or is lost."""
 
 
 class RequestTimeout(ClientError):
@@ -259,7 +259,7 @@ class OffsetOutOfRange(Refused):
     def __init__(self, code: int, text: str, *, least: int, most: int) -> None:
         super().__init__(code, text)
         self.least = least
-        """Offset of the oldest message that is kept."""
+        """The offset of the oldest message that is kept."""
         self.most = most
         """The offset after the newest one."""
 
@@ -276,7 +276,7 @@ class BrokerBusy(Refused):
 
 
 class RouteProblem(enum.Enum):
-    """Why no broker can be asked for a topic."""
+    """The reason why no broker can be asked for a topic."""
 
     REGISTRY_UNREACHABLE = "no registry answers"
     TOPIC_ABSENT = "the topic does not exist, and no broker creates topics by itself"
@@ -295,7 +295,7 @@ class RouteNotFound(ClientError):
 
 
 class SendFailed(ClientError):
-    """Every try to send a message failed; it may be stored all the same where a connection broke."""
+    """Every try to send a message failed. It may still be stored on a broker whose connection broke."""
 
     retriable = True
 
@@ -305,11 +305,11 @@ class SendFailed(ClientError):
         super().__init__(f"no broker took the message for topic {topic} in {tries} tries{last}: {told}")
         self.topic = topic
         self.attempts = tuple(attempts)
-        """The broker's name and what happened, of the last three tries."""
+        """The broker's name and the error of each of the last three tries."""
 
 
 class DataLost(ClientError):
-    """Messages that a read must have are not there any more, or damaged; the text names partitions and offsets."""
+    """Messages that a read needs are damaged or no longer there; the text names partitions and offsets."""
 
 
 class ClientClosed(ClientError):

@@ -1,6 +1,7 @@
-"""Log lines: one an event, ``key=value`` context, to standard error; never message bodies. What each means: docs/events.md.
+"""Log lines on standard error: one for each event, with ``key=value`` context, and never with message bodies.
 
-A line is made of a template, whose words before its first ``key=`` name the event for ever::
+docs/events.md says what each event means. A line is made from a template, and the words before its first ``key=`` are the name
+of the event, which never changes::
 
     logger.info("slave follows replica=%d address=%s", 2, "10.0.0.7:40112")
 
@@ -8,7 +9,7 @@ A line is made of a template, whose words before its first ``key=`` name the eve
     json    {"time": "2026-01-31T12:00:00.123Z", "level": "INFO", "logger": "metaq.replication.feeder",
              "event": "slave follows", "replica": 2, "address": "10.0.0.7:40112"}
 
-Line ends and other control characters are escaped in both. A trace is a value, too: ``trace``.
+Both forms escape line ends and other control characters. A traceback is a value as well, ``trace``.
 """
 
 import json
@@ -32,18 +33,18 @@ _ESCAPES: Final = {number: f"\\x{number:02x}" for number in (*range(32), *range(
 
 
 def event_of(template: str) -> str:
-    """The name of the event that a template logs."""
+    """Return the name of the event that a template logs."""
     found = _KEY.search(template)
     return template if found is None else template[: found.start()]
 
 
 def keys_of(template: str) -> list[str]:
-    """The keys of its context, in order."""
+    """Return the keys of a template's context, in order."""
     return _KEY.findall(template)
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, logger, and the line."""
+    """A formatter that writes time, level, logger and message on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{_time(record)} {record.levelname} {record.name} {record.getMessage()}"
@@ -53,7 +54,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object: ``time``, ``level``, ``logger``, ``event``, and each key of the context."""
+    """A formatter that writes one JSON object: ``time``, ``level``, ``logger``, ``event`` and each key of the context."""
 
     def format(self, record: logging.LogRecord) -> str:
         content: dict[str, Any] = {"time": _time(record), "level": record.levelname, "logger": record.name}
@@ -68,7 +69,7 @@ _FORMATTERS: Final[dict[str, type[logging.Formatter]]] = {"text": TextFormatter,
 
 
 def configure(level: str, form: Literal["text", "json"] = "text") -> None:
-    """Send what is at least ``level`` (DEBUG, INFO, WARNING, ERROR) to standard error; a second call changes both."""
+    """Write records of ``level`` (DEBUG, INFO, WARNING, ERROR) and above to standard error; a second call changes both."""
     logging.basicConfig(stream=sys.stderr, level=level)
     root = logging.getLogger()
     root.setLevel(level)
@@ -85,14 +86,14 @@ def _trace(record: logging.LogRecord, formatter: logging.Formatter) -> str:
 
 
 def _split(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
-    """The event, then the context: numbers as such, everything else as text."""
+    """Yield the event, then the context: numbers stay numbers, everything else becomes text."""
     template = record.msg
     if not isinstance(template, str) or (record.args and "%(" in template):
         yield "event", record.getMessage()
         return
-    if not record.args:  # then logging fills nothing in, and % means itself
+    if not record.args:  # then logging does not format the message, and % is literal
         template = template.replace("%", "%%")
-    arguments = record.args if isinstance(record.args, tuple) else (record.args,)  # logging unpacks a dictionary that is alone
+    arguments = record.args if isinstance(record.args, tuple) else (record.args,)  # logging unpacks a lone dictionary
     marks = list(_KEY.finditer(template))
     begins = [0, *(mark.end() for mark in marks)]
     ends = [*(mark.start() for mark in marks), len(template)]
@@ -108,5 +109,5 @@ def _split(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
 
 
 def _is_number(value: object) -> bool:
-    """Whether JSON has it: neither infinity nor what is no number."""
+    """Return whether JSON can hold the value as a number; infinity and NaN it cannot."""
     return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))

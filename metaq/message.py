@@ -1,4 +1,4 @@
-"""The words that every layer shares: the three offsets, partitions, messages and what a send returns."""
+"""The types that every layer shares: the three offsets, partitions, messages and the result of a put."""
 
 import enum
 from typing import Final, NamedTuple, NewType
@@ -13,7 +13,7 @@ TextPosition = NewType("TextPosition", int)
 """Byte position of a message in its partition as text readers count: the encoded sizes of all messages before it."""
 
 MAX_PARTITIONS: Final = 1024
-"""Of a topic on one broker."""
+"""The most partitions that a topic may have on one broker."""
 
 INTERNAL_TOPICS: Final = frozenset(
     (
@@ -28,11 +28,11 @@ INTERNAL_TOPICS: Final = frozenset(
         "METAQ_SYS_OFFSET_HISTORY",
     )
 )
-"""Topics of the broker itself: no client sends to them, no text reader reads them, nothing in them is found by key."""
+"""The broker's own topics: clients cannot send to them, text readers cannot read them, and their messages have no key index."""
 
 
 class Durability(enum.StrEnum):
-    """What an acknowledged message survives."""
+    """The failures that an acknowledged message survives."""
 
     MEMORY = "memory"
     """In the page cache: survives a killed process, not a power cut."""
@@ -41,19 +41,19 @@ class Durability(enum.StrEnum):
     """Synced by group commit: survives a power cut."""
 
     REPLICA = "replica"
-    """Held by all replicas in sync: survives the loss of the master."""
+    """Held by all in-sync replicas: survives the loss of the master."""
 
     DISK_REPLICA = "disk+replica"
-    """Both: synced here, and held by all replicas in sync."""
+    """Both: synced on the master and held by all in-sync replicas."""
 
     @property
     def on_disk(self) -> bool:
-        """Whether the master's sync is waited for."""
+        """True when a put waits for the master's sync."""
         return self in {Durability.DISK, Durability.DISK_REPLICA}
 
     @property
     def on_replicas(self) -> bool:
-        """Whether the replicas in sync are waited for."""
+        """True when a put waits for the in-sync replicas."""
         return self in {Durability.REPLICA, Durability.DISK_REPLICA}
 
 
@@ -68,14 +68,17 @@ class TopicPartition(NamedTuple):
 
 
 class MessageQueue(NamedTuple):
-    """One partition of one topic on one broker of a cluster; sorted as clients sort them before they share them out."""
+    """One partition of one topic on one broker of a cluster.
+
+    Queues sort in the order that all clients use when they assign queues to the members of a group.
+    """
 
     topic: str
     broker_name: str
     partition: int
 
     def __str__(self) -> str:
-        """As Java writes it, which consistent hashing makes use of."""
+        """Return the text that Java clients make of a queue; consistent hashing hashes it."""
         return f"MessageQueue [topic={self.topic}, brokerName={self.broker_name}, queueId={self.partition}]"
 
 
@@ -83,22 +86,22 @@ class Message(NamedTuple):
     """A message as a text reader gets it (specs: text protocol, section 2.1)."""
 
     id: int
-    """Signed 64 bit; unique on its broker."""
+    """A signed 64-bit number, unique on its broker."""
     flag: int
-    """32 bits as stored; bit 0 says that an attribute is present."""
+    """32 bits, as stored; bit 0 is set when there is an attribute."""
     attribute: str | None
     """``None`` when there is none, which is not the same as an empty one."""
     body: bytes
     position: TextPosition
-    """Where the message begins in its partition."""
+    """The position in the partition at which the message begins."""
     next_position: TextPosition
-    """Where the message after it begins: what to ask for next."""
+    """The position at which the next message begins, which is the one to ask for next."""
     error: Exception | None = None
-    """Why the body is as it was put, when it should be inflated and cannot be."""
+    """The reason why a compressed body could not be inflated; ``body`` is then as it was put."""
 
 
 class PutResult(NamedTuple):
-    """Where an acknowledged message is."""
+    """The place of an acknowledged message."""
 
     id: int
     partition: int

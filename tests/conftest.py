@@ -1,4 +1,4 @@
-"""What every test shares: the programs tests talk to (`partner`), and how Hypothesis draws its cases.
+"""The parts that all tests share: the programs tests talk to (`partner`), and how Hypothesis draws its cases.
 
 A test says what it needs: `@pytest.mark.partner("java", "mvn")`, or `pytestmark = pytest.mark.partner("telnet")` for a
 whole file. The names are the first column of `.ci/packages`. A test whose partner is missing is skipped, and the end of

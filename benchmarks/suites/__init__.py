@@ -1,1 +1,1 @@
-"""One module a suite; each has `run(bench) -> Report`."""
+"""The suites of benchmarks, one in each module; each has `run(bench) -> Report`."""

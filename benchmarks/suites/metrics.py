@@ -1,4 +1,4 @@
-"""What metrics cost a put in processor time: the HTTP port and its watcher, a scrape each second, what is always counted."""
+"""The processor time that metrics cost a put: the HTTP port and its watcher, a scrape each second, what is always counted."""
 
 import re
 import threading
@@ -185,7 +185,7 @@ def more_percent(costs: Costs, shape: Shape, way: str) -> list[float]:
 
 
 def checks(costs: Costs) -> list[Check]:
-    """What metrics may cost."""
+    """Return the checks of what metrics may cost."""
     return [
         Check(
             f"processor time of a put, {shape[0]} × {shape[1]}: more with metrics, {SCRAPED}",

@@ -1,4 +1,4 @@
-"""How long a broker that was killed under full load, with 20 million messages stored, takes until it serves again."""
+"""The time until a broker serves again that was killed under full load with 20 million messages stored."""
 
 import random
 import subprocess

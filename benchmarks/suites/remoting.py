@@ -54,7 +54,7 @@ SENDS = Race(TEXT_PUT, SENDERS, BODY_BYTES)
 
 @dataclass
 class Part:
-    """What one part of the suite adds to the report."""
+    """The contribution of one part of the suite to the report."""
 
     table: Table
     checks: list[Check]
@@ -238,7 +238,7 @@ def _topic_rows(taken: Sequence[Topics]) -> list[list[str]]:
 
 
 def topic_checks(name: str, taken: Sequence[Topics]) -> list[Check]:
-    """Of each round the worse of its two starts counts."""
+    """Return the checks of many topics; the worse of the two starts of each round counts."""
     pairs = [(found.stopped, found.killed) for found in taken]
     start = _median([max(serving.started_seconds for serving in pair) for pair in pairs])
     resident = _median([max(serving.used_bytes for serving in pair) / MEGABYTE for pair in pairs])

@@ -1,4 +1,4 @@
-"""The required speed of replication: puts that wait for a slave, how far a slave is behind, and what it costs its master."""
+"""The required speed of replication: puts that wait for a slave, the slave's lag, and what it costs its master."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ class Lagging:
 
 @dataclass
 class Taken:
-    """What the rounds have measured so far."""
+    """The measurements of all rounds so far."""
 
     rates: defaultdict[str, list[tuple[Load, Load]]]
     costs: defaultdict[tuple[int, int], list[Mapping[str, Cost]]]
@@ -144,7 +144,7 @@ def _safe_round(bench: Bench, taken: Taken, turn: int, safe: Safe, seconds: floa
 
 
 def safe_checks(rates: SafeRates) -> list[Check]:
-    """What puts that wait for the slave must reach."""
+    """Return the checks of what puts that wait for the slave must reach."""
     return [
         Check(f"{safe.name}: of {safe.base}", _of_alone(rates, safe), "at least", safe.must, safe.aim, "×")
         for safe in SAFE
@@ -205,7 +205,7 @@ def _more_percent(costs: Costs, shape: tuple[int, int], way: str) -> list[float]
 
 
 def cost_checks(costs: Costs) -> list[Check]:
-    """What an asynchronous slave may cost its master."""
+    """Return the checks of what an asynchronous slave may cost its master."""
     return [
         Check(
             f"processor time of the master, {shape[0]} × {shape[1]}: more with an asynchronous slave",

@@ -9,9 +9,9 @@
                 ...
                 await consumer.commit()
 
-Underneath works the client of ``metaq`` with its threads; what would block is done by them, never by the event loop. A call
-that is cancelled is not undone: a message may be sent, an offset committed. Waiting for messages can be cancelled without loss:
-the message comes to whoever asks next.
+It is built on the blocking client of ``metaq``: calls that would block run on threads, never on the event loop. Cancelling a
+call does not undo it: the message may be sent, the offset committed. Waiting for messages can be cancelled without loss: the
+next call receives the message.
 """
 
 from metaq.aio.admin import Admin

@@ -98,5 +98,5 @@ class Admin:
 
     @property
     def registries(self) -> tuple[str, ...]:
-        """Where it asks."""
+        """The addresses of the registries that it asks."""
         return self._blocking.registries

@@ -1,4 +1,4 @@
-"""Faces of the blocking client's classes, for asyncio (``metaq.aio.faces``)."""
+"""The client, producers and consumers for asyncio: faces of the blocking classes (``metaq.aio.faces``)."""
 
 import asyncio
 import contextlib
@@ -27,11 +27,11 @@ P = ParamSpec("P")
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 AsyncListener = Callable[[ReceivedMessage], Awaitable[object]]
-"""Returns when the message is consumed; raises to have it again later."""
+"""A listener: it returns when the message is consumed, and raises to have it delivered again later."""
 
 AsyncExecute = Callable[[HalfMessage, Any], Awaitable[Outcome]]
 AsyncCheck = Callable[[HalfMessage], Awaitable[Outcome]]
-"""The two coroutine functions of a transaction producer; see ``metaq.client.transactions.transactions``."""
+"""The two coroutine functions of a transaction producer (``metaq.client.transactions.transactions``)."""
 
 
 class Producer:
@@ -52,7 +52,7 @@ class Producer:
 
     @property
     def group(self) -> str:
-        """Its group."""
+        """The name of its group."""
         return self._blocking.group
 
     async def __aenter__(self) -> Self:
@@ -67,14 +67,15 @@ class Producer:
 class TransactionProducer:
     """See ``metaq.TransactionProducer``; made by ``Client.transaction_producer``.
 
-    No thread is kept while ``execute`` runs. A send that is cancelled goes on by itself: its local transaction is not torn.
+    No thread is occupied while ``execute`` runs. A send that is cancelled continues in the background, so that its local
+    transaction is not cut short.
     """
 
     def __init__(self, producer: blocking.TransactionProducer, execute: AsyncExecute, threads: Threads) -> None:
         self._blocking = producer
         self._execute = execute
         self._threads = threads
-        self._sends: set[asyncio.Task[TransactionResult]] = set()  # an event loop alone does not keep its tasks
+        self._sends: set[asyncio.Task[TransactionResult]] = set()  # an event loop holds only weak references to its tasks
 
     close = threaded(blocking.TransactionProducer.close)
     _begin = threaded(blocking.TransactionProducer.begin)
@@ -82,7 +83,7 @@ class TransactionProducer:
 
     @property
     def group(self) -> str:
-        """Its group."""
+        """The name of its group."""
         return self._blocking.group
 
     async def __aenter__(self) -> Self:
@@ -104,7 +105,7 @@ class TransactionProducer:
         argument: object = None,
         timeout_s: float | None = None,
     ) -> TransactionResult:
-        """See ``metaq.TransactionProducer.send``."""
+        """Send a message and run its local transaction: see ``metaq.TransactionProducer.send``."""
         begin = self._begin(topic, body, tag=tag, keys=keys, properties=properties, timeout_s=timeout_s)
         send = asyncio.ensure_future(self._send(begin, argument))
         self._sends.add(send)
@@ -136,12 +137,12 @@ class SimpleConsumer:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True when the consumer is closed."""
         return self._blocking.closed
 
     @property
     def group(self) -> str:
-        """Its group."""
+        """The name of its group."""
         return self._blocking.group
 
     async def __aenter__(self) -> Self:
@@ -157,7 +158,7 @@ class SimpleConsumer:
             yield message
 
     async def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
-        """The next message; ``None`` when none came in time, or the consumer is closed."""
+        """Return the next message; ``None`` when none arrives within ``timeout_s`` or the consumer is closed."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -184,7 +185,7 @@ class PushConsumer:
 
     @property
     def group(self) -> str:
-        """Its group."""
+        """The name of its group."""
         return self._blocking.group
 
     async def __aenter__(self) -> Self:
@@ -224,17 +225,17 @@ class PullConsumer:
 
     @property
     def topic(self) -> str:
-        """Whose queues it reads."""
+        """The topic that it reads."""
         return self._blocking.topic
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True when the consumer is closed."""
         return self._blocking.closed
 
     @property
     def group(self) -> str:
-        """Its group."""
+        """The name of its group."""
         return self._blocking.group
 
     async def __aenter__(self) -> Self:
@@ -246,7 +247,7 @@ class PullConsumer:
         await self.close()
 
     async def poll(self, timeout_s: float = 0.0, max_messages: int = MOST_POLLED) -> list[ReceivedMessage]:
-        """Messages of one assigned queue, in order; none when none came in time."""
+        """Return messages of one assigned queue, in order; an empty list when none arrive within ``timeout_s``."""
         await self.fetch()
         try:
             async with asyncio.timeout(timeout_s):
@@ -278,11 +279,11 @@ class Client:
 
     @property
     def id(self) -> str:
-        """What brokers know it by: address@instance."""
+        """The id by which brokers know the client: ``address@instance``."""
         return self._blocking.id
 
     async def close(self) -> None:
-        """Stop consumers, tell brokers what they still have to know, and close the connections."""
+        """Stop the consumers, unregister from the brokers, and close the connections."""
         await self._threads.start(self._blocking.close)
         self._threads.close()
 
@@ -293,7 +294,7 @@ class Client:
     admin = makes(blocking.Client.admin, Admin)
 
     def transaction_producer(self, group: str, execute: AsyncExecute, *, check: AsyncCheck) -> TransactionProducer:
-        """See ``metaq.Client.transaction_producer``."""
+        """Make a producer of transactional messages: see ``metaq.Client.transaction_producer``."""
         producer = self._blocking.transaction_producer(group, on_loop(execute), check=on_loop(check))
         return TransactionProducer(producer, execute, self._threads)
 
@@ -313,7 +314,7 @@ class Client:
         max_reconsume_times: int | None = None,
         offsets_folder: Path = OFFSETS_FOLDER,
     ) -> PushConsumer:
-        """See ``metaq.Client.listen``; ``threads`` is how many messages are consumed at a time."""
+        """Call a coroutine for each message, at most ``threads`` of them at a time: see ``metaq.Client.listen``."""
         begin = functools.partial(
             self._blocking.listen,
             topic,
@@ -344,11 +345,11 @@ connect = _face(blocking.connect)
 
 
 def _changes(consumer: blocking.SimpleConsumer | blocking.PullConsumer) -> asyncio.Event:
-    """Is set, on this loop, when a consumer may have something, and when it is closed."""
+    """Return an event that is set, on this loop, when a consumer may have messages and when it is closed."""
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
     def tell() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits any more
             loop.call_soon_threadsafe(changed.set)
 
     consumer.when_changed(tell)

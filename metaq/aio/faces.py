@@ -1,6 +1,7 @@
-"""How a class of the blocking client becomes one for asyncio: method by method, each with the types of the one that it calls.
+"""Wrappers that make an asyncio class, a *face*, of a class of the blocking client, method by method.
 
-A *face* holds a blocking object. What may wait there is done on the threads of the client, never on the event loop.
+A face holds a blocking object, and each of its methods has the types and the docstring of the blocking method that it calls.
+Calls that may wait run on the threads of the client, never on the event loop.
 """
 
 import asyncio
@@ -19,44 +20,44 @@ S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
 
 _AT_ONCE: Final = 64
-"""Items of an iterator that one visit to a thread brings."""
+"""The most items of an iterator that one call on a thread fetches."""
 _THREADS: Final = 16
-"""Calls that block at a time; sends in flight take none."""
+"""The most blocking calls at a time; sends in flight occupy no thread."""
 
 
 class Threads:
-    """Where the blocking calls of one client are made."""
+    """The threads on which the blocking calls of one client run."""
 
     def __init__(self) -> None:
         self.renew()
         renewed_in_children(self)
 
     def renew(self) -> None:
-        """Have none yet, in a child of a fork."""
+        """Start with a new, empty pool, in a child of a fork."""
         self._executor = ThreadPoolExecutor(_THREADS, "metaq-aio")
 
     def start(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """Begin a call."""
+        """Start a call on a thread, and return its future on the running event loop."""
         return asyncio.get_running_loop().run_in_executor(self._executor, function)
 
     def close(self) -> None:
-        """Make no more calls."""
+        """Accept no more calls; those that run are not waited for."""
         self._executor.shutdown(wait=False)
 
 
 class OneByOne:
-    """Where the calls of one blocking object are made that only one thread at a time may use.
+    """The calls of one blocking object that only one thread at a time may use.
 
-    None begins before the one before has ended, whether or not anybody still waits for that one.
+    A call begins only after the previous one has ended, even when the previous one was cancelled.
     """
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
         self.turn = asyncio.Lock()
-        """Held while the object is used, also by what uses it on the event loop."""
+        """A lock that is held while the object is used, on a thread or on the event loop."""
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Make a call when its turn has come. One that is cancelled then goes on by itself."""
+        """Make a call when its turn has come. If it is cancelled after that, it still runs to its end on the thread."""
         await self.turn.acquire()
         try:
             begun = self._threads.start(function)
@@ -68,7 +69,7 @@ class OneByOne:
 
 
 class Face(Protocol[S_co]):
-    """An object here, and the blocking one behind it."""
+    """An asyncio object that wraps a blocking one."""
 
     @property
     def _threads(self) -> Threads: ...
@@ -78,7 +79,7 @@ class Face(Protocol[S_co]):
 
 
 def threaded(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Face[S], P], Coroutine[Any, Any, T]]:
-    """A blocking method, to be awaited."""
+    """Turn a blocking method into a coroutine method that runs it on a thread."""
 
     @functools.wraps(method)
     async def call(self: Face[S], /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -88,7 +89,7 @@ def threaded(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Fac
 
 
 class LoneFace(Protocol[S_co]):
-    """The same, of an object that one thread at a time may use."""
+    """A face whose blocking object only one thread at a time may use."""
 
     @property
     def _calls(self) -> OneByOne: ...
@@ -98,7 +99,7 @@ class LoneFace(Protocol[S_co]):
 
 
 def alone(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[LoneFace[S], P], Coroutine[Any, Any, T]]:
-    """A blocking method, to be awaited, that nothing else is done beside."""
+    """Turn a blocking method into a coroutine method whose calls run one at a time for each object."""
 
     @functools.wraps(method)
     async def call(self: LoneFace[S], /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -110,7 +111,7 @@ def alone(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[LoneFa
 def awaited(
     method: Callable[Concatenate[S, P], Future[T]],
 ) -> Callable[Concatenate[Face[S], P], Coroutine[Any, Any, T]]:
-    """A method that returns a future, to be awaited: no thread is kept while the answer is on its way."""
+    """Turn a method that returns a future into a coroutine method; no thread is occupied while the answer is outstanding."""
 
     @functools.wraps(method)
     async def call(self: Face[S], /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -123,7 +124,7 @@ def awaited(
 def made(
     method: Callable[Concatenate[S, P], R], face: Callable[[R, Threads], T]
 ) -> Callable[Concatenate[Face[S], P], Coroutine[Any, Any, T]]:
-    """A blocking method that makes something, and may wait for that; ``face`` is what it makes here."""
+    """Turn a blocking method that makes an object into a coroutine method that returns the object's ``face``."""
 
     @functools.wraps(method)
     async def call(self: Face[S], /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -134,7 +135,7 @@ def made(
 
 
 def makes(method: Callable[Concatenate[S, P], R], face: Callable[[R, Threads], T]) -> Callable[Concatenate[Face[S], P], T]:
-    """A method that makes something without waiting; ``face`` is what it makes here."""
+    """Turn a method that makes an object without waiting into a plain method that returns the object's ``face``."""
 
     @functools.wraps(method)
     def call(self: Face[S], /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -146,7 +147,7 @@ def makes(method: Callable[Concatenate[S, P], R], face: Callable[[R, Threads], T
 def iterated(
     method: Callable[Concatenate[S, P], Iterator[T]],
 ) -> Callable[Concatenate[Face[S], P], AsyncIterator[T]]:
-    """A blocking iterator, to be iterated over with ``async for``."""
+    """Turn a method that returns a blocking iterator into one for ``async for``."""
 
     @functools.wraps(method)
     async def iterate(self: Face[S], /, *arguments: P.args, **named: P.kwargs) -> AsyncIterator[T]:
@@ -163,7 +164,7 @@ def iterated(
 
 
 def on_loop(function: Callable[P, Awaitable[T]]) -> Callable[P, T]:
-    """For threads: a function that waits for its coroutine on this loop."""
+    """Return a function that runs the coroutine function on this loop and waits for it; it is called on other threads."""
     loop = asyncio.get_running_loop()
 
     async def work(*arguments: P.args, **named: P.kwargs) -> T:

@@ -10,7 +10,7 @@ from metaq.errors import ClientError
 
 
 class XaSession:
-    """See ``metaq.XaSession``; made by ``Client.xa_session``. A call waits until the one before has ended."""
+    """See ``metaq.XaSession``; made by ``Client.xa_session``. A call waits until the previous one has ended."""
 
     def __init__(self, session: BlockingSession, threads: Threads) -> None:
         self._blocking = session
@@ -35,27 +35,27 @@ class XaSession:
         await self.close()
 
     def xid(self, format_id: int, gtrid: str | bytes, bqual: str | bytes) -> Xid:
-        """See ``metaq.client.transactions.xa.XaSession.xid``."""
+        """Return a branch id: see ``metaq.client.transactions.xa.XaSession.xid``."""
         return self._blocking.xid(format_id, gtrid, bqual)
 
     @property
     def branch(self) -> Xid | None:
-        """The branch that it is in."""
+        """The branch that the session is in; ``None`` outside of a branch."""
         return self._blocking.branch
 
     @property
     def qualifier(self) -> str:
-        """Whose branches ``tpc_recover`` lists."""
+        """The qualifier of the branches that ``tpc_recover`` lists."""
         return self._blocking.qualifier
 
     @property
     def branch_timeout_s(self) -> int:
-        """Seconds from begin to prepare; 0 is no limit."""
+        """The most seconds from begin to prepare; 0 means no limit."""
         return self._blocking.branch_timeout_s
 
     @property
     def timeout_s(self) -> float:
-        """For each connection and each answer."""
+        """The time limit for each connection and each answer, in seconds."""
         return self._blocking.timeout_s
 
     @property

@@ -49,7 +49,7 @@ _ROUTE_CODES: Final = {
 
 
 def exit_code(error: MetaqError) -> int:
-    """The process's exit code for an error that ended a command."""
+    """Return the process's exit code for an error that ended a command."""
     if isinstance(error, PutManyFailed):
         return exit_code(error.reason)
     if isinstance(error, SendFailed):
@@ -88,11 +88,11 @@ MODULES: Final = {
     "debug-bundle": "doctor.bundle",
     "bench": "messages.bench",
 }
-"""Where each command is. Imported when it is used: a broker needs no rich, and a put none of the settings' libraries."""
+"""The module of each command, imported when it is used: a broker needs no rich, and ``put`` none of the settings' libraries."""
 
 
 class Commands(click.Group):
-    """Commands that return their exit code, or raise an error of the tree."""
+    """Commands that return their exit code, or raise a ``MetaqError``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(MODULES)
@@ -112,7 +112,7 @@ class Commands(click.Group):
             click.echo(f"metaq: {error}", err=True)
             code = exit_code(error)
         except BrokenPipeError:
-            # The interpreter flushes standard output once more when it ends.
+            # The interpreter flushes standard output once more at its exit, which must not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = OUTPUT_CLOSED
         except KeyboardInterrupt:
@@ -130,5 +130,5 @@ def commands(context: click.Context, user: str, users_file: str, tls_ca: str) ->
 
 
 def main() -> None:
-    """Run the command line; never returns."""
+    """Run the command line; this never returns."""
     commands(prog_name="metaq")

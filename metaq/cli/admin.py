@@ -1,4 +1,4 @@
-"""``metaq offset`` and ``stats``: looking at a broker over the text protocol."""
+"""``metaq offset`` and ``stats``: a broker's positions and statistics over the text protocol."""
 
 import configparser
 from typing import Any, Final
@@ -36,7 +36,7 @@ def offset(topic: str, partition: int, position: int | None, broker: tuple[str, 
 
 
 def structured(item: str, text: str) -> dict[str, Any]:
-    """A statistics text for JSON: numbers as such; a topic, a partition or a section of the settings is a table of its own."""
+    """Return a statistics text as JSON: numbers as such; each topic, partition or section of settings as a table of its own."""
     if item == CONFIG:
         return parse_config(text)
     values = parse_stats(text)
@@ -50,7 +50,7 @@ def structured(item: str, text: str) -> dict[str, Any]:
 
 
 def parse_config(text: str) -> dict[str, Any]:
-    """The sections of ``stats config``, in the form of an INI file."""
+    """Parse ``stats config``, which has the form of an INI file, into its sections."""
     parser = configparser.RawConfigParser(delimiters="=")
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # names keep their capitals, as configparser documents
     parser.read_string(text)

@@ -1,4 +1,4 @@
-"""What several commands share: where the broker is, and how they print."""
+"""Options and output that several commands share: the broker to ask, the login, and JSON."""
 
 import json
 import os
@@ -30,7 +30,7 @@ Decorated = Callable[..., Any]
 
 
 class Address(click.ParamType[tuple[str, int]]):
-    """``HOST:PORT``, a host of IPv6 in brackets."""
+    """``HOST:PORT``, with a host of IPv6 in brackets."""
 
     name = "HOST:PORT"
 
@@ -44,7 +44,7 @@ class Address(click.ParamType[tuple[str, int]]):
 
 
 def broker_option(command: Decorated) -> Decorated:
-    """Adds ``--broker``, whose value is host and port."""
+    """Add ``--broker``, whose value is host and port."""
     return click.option(
         "--broker",
         type=Address(),
@@ -57,7 +57,7 @@ def broker_option(command: Decorated) -> Decorated:
 
 
 def registry_option(command: Decorated) -> Decorated:
-    """Adds ``--registry``, whose value is for ``metaq.connect``."""
+    """Add ``--registry``, whose value is for ``metaq.connect``."""
     return click.option(
         "--registry",
         default=DEFAULT_REGISTRY,
@@ -70,34 +70,37 @@ def registry_option(command: Decorated) -> Decorated:
 
 
 def yes_option(command: Decorated) -> Decorated:
-    """Adds ``--yes``."""
+    """Add ``--yes``."""
     return click.option("--yes", is_flag=True, help="Do it. Without this, only show what would be done.")(command)
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help: what a person may type."""
+    """Return the end of a command's help: commands that a person may type."""
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
 
 
 def json_option(command: Decorated) -> Decorated:
-    """Adds ``--json``."""
+    """Add ``--json``."""
     return click.option("as_json", "--json", is_flag=True, help="Print JSON, for scripts.")(command)
 
 
 def partition_option(default: int, text: str) -> Callable[[Decorated], Decorated]:
-    """Adds ``--partition``."""
+    """Add ``--partition``."""
     return click.option("--partition", type=int, default=default, show_default=True, metavar="N", help=text)
 
 
 class Login(NamedTuple):
-    """Who a command is run as, and what it checks certificates with; the options of ``metaq`` itself."""
+    """The user who runs a command, and the certificates it checks brokers with: the options of ``metaq`` itself."""
 
     user: str = ""
     users_file: str = ""
     tls_ca: str = ""
 
     def options(self) -> dict[str, Any]:
-        """For clients. The password is no argument, because whoever sees the list of processes sees arguments."""
+        """Return arguments for clients, with the password.
+
+        The password is no command-line argument: anyone who can list processes sees those.
+        """
         return {"user": self.user, "password": self._password() if self.user else "", "tls": self.tls_ca or False}
 
     def _password(self) -> str:
@@ -113,7 +116,7 @@ class Login(NamedTuple):
 
 
 def login_options(command: Decorated) -> Decorated:
-    """Adds ``--user``, ``--users-file`` and ``--tls-ca``, and keeps them for ``connect``."""
+    """Add ``--user``, ``--users-file`` and ``--tls-ca``, and keep them for ``connect``."""
     for name, metavar, variable, text in reversed(
         (
             ("--user", "NAME", "METAQ_USER", f"Who asks; the password comes from {PASSWORD_VARIABLE}, or is asked for."),
@@ -131,23 +134,23 @@ def login_options(command: Decorated) -> Decorated:
 
 
 def login() -> Login:
-    """Of the command that runs."""
+    """Return the login of the command that runs."""
     found = click.get_current_context().find_root().obj
     return found if isinstance(found, Login) else Login()
 
 
 def connect(broker: tuple[str, int]) -> TextClient:
-    """A client of the broker that ``--broker`` names."""
+    """Return a client of the broker that ``--broker`` names."""
     return TextClient(*broker, **login().options())
 
 
 def connect_registry(registry: str) -> Client:
-    """A client of the brokers that are registered where ``--registry`` says."""
+    """Return a client of the brokers that are registered where ``--registry`` says."""
     return connect_client(registry, **login().options())
 
 
 def json_line(value: Mapping[str, Any] | list[Any]) -> bytes:
-    """One line of JSON, in UTF-8 wherever it goes."""
+    """Return one line of JSON, in UTF-8 wherever it goes."""
     return json.dumps(value, ensure_ascii=False).encode() + b"\n"
 
 

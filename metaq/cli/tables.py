@@ -1,6 +1,6 @@
-"""Rows of facts for a person: aligned columns; or for a script: one JSON object a line.
+"""Rows of facts, for people as aligned columns, for scripts as one JSON object a line.
 
-A row is what JSON shows. For the eye its keys become headings, and the values of keys that end in ``_ms`` become local times.
+A row is the JSON object. For people its keys become headings, and the values of keys that end in ``_ms`` become local times.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,22 +17,22 @@ from metaq.cli.common import print_json
 Row = Mapping[str, Any]
 
 _ANY_WIDTH: Final = 100_000
-"""Where there is no terminal, nothing is folded."""
+"""Without a terminal, lines are not folded."""
 _TIME: Final = "_ms"
 
 
 def local_time(time_ms: int) -> str:
-    """A Unix time as a clock on the wall shows it; empty for 0, which means that there is none."""
+    """Return a Unix time as local date and time; empty for 0, which means that there is none."""
     return datetime.fromtimestamp(time_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S") if time_ms else ""
 
 
 def one_line(text: str) -> str:
-    """Text that cannot move the cursor or end the line, whoever wrote it."""
+    """Return text that cannot move the cursor or end the line, even if its sender meant to."""
     return "".join(sign if sign.isprintable() else "·" for sign in text)
 
 
 def cell(key: str, value: Any) -> str:
-    """A value for the eye."""
+    """Return a value as people read it."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -45,7 +45,7 @@ def cell(key: str, value: Any) -> str:
 
 
 def print_rows(rows: Iterable[Row], *, as_json: bool, hidden: Collection[str] = ()) -> None:
-    """Rows with the same keys. ``hidden`` ones are only for scripts."""
+    """Print rows with the same keys. The columns in ``hidden`` are only for scripts."""
     if as_json:
         for row in rows:
             print_json(row)
@@ -63,7 +63,7 @@ def print_rows(rows: Iterable[Row], *, as_json: bool, hidden: Collection[str] = 
 
 
 def print_record(row: Row, *, as_json: bool) -> None:
-    """One row, a line for each of its keys."""
+    """Print one row, with a line for each of its keys."""
     if as_json:
         print_json(row)
         return
@@ -76,7 +76,7 @@ def print_record(row: Row, *, as_json: bool) -> None:
 
 
 def _print(table: Table) -> None:
-    """The table without the blanks that rich puts at the ends of lines."""
+    """Print the table without the blanks that rich puts at the ends of lines."""
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=_ANY_WIDTH)
     with console.capture() as written:

@@ -12,7 +12,7 @@ _UNIX_MS: Final = re.compile(r"\d{12,14}")
 
 
 class When(click.ParamType[datetime]):
-    """``2026-01-31T12:00``, with or without a zone (else the local one), ``90m`` for 90 minutes ago, or Unix milliseconds."""
+    """``2026-01-31T12:00``, with a zone or in the local one; ``90m`` for 90 minutes ago; ``now``; or Unix milliseconds."""
 
     name = "TIME"
 

@@ -1,4 +1,4 @@
-"""Clients of brokers: plain sockets and threads, no event loop; they work in programs that gevent patched, too."""
+"""The blocking client library: plain sockets and threads, no event loop. It also works in programs patched by gevent."""
 
 from metaq.client.admin.admin import Admin
 from metaq.client.client import Client, connect

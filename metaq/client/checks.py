@@ -1,4 +1,4 @@
-"""Parameters that cannot be right, said at the call: which one, what came, and what it takes. All raise ``BadRequest``."""
+"""Checks of parameters at the call. Each raises ``BadRequest`` with the parameter, its value, and what it takes."""
 
 import enum
 import re
@@ -19,19 +19,19 @@ E = TypeVar("E", bound=enum.Enum)
 
 
 def wrong(name: str, value: object, takes: str) -> BadRequest:
-    """The error for a parameter."""
+    """Return the error for a wrong parameter; ``takes`` describes the right ones."""
     what = "" if value is None else f" ({type(value).__name__})"
     return BadRequest(f"{name} is {reprlib.repr(value)}{what}; it takes {takes}")
 
 
 def text(name: str, value: object, takes: str = "text") -> None:
-    """Refuse what is no text."""
+    """Refuse a value that is not a ``str``."""
     if not isinstance(value, str):
         raise wrong(name, value, takes)
 
 
 def secret(name: str, value: object) -> None:
-    """Refuse what is no text, without showing it."""
+    """Refuse a value that is not a ``str``, without showing it."""
     if not isinstance(value, str):
         raise BadRequest(f"{name} is of type {type(value).__name__}; it takes text")
 
@@ -51,7 +51,7 @@ def group(value: object) -> None:
 
 
 def body(value: object, name: str = "body") -> None:
-    """Refuse what is no bytes; what it holds is not shown."""
+    """Refuse a value that is not ``bytes``, without showing it."""
     if not isinstance(value, bytes):
         hint = ", as of text.encode()" if isinstance(value, str) else ""
         what = "None" if value is None else f"of type {type(value).__name__}"
@@ -59,7 +59,7 @@ def body(value: object, name: str = "body") -> None:
 
 
 def tag(value: object) -> None:
-    """Refuse a tag that no consumer could choose."""
+    """Refuse a tag that no consumer could subscribe to; ``None`` is allowed."""
     if value is None:
         return
     text("tag", value, "one text, or None")
@@ -69,7 +69,7 @@ def tag(value: object) -> None:
 
 
 def keys(value: str | Iterable[str]) -> str | list[str]:
-    """The keys, to be gone through more than once."""
+    """Return the keys in a form that can be iterated more than once; refuse keys that are not text."""
     takes = "a text, or several texts"
     if isinstance(value, str):
         return value
@@ -82,7 +82,7 @@ def keys(value: str | Iterable[str]) -> str | list[str]:
 
 
 def properties(value: object) -> None:
-    """Refuse what is no mapping of texts to texts."""
+    """Refuse a value that is not a mapping of ``str`` to ``str``."""
     if not isinstance(value, Mapping):
         raise wrong("properties", value, "a mapping of texts to texts")
     for name, one in value.items():
@@ -91,7 +91,7 @@ def properties(value: object) -> None:
 
 
 def number(name: str, value: object, least: int | None = 0, most: int | None = None) -> None:
-    """Refuse what is no whole number, or out of range."""
+    """Refuse a value that is not an ``int`` or not between ``least`` and ``most``."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if not is_number or (least is not None and value < least) or (most is not None and value > most):  # type: ignore[operator]
         limits = f" from {least} {'on' if most is None else f'to {most}'}" if least is not None else ""
@@ -99,24 +99,24 @@ def number(name: str, value: object, least: int | None = 0, most: int | None = N
 
 
 def partitions(value: object) -> None:
-    """Refuse what is no number of partitions."""
+    """Refuse a value that is not a valid number of partitions."""
     number("partitions", value, 1, MAX_PARTITIONS)
 
 
 def seconds(name: str, value: object) -> None:
-    """Refuse what is no time to wait."""
+    """Refuse a value that is not a number of seconds, 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise wrong(name, value, "a number of seconds, 0 or more")
 
 
 def flag(name: str, value: object) -> None:
-    """Refuse what is neither true nor false."""
+    """Refuse a value that is not a ``bool``."""
     if not isinstance(value, bool):
         raise wrong(name, value, "True or False")
 
 
 def choice(name: str, value: object, kind: type[E], *, or_time: bool = False) -> None:
-    """Refuse what is no member of an enumeration, nor a time where that will do."""
+    """Refuse a value that is not a member of an enumeration; with ``or_time`` a ``datetime`` is allowed, too."""
     if isinstance(value, kind) or (or_time and isinstance(value, datetime)):
         return
     members = ", ".join(f"metaq.{kind.__name__}.{member.name}" for member in kind)
@@ -124,31 +124,31 @@ def choice(name: str, value: object, kind: type[E], *, or_time: bool = False) ->
 
 
 def time(name: str, value: object) -> None:
-    """Refuse what is no time."""
+    """Refuse a value that is not a ``datetime``."""
     if not isinstance(value, datetime):
         raise wrong(name, value, "a datetime")
 
 
 def function(name: str, value: object, does: str) -> None:
-    """Refuse what cannot be called."""
+    """Refuse a value that cannot be called."""
     if not isinstance(value, Callable):  # type: ignore[arg-type]
         raise wrong(name, value, f"a function that {does}")
 
 
 def folder(name: str, value: object) -> None:
-    """Refuse what is no path."""
+    """Refuse a value that is not a ``pathlib.Path``."""
     if not isinstance(value, Path):
         raise wrong(name, value, "a pathlib.Path")
 
 
 def queue(value: object) -> None:
-    """Refuse what is no partition of a topic on a broker."""
+    """Refuse a value that is not a ``MessageQueue``."""
     if not isinstance(value, MessageQueue):
         raise wrong("queue", value, "a metaq.MessageQueue, as partitions() gives them")
 
 
 def subscription(to: object, tags: object, sql: object) -> None:
-    """Refuse a topic, tags or a condition that are none."""
+    """Refuse an invalid topic, and tags or an SQL92 condition that are not text; expressions are not parsed here."""
     topic(to)
     text("tags", tags, _MOST_TAGS)
     if sql is not None:
@@ -156,7 +156,7 @@ def subscription(to: object, tags: object, sql: object) -> None:
 
 
 def message(content: object, its_tag: object, its_properties: object) -> None:
-    """Refuse a message that cannot be sent."""
+    """Refuse a message whose body, tag or properties cannot be sent."""
     body(content)
     tag(its_tag)
     properties(its_properties)

@@ -1,4 +1,4 @@
-"""The way in: ``connect``, and the client that it returns."""
+"""The entry point of the client library: ``connect``, and the client that it returns."""
 
 import re
 from datetime import datetime
@@ -48,26 +48,26 @@ def connect(
     tls: Tls = False,
     max_inflated_bytes: int = MAX_INFLATED_BYTES,
 ) -> "Client":
-    """A client of the brokers that are registered at ``address``; nothing is connected before it is needed.
+    """Return a client of the brokers that are registered at ``address``. It opens connections only when they are needed.
 
     Args:
-        address: of one or more registries: ``host:port``, ``host:port;host2:port`` or ``metaq://host:port;host2:port/``.
-            Without a port it is 9876. Or of ZooKeeper, which knows the registries and is connected at once, from threads
-            beside: ``zk://host:port,host2:port/``. Parameters may stand in the URL, user and password before the hosts:
+        address: one or more registries: ``host:port``, ``host:port;host2:port`` or ``metaq://host:port;host2:port/``; the
+            default port is 9876. Or ZooKeeper, which knows the registries: ``zk://host:port,host2:port/``; the client connects
+            to it at once, in the background. A URL may hold parameters, and user and password before the hosts:
             ``metaq://user:password@host/?timeout_s=3&tls=/etc/metaq/ca.pem``.
-        timeout_s: for each call as a whole, unless the call is told otherwise.
-        instance: what makes this client's id unique on this machine, and finds the offsets of a broadcast consumer again;
-            by default a new one for each client.
-        user: who asks, when the brokers have users; each request is signed.
+        timeout_s: the time limit of each call as a whole, unless the call has its own.
+        instance: a name that makes this client's id unique on this machine, and by which a broadcast consumer finds its
+            offsets again; by default a new one for each client.
+        user: the user's name, when the brokers have users; each request is then signed.
         password: the user's secret.
-        tls: speak TLS, and check certificates with those that this machine trusts; the name of a file (PEM) to check with
-            others, or a context. In a URL ``tls=true`` or the name of the file.
-        max_inflated_bytes: of the body of one message that is received compressed; a larger one comes as it is stored, with an
-            ``error``. By default 16 MiB, four times the largest message that brokers take.
+        tls: ``True`` to use TLS with the certificates that this machine trusts, the name of a file (PEM) with others, or a
+            context. In a URL ``tls=true`` or the name of the file.
+        max_inflated_bytes: the largest body that a compressed message may have once inflated; a larger one is returned as it is
+            stored, with an ``error``. By default 16 MiB, four times the largest message that brokers take.
 
     Raises:
         BadRequest: the address cannot be read.
-        ConfigError: ZooKeeper needs the package kazoo: the extra ``zookeeper``.
+        ConfigError: the package kazoo (the extra ``zookeeper``), which ZooKeeper needs, is not installed.
     """
     checks.text("address", address, "host:port of a registry, in one text")
     checks.seconds("timeout_s", timeout_s)
@@ -142,14 +142,15 @@ def _seconds(text: str) -> float:
 
 
 class Client:
-    """Producers, consumers and administration over shared connections; made by ``connect``, a context manager.
+    """A maker of producers, consumers and administration that share connections; made by ``connect``, a context manager.
 
     ::
 
         with metaq.connect("127.0.0.1:9876") as client:
             client.producer().send("orders", b"paid 2003", tag="paid")
 
-    Threads may share it, and all that it makes. Closing it closes all of them.
+    Threads may share it, its producers and its administration; consumers and XA sessions are for one thread at a time. Closing
+    it closes its group consumers and its connections, so that nothing that it made works any more, except XA sessions.
     """
 
     def __init__(self, core: Core) -> None:
@@ -165,30 +166,30 @@ class Client:
 
     @property
     def id(self) -> str:
-        """What brokers know it by: address@instance."""
+        """The id by which brokers know the client: ``address@instance``."""
         return self._core.id
 
     def close(self) -> None:
-        """Stop consumers, tell brokers what they still have to know, and close the connections."""
+        """Stop the consumers and save their offsets, unregister from the brokers, and close the connections."""
         self._checks.close()
         self._core.close()
 
     def producer(self, group: str = DEFAULT_GROUP) -> Producer:
-        """Sends messages. The group's name is for people, and for request and reply."""
+        """Return a producer. The group's name only serves administration, and request and reply."""
         self._core.check_open()
         return Producer(self._core, self._replies, group)
 
     def transaction_producer(self, group: str, execute: Execute, *, check: Check) -> TransactionProducer:
-        """Sends messages that are delivered if, and only if, a local transaction succeeds.
+        """Return a producer of messages that are delivered if, and only if, a local transaction succeeds.
 
         Args:
-            group: brokers may ask any producer of it what became of a transaction, so all of them must be able to tell.
-            execute: does the local transaction for a message; called by ``send`` with the message and its argument.
-            check: finds out what became of it, perhaps in another process; called on a thread of the client.
+            group: brokers may ask any producer of the group for the outcome of a transaction, so all of them must know it.
+            execute: runs the local transaction for a message; ``send`` calls it with the message and its argument.
+            check: finds out the outcome of a local transaction, perhaps of another process; called on a thread of the client.
 
         Raises:
-            ClientError: this client has one of the group already.
-            BadRequest: the group's name cannot be read.
+            ClientError: this client already has a transaction producer of the group.
+            BadRequest: the group's name is invalid.
         """
         self._core.check_open()
         return TransactionProducer(self._core, self._checks, group, execute, check)
@@ -207,22 +208,22 @@ class Client:
         max_reconsume_times: int = MAX_RECONSUME_TIMES,
         offsets_folder: Path = OFFSETS_FOLDER,
     ) -> SimpleConsumer:
-        """A member of a group, to be iterated over.
+        """Return a consumer, a member of a group that is iterated over.
 
         Args:
-            topic: need not exist yet. ``subscribe`` adds more.
-            group: its members share the messages; 1 to 120 letters, digits, and ``_ - % |``.
+            topic: the topic to consume; it need not exist yet. ``subscribe`` adds more.
+            group: the group whose members share the messages; 1 to 120 letters, digits, and ``_ - % |``.
             tags: ``*``, or tags with ``||`` between them.
             sql: an SQL92 condition on properties, in place of tags.
             model: with ``BROADCASTING`` every member gets every message, and keeps its offsets in a file in ``offsets_folder``.
             consume_from: where the group begins when it has no offset yet.
-            assign: who gets which queues; all members must use the same (``metaq.registry.assign``).
-            auto_commit: a message is done when the next one is asked for.
-            max_reconsume_times: after how many deliveries ``retry_later`` makes a dead letter.
+            assign: the strategy that assigns queues to members; all members must use the same (``metaq.registry.assign``).
+            auto_commit: mark a message as done when the next one is requested.
+            max_reconsume_times: how often a message is delivered again before ``retry_later`` makes it a dead letter.
 
         Raises:
             RouteNotFound: no registry answers.
-            BadRequest: a name or an expression cannot be read.
+            BadRequest: a name or an expression is invalid.
         """
         self._core.check_open()
         return SimpleConsumer(
@@ -255,14 +256,14 @@ class Client:
         max_reconsume_times: int | None = None,
         offsets_folder: Path = OFFSETS_FOLDER,
     ) -> PushConsumer:
-        """Call ``listener`` for each message, until the consumer is closed. See ``consumer`` for what is not said here.
+        """Call ``listener`` for each message, until the consumer is closed. The other parameters are those of ``consumer``.
 
         Args:
-            listener: returns when the message is consumed; raises to have it again later.
+            listener: returns when the message is consumed; raises to have it delivered again later.
             ordered: consume the messages of a partition one after the other.
-            threads: how many call the listener.
-            max_reconsume_times: how often a message fails before it becomes a dead letter; by default 16 times, and no limit
-                for an ordered consumer.
+            threads: the number of threads that call the listener.
+            max_reconsume_times: how often a failed message is delivered again before it becomes a dead letter; by default 16
+                times, and without limit for an ordered consumer.
         """
         self._core.check_open()
         return PushConsumer(
@@ -284,7 +285,7 @@ class Client:
     def pull_consumer(
         self, topic: str, group: str = PULL_GROUP, *, tags: str = EVERYTHING, sql: str | None = None
     ) -> PullConsumer:
-        """Reads chosen queues from chosen offsets. The group is only for offsets that are committed."""
+        """Return a consumer that reads chosen queues from chosen offsets. The group is only used for offsets it commits."""
         self._core.check_open()
         return PullConsumer(self._core, topic, group, tags=tags, sql=sql)
 
@@ -295,9 +296,9 @@ class Client:
         branch_timeout_s: int = DEFAULT_BRANCH_TIMEOUT_S,
         timeout_s: float | None = None,
     ) -> XaSession:
-        """Sends messages in XA branches (``metaq.XaSession``); each goes to a broker that takes messages for all ``topics``.
+        """Return a session that sends messages in XA branches; each goes to a broker that takes messages for all ``topics``.
 
-        See ``XaSession`` for the rest. It is closed by itself, not with the client.
+        See ``metaq.XaSession`` for the rest. Close the session separately: closing the client does not close it.
         """
         self._core.check_open()
         for topic in topics:
@@ -308,6 +309,6 @@ class Client:
         return XaSession(brokers, qualifier=qualifier, branch_timeout_s=branch_timeout_s, timeout_s=limit, access=access)
 
     def admin(self) -> Admin:
-        """Asks and changes topics, groups, offsets and brokers, and finds messages."""
+        """Return the administration of topics, groups, offsets and brokers, which also finds messages."""
         self._core.check_open()
         return Admin(self._core)

@@ -1,4 +1,4 @@
-"""What goes out of the client and what comes in: messages, where they are, and what a send returned."""
+"""The messages that a client sends and receives, and the result of a send."""
 
 import enum
 import zlib
@@ -36,7 +36,7 @@ DEAD_LETTER_PREFIX: Final = "%DLQ%"
 RESERVED: Final = frozenset(
     {KEYS, TAGS, DELAY, UNIQUE_KEY, SHARDING_KEY, RETRY_TOPIC, WAIT, REAL_TOPIC, REAL_QUEUE, TRANSACTION}
 )
-"""Properties that mean something to brokers or clients; they are set by parameters of their own, or by them alone."""
+"""Properties with a meaning for brokers or clients: they are set by parameters of their own, or only by brokers and clients."""
 
 COMPRESS_FROM_BYTES: Final = 4096
 _ZLIB_LEVEL: Final = 5
@@ -44,25 +44,25 @@ _SEPARATORS: Final = frozenset("\x01\x02")
 
 
 class SendStatus(enum.Enum):
-    """How safe an accepted message is. Whatever it says, the message is stored."""
+    """The durability of an accepted message. With any of these, the message is stored."""
 
     SEND_OK = 0
-    """As safe as the broker is set up to make it."""
+    """As durable as the broker is configured to make it."""
     FLUSH_DISK_TIMEOUT = 10
-    """Not known to be on the disk yet: lost if the broker's machine fails now."""
+    """Not known to be synced to disk yet: lost if the broker's machine fails now."""
     SLAVE_NOT_AVAILABLE = 11
-    """No replica is there to copy it."""
+    """No replica is available to copy it."""
     FLUSH_SLAVE_TIMEOUT = 12
     """Not known to be on a replica yet."""
 
 
 class SendResult(NamedTuple):
-    """Where an accepted message is."""
+    """The place and the status of an accepted message."""
 
     id: str
-    """Made by the client, and what consumers see as ``ReceivedMessage.id``."""
+    """The id that the client made; consumers see it as ``ReceivedMessage.id``."""
     offset_id: str
-    """Made by the broker: its address and the message's place in its log, in hexadecimal digits."""
+    """The id that the broker made: its address and the message's log offset, in hexadecimal digits."""
     queue: MessageQueue
     queue_offset: QueueOffset
     status: SendStatus
@@ -78,12 +78,15 @@ class OutgoingMessage(NamedTuple):
 
 
 class ReceivedMessage:
-    """A message as a consumer gets it; nothing of it can be changed."""
+    """A message as a consumer gets it; its attributes are read-only."""
 
     __slots__ = ("_body", "_found", "_head", "_most", "_properties", "_queue")
 
     def __init__(self, head: tuple[Any, ...], body: bytes, properties: bytes, queue: MessageQueue, most: int = 0) -> None:
-        """``head`` has the fields of ``metaq.protocol.record.HEADER``; ``most`` is that of ``inflated``, 0 for a plain body."""
+        """Make a message of a record: ``head`` has the fields of ``metaq.protocol.record.HEADER``.
+
+        ``most`` is the limit that ``inflated`` takes; 0 for a body that is not compressed.
+        """
         self._head = head
         self._body = body
         self._properties = properties
@@ -93,14 +96,14 @@ class ReceivedMessage:
 
     @property
     def topic(self) -> str:
-        """The topic that it was sent to, also of one that is delivered again or is a dead letter."""
+        """The topic that the message was sent to, even when it is delivered again or is a dead letter."""
         if self._queue.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
             return self.properties.get(RETRY_TOPIC, self._queue.topic)
         return self._queue.topic
 
     @property
     def queue(self) -> MessageQueue:
-        """Where it was read: for one that is delivered again, a queue of the group's retry topic."""
+        """The queue that it was read from; for a message that is delivered again, a queue of the group's retry topic."""
         return self._queue
 
     @property
@@ -109,26 +112,26 @@ class ReceivedMessage:
 
     @property
     def queue_offset(self) -> QueueOffset:
-        """Its number in ``queue``: 0, 1, 2, …"""
+        """Its offset in ``queue``: 0, 1, 2, …"""
         return QueueOffset(self._head[5])
 
     @property
     def log_offset(self) -> int:
-        """Its place in the log of its broker."""
+        """Its byte offset in the commit log of its broker."""
         return int(self._head[6])
 
     @property
     def body(self) -> bytes:
-        """As it was sent; a compressed one is inflated when it is asked for. With an ``error``, as it is stored."""
+        """The body as it was sent, or, with an ``error``, as it is stored. A compressed body is inflated on first access."""
         return self._body if self._found is None and not self._most else self._unpacked()[0]
 
     @property
     def error(self) -> DecodeError | None:
-        """Why ``body`` is not what was sent: it cannot be inflated, or does not have its checksum."""
+        """The reason why ``body`` is not what was sent (it cannot be inflated, or its checksum is wrong); else ``None``."""
         return None if self._found is None and not self._most else self._unpacked()[1]
 
     def _unpacked(self) -> tuple[bytes, DecodeError | None]:
-        """Inflate here and not when messages arrive: many bodies that are small may be more than memory together."""
+        """Return the inflated body or the error. Inflating all messages on arrival could need more memory than there is."""
         found = self._found
         if found is None:
             try:
@@ -140,17 +143,17 @@ class ReceivedMessage:
 
     @property
     def stored_size(self) -> int:
-        """Bytes of its body as it is stored, perhaps compressed."""
+        """The size of its body in bytes as it is stored, perhaps compressed."""
         return int(self._head[14])
 
     @property
     def flag(self) -> int:
-        """32 bits of the sender's own."""
+        """32 bits for the sender's own use."""
         return int(self._head[4])
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """All properties, those of brokers and clients among them."""
+        """All properties, including those of brokers and clients."""
         return _properties(self._properties)
 
     @property
@@ -159,12 +162,12 @@ class ReceivedMessage:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What it can be found by (``Admin.query_by_key``)."""
+        """The keys by which it can be found (``Admin.query_by_key``)."""
         return tuple(self.properties.get(KEYS, "").split())
 
     @property
     def id(self) -> str:
-        """The sender's id, the same through all deliveries; ``offset_id`` where the sender gave none."""
+        """The sender's id, which is the same in all deliveries; ``offset_id`` when the sender gave none."""
         return self.properties.get(UNIQUE_KEY) or self.offset_id
 
     @property
@@ -175,32 +178,32 @@ class ReceivedMessage:
 
     @property
     def born_ms(self) -> int:
-        """When it was sent, by the sender's clock."""
+        """The time at which it was sent, by the sender's clock, in milliseconds since 1970."""
         return int(self._head[8])
 
     @property
     def store_ms(self) -> int:
-        """When it was stored, by the broker's clock."""
+        """The time at which it was stored, by the broker's clock, in milliseconds since 1970."""
         return int(self._head[10])
 
     @property
     def reconsume_times(self) -> int:
-        """How often consuming it has failed before."""
+        """The number of earlier attempts to consume it, all of which failed."""
         return int(self._head[12])
 
     @property
     def delay_level(self) -> int:
-        """1 to 18 of a delayed message, else 0."""
+        """The delay level of a delayed message, 1 to 18; else 0."""
         level = self.properties.get(DELAY, "")
         return int(level) if level.isdecimal() else 0
 
     @property
     def is_request(self) -> bool:
-        """Whether its sender waits for a reply (``Producer.reply``)."""
+        """True when its sender waits for a reply (``Producer.reply``)."""
         return REPLY_TO in self.properties and CORRELATION_ID in self.properties
 
     def after_failures(self, failures: int) -> "ReceivedMessage":
-        """The same message, consuming which has failed so many times more."""
+        """Return the same message with ``reconsume_times`` raised by ``failures``."""
         if not failures:
             return self
         head = (*self._head[:12], self.reconsume_times + failures, *self._head[13:])
@@ -209,12 +212,12 @@ class ReceivedMessage:
         return copy
 
     def damaged(self, reason: str) -> "ReceivedMessage":
-        """The same message, known not to have the body that was sent."""
+        """Mark this message as damaged, with ``reason`` as its ``error``, and return it."""
         self._found = self._body, DecodeError(reason)
         return self
 
     def packed(self) -> tuple[bytes, int]:
-        """The body to send on, and its system flag; one with an ``error`` is sent on as it is stored."""
+        """Return the body to forward, and its system flag; a body with an ``error`` is forwarded as it is stored."""
         if self.error is None:
             return compressed(self.body)
         return self._body, self._head[7] & COMPRESSION
@@ -227,9 +230,9 @@ class ReceivedMessage:
 
 @lru_cache(maxsize=1024)
 def _properties(data: bytes) -> Mapping[str, str]:
-    """Most readers never ask for them, and who asks, asks often for the same."""
+    """Parse properties on access: most programs never read them, and those that do often read the same ones again."""
     pairs = parse(data.decode(errors="replace"))
-    pairs.pop(CHECKSUM, None)  # says something about the record, nothing about the message
+    pairs.pop(CHECKSUM, None)  # describes the record, not the message
     return MappingProxyType(pairs)
 
 
@@ -239,7 +242,7 @@ def _properties(data: bytes) -> Mapping[str, str]:
 def message_properties(
     unique_id: str, tag: str | None, keys: str | Iterable[str], properties: Mapping[str, str], delay_level: int = 0
 ) -> dict[str, str]:
-    """The properties that carry what a send was told. ``BadRequest`` names what cannot be carried."""
+    """Return the properties of a message to send. ``BadRequest`` names a parameter or a property that cannot be sent."""
     if reserved := RESERVED & properties.keys():
         raise BadRequest(f"property {min(reserved)} has a meaning of its own; use the parameter for it")
     if not 0 <= delay_level <= 18:
@@ -259,12 +262,12 @@ def message_properties(
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
-    """Properties as a request carries them; empty values cannot be carried, and mean the same as none."""
+    """Encode properties as a request carries them. Those with an empty value are left out: empty means the same as absent."""
     return "".join(f"{name}\x01{value}\x02" for name, value in properties.items() if value)
 
 
 def compressed(body: bytes) -> tuple[bytes, int]:
-    """The body to send and its system flag: compressed when it is long enough and that makes it shorter."""
+    """Return the body to send and its system flag; it is compressed from 4096 bytes on, if that makes it shorter."""
     if len(body) >= COMPRESS_FROM_BYTES:
         packed = zlib.compress(body, _ZLIB_LEVEL)
         if len(packed) < len(body):

@@ -1,1 +1,1 @@
-"""Deploying brokers and registries on several machines: what ``fabfile.py`` calls, and systemd units."""
+"""Deployment of brokers and registries to several machines, which ``fabfile.py`` calls, and systemd units."""

@@ -1,4 +1,4 @@
-"""``conf/cluster.yaml``: which brokers and registries run on which machines.
+"""``conf/cluster.yaml``: the machines, and the brokers and registries on each.
 
 ::
 
@@ -11,7 +11,7 @@
         broker: {data: /var/lib/metaq, listen: …}      settings of the broker there
         registry: {…}                                  settings of the registry there
 
-The settings are those of the broker itself (``metaq.config``), and are checked by it.
+The settings are those of the broker itself (``metaq.config``), and are checked in the same way.
 """
 
 import difflib
@@ -32,7 +32,7 @@ from metaq.deploy.unit import ABSOLUTE_PATH
 from metaq.errors import ConfigError
 
 FAST_PORT_BELOW: Final = 2
-"""A broker also listens that far below its remoting_listen."""
+"""A broker also listens on the port this far below its remoting_listen."""
 ELECTED: Final = "elected"
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -41,12 +41,12 @@ COMMANDS: Final[dict[Kind, str]] = {"broker": "serve", "registry": "registry"}
 ANY_HOST: Final = ("0.0.0.0", "::")  # noqa: S104 - not listened on
 LOOPBACK: Final = "127.0.0.1"
 
-# Paths and names are written into units, shell commands and files of supervisor.
+# Paths and names go unquoted into units, shell commands and files of supervisor.
 AbsolutePath = Annotated[str, StringConstraints(pattern=f"^{ABSOLUTE_PATH}$")]
 
 
 class HostSettings(BaseModel):
-    """One machine, and how it is reached."""
+    """The settings of one machine, and how it is reached."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -67,7 +67,7 @@ OF_ONE_HOST: Final = ("address", "broker", "registry")
 
 
 class ClusterSettings(BaseModel):
-    """The file, but for what all hosts have in common."""
+    """The settings of the file, except those that all hosts have in common."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -89,7 +89,7 @@ class Service:
     """The settings that the file gives it."""
     settings: Settings
     admin: str
-    """Who asks it, when it has users."""
+    """The user as whom fab asks it, when it has users."""
 
     def __str__(self) -> str:
         return f"{self.kind} on {self.host}"
@@ -101,34 +101,34 @@ class Service:
 
     @property
     def group(self) -> tuple[str, str]:
-        """The replicas that it belongs to."""
+        """The group of replicas that it belongs to: names of cluster and broker."""
         return self.settings.cluster_name, self.settings.broker_name
 
     @property
     def has_replicas(self) -> bool:
-        """Whether others may copy it, or it them."""
+        """True when it is a broker with replication: it may have slaves, or be one."""
         return self.kind == "broker" and self.settings.replication_listen != "none"
 
     @property
     def asked_at(self) -> str:
-        """HOST:PORT where it is asked how it is, on its own machine."""
+        """The HOST:PORT at which its own machine asks for its state."""
         name = "listen" if self.kind == "broker" else "registry_listen"
         return reachable(getattr(self.settings, name))
 
     @property
     def login(self) -> str:
-        """The options of a command on its machine that asks it."""
+        """The options for a command on its machine that logs in to it."""
         if not self.settings.users_file:
             return ""
         return f" --user {shlex.quote(self.admin)} --users-file {shlex.quote(self.settings.users_file)}"
 
     @property
     def registries(self) -> str:
-        """Where a command on its machine asks for brokers."""
+        """The addresses at which a command on its machine looks up brokers."""
         return self.settings.registries or reachable(self.settings.registry_listen)
 
     def addresses(self) -> list[tuple[str, str, int]]:
-        """Setting, host and port of everything that it listens on, whether the file names it or it is a default."""
+        """Return setting, host and port of everything that it listens on, whether set in the file or by default."""
         names = [name for name in Settings.model_fields if name.endswith("listen")]
         beside = "listen"
         if self.kind == "registry":
@@ -150,7 +150,7 @@ class Service:
         return found
 
     def text(self) -> str:
-        """Its configuration file: YAML, every value as JSON, which is YAML, too."""
+        """Return its configuration file: YAML, in which every value is JSON, which YAML includes."""
         return "".join(f"{name}: {json.dumps(value)}\n" for name, value in self.given.items())
 
 
@@ -165,20 +165,20 @@ class Host:
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """Everything that is deployed together."""
+    """All hosts and services that are deployed together."""
 
     settings: ClusterSettings
     hosts: tuple[Host, ...]
 
     @property
     def extras(self) -> str:
-        """Of the package, that its settings need."""
+        """The extras of the package that the settings need."""
         needed = any(service.settings.zookeeper for host in self.hosts for service in host.services)
         return "[zookeeper]" if needed else ""
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """``ConfigError`` names host and key."""
+        """Read the file. ``ConfigError`` names host and key."""
         try:
             return cls._of({name: given.value for name, given in read_yaml(file).items()})
         except ConfigError as error:
@@ -194,7 +194,7 @@ class Cluster:
         return cls(settings, hosts)
 
     def only(self, names: str) -> tuple[Host, ...]:
-        """Those of the hosts, all without a name; names with commas between. ``ConfigError`` names one that is unknown."""
+        """Return the hosts with these names, which are separated by commas; all for an empty text. ``ConfigError``."""
         if not names:
             return self.hosts
         wanted = [name.strip() for name in names.split(",")]
@@ -206,7 +206,7 @@ class Cluster:
 
 
 def address(key: str, value: str) -> tuple[str, int]:
-    """Host and port. A port that the system chooses would be another one after every restart."""
+    """Return host and port. ``ConfigError`` for port 0 too, which would be another port after every restart."""
     host, _, port = value.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"{key}: {value!r} is not HOST:PORT with a port from 1 to 65535")
@@ -214,15 +214,16 @@ def address(key: str, value: str) -> tuple[str, int]:
 
 
 def reachable(listen: str) -> str:
-    """Where its own machine reaches what listens there."""
+    """Return the address at which its own machine reaches a service that listens there."""
     host, _, port = listen.rpartition(":")
     return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}"  # noqa: S104 - not listened on
 
 
 def installed(host: str, kind: Kind, text: str, admin: str) -> Service:
-    """A service as its configuration file on the host says (``Service.text``).
+    """Return a service as its configuration file on the host defines it (``Service.text``).
 
-    Settings that this version does not know are left out: the file may be of another release. ``ConfigError`` for a value.
+    Settings that this version does not know are left out, as the file may be of another release. ``ConfigError`` for a bad
+    value.
     """
     given = {name: json.loads(value) for name, _, value in (line.partition(": ") for line in text.splitlines())}
     names = _names(kind)
@@ -284,7 +285,7 @@ def _service(host: str, kind: Kind, given: Mapping[str, Any], admin: str) -> Ser
 
 
 def _check_machines(hosts: Sequence[Host]) -> None:
-    """What shares a machine shares no folder and no port."""
+    """Raise ``ConfigError`` when hosts or services on one machine share a folder or a port."""
     machines: dict[tuple[str, int], list[Host]] = {}
     for host in hosts:
         machines.setdefault((host.settings.address, host.settings.ssh_port), []).append(host)
@@ -299,7 +300,7 @@ def _check_machines(hosts: Sequence[Host]) -> None:
 
 
 def _check_different(folders: Sequence[tuple[str, str, str]]) -> None:
-    """Each one as its key, its path, and who has it."""
+    """Raise ``ConfigError`` for a path that occurs twice. Each folder is its key, its path, and its owner."""
     seen: dict[str, str] = {}
     for key, said, who in folders:
         path = os.path.normpath(said)

@@ -1,4 +1,4 @@
-"""How services are: asked on their own machines, over their own ports, by the metaq that is installed there."""
+"""The health of services, asked on their own machines, over their own ports, by the metaq that is installed there."""
 
 import json
 import shlex
@@ -15,7 +15,7 @@ ANSWER_S: Final = 60
 
 
 class Look(NamedTuple):
-    """What a service says of itself."""
+    """A service's answer about its state."""
 
     answers: bool
     problem: str
@@ -28,17 +28,17 @@ class Look(NamedTuple):
         return str(self.stats.get("role", ""))
 
     def holds_in_sync(self, replica: int) -> bool:
-        """Whether this master counts a slave as in sync."""
+        """Return whether this master counts a slave as in sync."""
         return self.stats.get(f"slave_{replica}_in_sync") == "yes"
 
 
 def metaq(machine: Machine) -> str:
-    """The command on that machine."""
+    """Return the command on that machine."""
     return f"{machine.folder}/current/venv/bin/metaq"
 
 
 def look(machine: Machine, service: Service) -> Look:
-    """Ask a service how it is."""
+    """Ask a service for its state."""
     command = f"{metaq(machine)}{service.login} stats --json --broker {shlex.quote(service.asked_at)}"
     code, output, errors = machine.attempt(command, deadline_s=ANSWER_S)
     if code:
@@ -52,21 +52,24 @@ class Group:
     """The replicas of one broker, or a broker without any."""
 
     def __init__(self, members: Mapping[Service, Machine], present: Mapping[Service, Service]) -> None:
-        """``present``: what each one is now: asked where it listens until it is restarted, however it is to be then."""
+        """Take the members with their machines.
+
+        ``present`` has each member's settings as it runs now: until its restart it is asked where it listens now.
+        """
         self.members = members
         self._present = present
 
     def looks(self) -> dict[Service, Look]:
-        """How all of them are."""
+        """Ask all members for their states."""
         return {service: look(machine, self._present[service]) for service, machine in self.members.items()}
 
     def master(self, looks: Mapping[Service, Look]) -> Service | None:
-        """The one that says it is."""
+        """Return the member that says it is the master; ``None`` when none does, or several do."""
         masters = [service for service, found in looks.items() if found.role == "master"]
         return masters[0] if len(masters) == 1 else None
 
     def problem(self, looks: Mapping[Service, Look]) -> str:
-        """The first reason why the group is not whole; empty when all serve, and all slaves are in sync."""
+        """Return the first reason why the group is not whole; empty when all members serve, and all slaves are in sync."""
         for service, found in looks.items():
             if not found.answers:
                 return f"{service.host}: does not answer: {found.problem}"
@@ -93,7 +96,7 @@ class Group:
         return looks
 
     def hand_over(self, master: Service, deadline_s: float) -> Service:
-        """Have another replica elected while the master lives; returns that one, when the group is whole again."""
+        """Have another replica elected while the master lives. Return the new master when the group is whole again."""
         machine, present = self.members[master], self._present[master]
         words = ("cluster", "handover", present.settings.broker_name, "--yes", "--registry", present.registries)
         machine.run(f"{metaq(machine)}{present.login} {shlex.join(words)}", what="the hand-over")
@@ -105,12 +108,12 @@ class Group:
 
     @property
     def is_elected(self) -> bool:
-        """Whether another replica can take over without a pause."""
+        """True when another replica can take over without a pause."""
         return len(self.members) > 1 and all(self._present[service].settings.role == ELECTED for service in self.members)
 
 
 def groups_of(members: Iterable[tuple[Service, Machine]], present: Mapping[Service, Service]) -> list[Group]:
-    """Brokers that share a name are one group, in the order of the file."""
+    """Return the brokers grouped by name, in the order of the file."""
     found: dict[tuple[str, str], dict[Service, Machine]] = {}
     for service, machine in members:
         found.setdefault(service.group, {})[service] = machine

@@ -1,6 +1,6 @@
 """One machine, over SSH: its commands and files. Only this module knows fabric.
 
-A host key that is not known is refused, also that of a jump host: ``ssh`` to the host once, or name a ``known_hosts`` file.
+An unknown host key is refused, also that of a jump host: ``ssh`` to the host once, or name a ``known_hosts`` file.
 """
 
 import json
@@ -22,13 +22,13 @@ PROBE: Final = Path(__file__).with_name("probe.py")
 
 
 class Machine:
-    """Commands on one host. Every failure is a ``DeployFailed`` that begins with the host's name."""
+    """A connection for commands on one host. Every failure is a ``DeployFailed`` that begins with the host's name."""
 
     def __init__(self, host: Host) -> None:
-        """Nothing is connected before the first command."""
+        """Prepare the connection, which opens at the first command."""
         self.host = host
         self.folder = host.settings.folder
-        # paramiko writes what it meets to its own log; what matters is raised
+        # paramiko also logs the errors that it raises
         logging.getLogger("paramiko").setLevel(logging.CRITICAL)
         settings = host.settings
         keys = {"key_filename": settings.ssh_key} if settings.ssh_key else {}
@@ -48,11 +48,11 @@ class Machine:
         return self.host.name
 
     def fail(self, reason: object) -> DeployFailed:
-        """What to raise."""
+        """Return the error to raise for this host."""
         return DeployFailed(f"{self.host.name}: {reason}")
 
     def run(self, command: str, *, what: str = "", deadline_s: float = COMMAND_S) -> str:
-        """Standard output of a shell command; ``DeployFailed`` when it fails. ``what`` says what it was for."""
+        """Return the standard output of a shell command; ``DeployFailed`` when it fails. ``what`` names it in that error."""
         code, output, errors = self.attempt(command, deadline_s=deadline_s)
         if code:
             said = (errors.strip() or output.strip() or "it said nothing").splitlines()
@@ -60,7 +60,10 @@ class Machine:
         return output
 
     def attempt(self, command: str, *, deadline_s: float = COMMAND_S) -> tuple[int, str, str]:
-        """Exit code, standard output and error of a shell command."""
+        """Return exit code, standard output and error of a shell command.
+
+        ``DeployFailed`` only without SSH, or when it takes longer than ``deadline_s``.
+        """
         try:
             done = self._connection.run(command, hide=True, warn=True, in_stream=False, timeout=deadline_s)
         except CommandTimedOut as error:
@@ -70,14 +73,14 @@ class Machine:
         return done.exited, done.stdout, done.stderr
 
     def upload(self, local: Path, remote: str) -> None:
-        """Copy one file."""
+        """Copy one file to the machine."""
         try:
             self._connection.put(str(local), remote)
         except (SSHException, OSError, EOFError) as error:
             raise self.fail(f"cannot write {remote}: {error}") from error
 
     def probe(self, questions: dict[str, Any]) -> dict[str, Any]:
-        """What the machine is like (``metaq.deploy.probe``)."""
+        """Return facts about the machine (``metaq.deploy.probe``). ``DeployFailed`` when it has no Python that runs."""
         words = (self.host.settings.python, "-c", PROBE.read_text("utf-8"), json.dumps(questions))
         code, output, errors = self.attempt(shlex.join(words))
         if code in (126, 127):
@@ -90,7 +93,7 @@ class Machine:
         return facts
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._connection.close()
 
     def _unreachable(self, error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What a machine is like: run there by its own Python, as ``python3 -c SOURCE QUESTIONS``, and changes nothing.
+"""The probe of a machine: run there by its own Python, as ``python3 -c SOURCE QUESTIONS``; it changes nothing.
 
 It has to run on any Python 3, however old, and prints one line of JSON.
 """
@@ -14,14 +14,14 @@ import sysconfig
 
 
 def nearest(path: str) -> str:
-    """The path, or what is above it that exists; maybe a link that leads nowhere."""
+    """Return the path, or its nearest parent that exists; maybe a link whose target does not."""
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return path
 
 
 def folder(path: str) -> "dict[str, object]":
-    """Whether a folder can be made or used, and how much room there is."""
+    """Return whether a folder can be made or used, and how much room there is."""
     there = nearest(path)
     problem = None
     if not os.path.exists(there):
@@ -42,7 +42,7 @@ def folder(path: str) -> "dict[str, object]":
 
 
 def taken(host: str, port: int) -> "str | None":
-    """Why nobody can listen there now, or nothing."""
+    """Return why no process can listen there now, or ``None``."""
     probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,7 +56,7 @@ def taken(host: str, port: int) -> "str | None":
 
 
 def user_problem(name: str) -> "str | None":
-    """Why services cannot run as a user, or nothing."""
+    """Return why services cannot run as a user, or ``None``."""
     if not name:
         return None
     try:
@@ -67,7 +67,7 @@ def user_problem(name: str) -> "str | None":
 
 
 def read(path: str) -> str:
-    """A file's text; empty when it is not there."""
+    """Return a file's text; empty when it cannot be read."""
     try:
         with open(path) as file:
             return file.read()
@@ -76,22 +76,22 @@ def read(path: str) -> str:
 
 
 def link(path: str) -> str:
-    """The release that a link leads to; empty when it is not there."""
+    """Return the release that a link leads to; empty when there is no link."""
     return os.path.basename(os.readlink(path)) if os.path.islink(path) else ""
 
 
 def normal(path: str) -> str:
-    """A path as settings have it, by which it is looked up."""
+    """Return a path as settings have it, by which it is looked up."""
     return str(pathlib.PurePosixPath(path))
 
 
 def configuration(home: str) -> "dict[str, str]":
-    """Of a release, by kind."""
+    """Return the configuration files of a release, by kind."""
     return {kind: read(os.path.join(home, "conf", kind + ".yaml")) for kind in ("broker", "registry")}
 
 
 def main() -> None:
-    """Answer."""
+    """Answer the questions with one line of JSON."""
     asked = json.loads(sys.argv[1])
     home = asked["folder"]
     folder_of_releases = os.path.join(home, "releases")

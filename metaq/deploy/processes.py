@@ -1,4 +1,4 @@
-"""What looks after the processes of a host: systemd, or supervisor where there is none.
+"""The process manager of a host: systemd, or supervisor where there is none.
 
 ======================  =============================================  =================================================
                         systemd                                        supervisor
@@ -27,7 +27,7 @@ RESTARTING: Final = "restarting"
 STOPPED: Final = "stopped"
 FAILED: Final = "failed"
 DOWN: Final = (RESTARTING, STOPPED, FAILED)
-"""Nothing is there that could serve."""
+"""States without a process that could serve."""
 
 UNITS: Final = "/etc/systemd/system"
 
@@ -63,7 +63,7 @@ except xmlrpc.client.Fault as fault:
         raise
     print("{expected}")
 """
-# supervisorctl would wait for startsecs, and names no process that it takes for starting
+# not by supervisorctl, which would wait for startsecs, and shows no process id while it counts as starting
 START: Final = 'server.startProcess("{kind}", False)'
 LOOK: Final = 'print("{{statename}} {{pid}}".format(**server.getProcessInfo("{kind}")))'
 RETIRE: Final = 'server.stopProcessGroup("{kind}"); server.removeProcessGroup("{kind}")'
@@ -100,45 +100,45 @@ stdout_logfile_backups=3
 
 
 def _others(services: Sequence[Service]) -> list[Kind]:
-    """The kinds that a host does not run."""
+    """Return the kinds that a host does not run."""
     return [kind for kind in COMMANDS if all(service.kind != kind for service in services)]
 
 
 def command_line(folder: str, kind: Kind) -> str:
-    """What runs: of whichever release is the current one."""
+    """Return the command of a service, which runs whichever release is current."""
     return f"{folder}/current/venv/bin/metaq {COMMANDS[kind]} --config {folder}/current/conf/{kind}.yaml"
 
 
 class Process(NamedTuple):
-    """What a manager says of a service."""
+    """The state of a service according to its manager."""
 
     state: str
     """``running``, ``starting``, ``stopping``, ``restarting``, ``stopped`` or ``failed``."""
     pid: int
-    """0 without a process."""
+    """Its process id; 0 without a process."""
 
 
 class Processes(Protocol):
-    """The services of one host."""
+    """The services of one host, as its manager sees them."""
 
     def install(self, services: Sequence[Service]) -> None:
-        """Make them known, and stop and forget what is none of them any more; nothing else that runs is touched."""
+        """Configure the services; stop and forget those that are no longer among them. No other process is touched."""
         ...
 
     def start(self, kind: Kind) -> None:
-        """Start one, unless it is started already, without waiting until it serves."""
+        """Start a service, unless it has been started already. Do not wait until it serves."""
         ...
 
     def stop(self, kind: Kind) -> None:
-        """Stop it in order, and start it no more; returns when it has ended, at once when it does not run."""
+        """Stop a service in order, and do not restart it. Return when it has ended; at once when it does not run."""
         ...
 
     def look(self, kind: Kind) -> Process:
-        """How it is now."""
+        """Return its state now."""
         ...
 
     def log(self, kind: Kind, lines: int) -> str:
-        """The end of what it has written to standard error."""
+        """Return the last lines of its log."""
         ...
 
 
@@ -153,7 +153,7 @@ class Systemd:
         for kind in _others(services):
             file = f"{UNITS}/metaq-{kind}.service"
             forget = f"systemctl disable --now --quiet metaq-{kind} && rm {file}"
-            # the unit may be of somebody else, with another folder
+            # a unit of this name may belong to another installation, in another folder
             machine.run(f"if grep -qs {machine.folder}/current/ {file}; then {forget}; fi", what=f"forgetting the {kind}")
         for service in services:
             line = command_line(machine.folder, service.kind)
@@ -183,7 +183,7 @@ class Systemd:
 
 
 class Supervisor:
-    """One supervisord in FOLDER/supervisor, with an environment of its own: it outlives every release."""
+    """One supervisord in FOLDER/supervisor, in an environment of its own, as it outlives every release."""
 
     def __init__(self, machine: Machine, open_files: int) -> None:
         self._machine = machine
@@ -198,7 +198,7 @@ class Supervisor:
         for service in services:
             line = command_line(machine.folder, service.kind)
             text += PROGRAM.format(kind=service.kind, command=line, folder=machine.folder, user=user)
-        # supervisord hears of it when a program is started: the update of one that runs would restart it
+        # supervisord reads it when a program is started: an update of a running program would restart it
         machine.run(
             f"printf %s {shlex.quote(text)} > {home}/supervisord.conf && mkdir -p {machine.folder}/log",
             what="configuring supervisor",
@@ -208,7 +208,7 @@ class Supervisor:
 
     def start(self, kind: Kind) -> None:
         control, home = self._control, self._home
-        # supervisord starts everything that it knows when it is started itself, and what is new when it hears of it
+        # supervisord starts all its programs when it starts itself, and a new program at its update
         self._machine.run(
             f"if {control} pid >/dev/null 2>&1; then {control} update {kind} && {self._call(START, kind, 'ALREADY_STARTED')}; "
             f"else {home}/venv/bin/supervisord -c {home}/supervisord.conf; fi",
@@ -230,7 +230,7 @@ class Supervisor:
         return Process(PROGRAM_STATES[said[0]], int(said[1]))
 
     def _call(self, call: str, kind: Kind, expected: str) -> str:
-        """A command that calls supervisord; a fault with the name ``expected`` is no failure."""
+        """Return a command that calls supervisord; a fault with the name ``expected`` is no failure."""
         script = CALL.format(home=self._home, call=call.format(kind=kind), expected=expected)
         return f"{self._home}/venv/bin/python -c {shlex.quote(script)}"
 
@@ -239,7 +239,7 @@ class Supervisor:
 
 
 def processes_of(machine: Machine, facts: Mapping[str, Any]) -> Processes:
-    """Those that the host's settings choose; ``DeployFailed`` when it has not got them."""
+    """Return the manager that the host's settings choose; ``DeployFailed`` when the host lacks it."""
     wanted = machine.host.settings.processes
     able = facts["systemd"] and facts["root"]
     if wanted == "systemd" and not able:

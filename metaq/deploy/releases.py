@@ -6,9 +6,9 @@
       releases/0.1.0-1f3c…/
         venv/               an environment with metaq, made from wheels without any package index
         conf/broker.yaml    what cluster.yaml says of this host
-        complete            written last: the format of its data, who fab asks as; what has none is a leftover, and is made anew
+        complete            written last: data format and fab's user; a folder without it is a leftover, and is made anew
       current               → releases/0.1.0-1f3c…, switched by a rename
-      previous              → what ran everywhere before it, where a rollback goes
+      previous              → the release that ran everywhere before it, for a rollback
       supervisor/  log/     where there is no systemd
 """
 
@@ -44,14 +44,14 @@ def _about(release: Release, admin: str) -> str:
 
 
 class Releases:
-    """Those of one machine."""
+    """The releases on one machine."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._folder = machine.folder
 
     def install(self, release: Release, admin: str, *, supervisor: bool) -> None:
-        """Upload and unpack a release, unless it is there; what runs is not touched. What fails is taken away again."""
+        """Upload and unpack a release, unless it is there. Running services are not touched; a failed release is removed."""
         machine, home = self._machine, f"{self._folder}/releases/{release.name}"
         try:
             self._upload(release, home)
@@ -92,7 +92,7 @@ class Releases:
         self._machine.run(f"sh -c {shlex.quote(script)}", what=f"installing {packages}")
 
     def make_data_folders(self, services: Sequence[Service]) -> None:
-        """Those that are not there yet; others can read neither them nor what is in them."""
+        """Make the data folders that do not exist yet; other users can read neither them nor the files in them."""
         owner = self._machine.host.settings.user
         for service in services:
             data = service.settings.data
@@ -101,7 +101,7 @@ class Releases:
             self._machine.run(f"{{ [ -d {data} ] || {{ {make}; }}; }}{own}", what="making the data folder")
 
     def of(self, pid: int) -> str:
-        """The release whose Python a process is; empty for none, and for a process that has ended."""
+        """Return the release whose Python a process runs; empty for another process, and for one that has ended."""
         code, words, _ = self._machine.attempt(f"cat /proc/{pid}/cmdline")
         before, _, rest = words.partition(f"{self._folder}/releases/")
         return rest.partition("/")[0] if code == 0 and not before else ""
@@ -111,11 +111,11 @@ class Releases:
         self._link("current", name)
 
     def remember(self, name: str) -> None:
-        """Where a rollback goes."""
+        """Make a release the one that a rollback goes to."""
         self._link("previous", name)
 
     def forget(self) -> None:
-        """Nothing ran before the current one, as far as a rollback is concerned."""
+        """Leave no release for a rollback to go to."""
         self._machine.run(f"rm -f {self._folder}/previous")
 
     def _link(self, link: str, name: str) -> None:
@@ -125,12 +125,12 @@ class Releases:
         )
 
     def mark_newest(self, release: Release, admin: str) -> None:
-        """It was deployed now, whenever it was installed."""
+        """Record that a release was deployed now, whenever it was installed."""
         complete = f"{self._folder}/releases/{release.name}/complete"
         self._machine.run(f"printf %s {shlex.quote(_about(release, admin))} > {complete}.new && mv {complete}.new {complete}")
 
     def prune(self, known: Sequence[str], used: Collection[str], keep: int) -> Sequence[str]:
-        """Delete the oldest ones beyond ``keep``, but for those that are used; returns the names of those deleted.
+        """Delete the oldest releases beyond ``keep``, except those in use. Return the names of those deleted.
 
         ``known``: all that were there, the oldest first.
         """

@@ -1,4 +1,4 @@
-"""One service at a time: started, stopped, or restarted behind the back of clients."""
+"""Rolling starts, stops and restarts of services: one at a time, so that replicas keep serving clients during a restart."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,17 +14,17 @@ LOG_LINES: Final = 5
 
 Say = Callable[[str], None]
 Change = Callable[[Node], None]
-"""What is done on a machine before one of its services is started or restarted; may be done twice."""
+"""A change on a machine before one of its services is started or restarted; it may be made twice."""
 
 
 class Roll:
-    """The services of some machines: registries first, then groups of replicas, each one its slaves first.
+    """The services of some machines in their order: registries first, then groups of replicas, in each the slaves first.
 
-    A service is asked by the settings that its process was started with, until it is started with those that it is to have.
+    A service is asked by the settings that its process was started with, until the roll starts it with its new ones.
     """
 
     def __init__(self, nodes: Sequence[Node], deadline_s: float, say: Say, *, complete: bool = True) -> None:
-        """``complete``: these are all hosts, so that groups of replicas can be whole."""
+        """Take the services of ``nodes``. ``complete``: these are all hosts, so that groups of replicas can be whole."""
         self._complete = complete
         self._nodes = {service: node for node in nodes for service in node.services}
         self._present = {service: node.present(service) or service for service, node in self._nodes.items()}
@@ -35,7 +35,10 @@ class Roll:
         self.registries = [service for service in self._nodes if service.kind == "registry"]
 
     def obstacles(self) -> list[str]:
-        """What keeps a roll from beginning: something that runs and does not answer, users in a part of a group only."""
+        """Return what prevents a roll.
+
+        These are services that run and do not answer, and groups where a service would change between having users and not.
+        """
         down, problems = self._find_down()
         for group in self.groups:
             running = [service for service in group.members if service not in down]
@@ -49,15 +52,16 @@ class Roll:
         return problems
 
     def unwhole(self) -> list[str]:
-        """Groups that serve, and are not whole: no member of such a one may be stopped."""
+        """Return the problems of groups whose members all answer but are not all in sync: no member of these may be stopped."""
         looks = [(group, group.looks()) for group in self.groups]
         serving = [(group, found) for group, found in looks if all(look.answers for look in found.values())]
         return [problem for group, found in serving if (problem := group.problem(found))]
 
     def start(self, change: Change) -> set[Service]:
-        """Start what does not run, one at a time; returns that, when it serves and, of a complete roll, all groups are whole.
+        """Start services that do not run, one at a time, and return them.
 
-        ``DeployFailed`` for what runs and does not answer: stopping that is for somebody who knows why.
+        It returns when they serve and, in a complete roll, their groups are whole. ``DeployFailed`` for a service that runs and
+        does not answer: stopping it is left to a person who knows why.
         """
         down, problems = self._find_down()
         if problems:
@@ -65,11 +69,11 @@ class Roll:
         changed: set[str] = set()
         for service in down:
             node = self._nodes[service]
-            if node.host.name not in changed:  # else a supervisord may have started this one, too: it is left to go on
+            if node.host.name not in changed:  # else a supervisord may have started this one, too: it is left running
                 changed.add(node.host.name)
                 for other in down:
                     if self._nodes[other] is node:
-                        node.processes.stop(other.kind)  # one that is started again and again has its next try with what is new
+                        node.processes.stop(other.kind)  # one in a restart loop has its next try with the change
                 change(node)
             self._say(f"{node.host.name}: start {service.kind}")
             self._start_one(service)
@@ -79,7 +83,7 @@ class Roll:
         return set(down)
 
     def restart(self, change: Change, services: Iterable[Service]) -> None:
-        """Restart services, one at a time; ``DeployFailed`` at the first that does not come back, and names the rest."""
+        """Restart services, one at a time. ``DeployFailed`` at the first that does not come back; it names the rest."""
         pending = [service for service in self._ordered() if service in set(services)]
         try:
             for service in [service for service in pending if service.kind == "registry"]:
@@ -92,7 +96,7 @@ class Roll:
             raise DeployFailed(f"{error}\nstopped here; still to do: {rest}") from error
 
     def stop(self) -> None:
-        """Slaves, then masters, then registries: nobody is elected for nothing."""
+        """Stop slaves, then masters, then registries, so that no needless election takes place."""
         for group in self.groups:
             looks = group.looks()
             for service in sorted(group.members, key=lambda service: looks[service].role == "master"):
@@ -104,7 +108,7 @@ class Roll:
         return bool(self._present[service].settings.users_file)
 
     def _find_down(self) -> tuple[list[Service], list[str]]:
-        """What does not run, in the order in which it is started; and why some cannot be said to run or not."""
+        """Return the services that do not run, in starting order, and the reasons why some cannot be judged."""
         down, problems = [], []
         for service in self._ordered():
             try:
@@ -115,14 +119,17 @@ class Roll:
         return down, problems
 
     def _is_down(self, service: Service) -> bool:
-        """Whether its manager says so; what starts is waited for. ``DeployFailed`` when its port says something else."""
+        """Return whether the process manager says that it does not run, after waiting for one that starts.
+
+        ``DeployFailed`` when its port contradicts the manager.
+        """
         node, kind, end = self._nodes[service], service.kind, time.monotonic() + self._deadline_s
         if not node.current:
             return True
         while True:
             before = node.processes.look(kind).state
             found = look(node.machine, self._present[service])
-            settled = before == node.processes.look(kind).state  # else it has changed while it was asked
+            settled = before == node.processes.look(kind).state  # else its state changed during the question
             if settled and before in DOWN:
                 if found.answers:
                     reason = f"{kind} answers, and what looks after it says that it has {before}"
@@ -165,7 +172,7 @@ class Roll:
             node.processes.stop(service.kind)
 
     def _start_one(self, service: Service) -> None:
-        """Returns when it serves."""
+        """Start a service and wait until it serves. ``DeployFailed`` with the end of its log when it does not in time."""
         node, end = self._nodes[service], time.monotonic() + self._deadline_s
         self._present[service] = service
         node.processes.start(service.kind)

@@ -1,4 +1,4 @@
-"""Whether a deployment can be done: everything is looked at on every host before anything is changed on any."""
+"""The checks before a deployment: every host is looked at before any host is changed."""
 
 import contextlib
 import json
@@ -17,18 +17,18 @@ from metaq.errors import ConfigError, DeployFailed
 LEAST_PYTHON: Final = [3, 11]
 MIB: Final = 1024**2
 ENVIRONMENT_BYTES: Final = 40 * MIB
-"""Of a release, beside what its wheels hold: bytecode, scripts."""
+"""Room for a release beside the files of its wheels: bytecode, scripts."""
 
 
 class Node(NamedTuple):
-    """A machine, and what a look at it has shown."""
+    """A machine, and the facts that a look at it has found."""
 
     machine: Machine
     facts: Mapping[str, Any]
     processes: Processes
     releases: Releases
     services: tuple[Service, ...]
-    """Those that it is to run."""
+    """The services that it is to run."""
 
     @property
     def host(self) -> Host:
@@ -45,11 +45,11 @@ class Node(NamedTuple):
         return str(self.facts["previous"])
 
     def runs(self, kind: Kind) -> str:
-        """The release that the process of a service was started of; empty without a process."""
+        """Return the release from which a service's process was started; empty without a process."""
         return self.releases.of(self.processes.look(kind).pid) if self.current else ""
 
     def of_release(self, name: str) -> "Node":
-        """To run what a release has there; ``DeployFailed`` when it does not know one of the services."""
+        """Return the node with its services as a release defines them; ``DeployFailed`` when the release lacks one."""
         services = [self.installed(name, service) for service in self.services]
         missing = [str(service) for service, found in zip(self.services, services, strict=True) if found is None]
         if missing:
@@ -57,11 +57,17 @@ class Node(NamedTuple):
         return self._replace(services=tuple(service for service in services if service is not None))
 
     def present(self, service: Service) -> Service | None:
-        """A service as its process was started; without one as it would be, if it ever was deployed."""
+        """Return a service as its process was started; without a process, as the current release has it.
+
+        ``None`` for a service that is in neither.
+        """
         return self.installed(self.runs(service.kind) or self.current, service)
 
     def installed(self, name: str, service: Service) -> Service | None:
-        """A service as a release has it. It is asked as today's admin, who may be renamed; without one as the release's."""
+        """Return a service as a release has it; ``None`` when the release lacks it.
+
+        It is asked as today's admin, whose name may have changed; without one as the release's.
+        """
         text = self.facts["configurations"].get(name, {}).get(service.kind, "")
         if not text:
             return None
@@ -71,13 +77,13 @@ class Node(NamedTuple):
             raise self.machine.fail(f"the {service.kind} of {name}: {error}") from error
 
     def about(self, name: str) -> dict[str, Any]:
-        """What was written when a release was installed: ``format``, ``admin``."""
+        """Return what was recorded when a release was installed: ``format``, ``admin``."""
         about: dict[str, Any] = json.loads(self.facts["complete"][name])
         return about
 
     @classmethod
     def look(cls, machine: Machine) -> Self:
-        """Ask a machine; ``DeployFailed`` when it cannot be reached, or cannot do what its settings say."""
+        """Ask a machine; ``DeployFailed`` when it cannot be reached, or cannot do what its settings require."""
         host = machine.host
         data = [str(service.settings.data) for service in host.services]
         addresses = [(name, port) for service in host.services for _, name, port in service.addresses()]
@@ -102,13 +108,13 @@ def surveyed(hosts: Sequence[Host]) -> Iterator[list[Node]]:
 
 
 def refuse(problems: Sequence[str]) -> None:
-    """``DeployFailed`` with all of them, when there is any."""
+    """Raise ``DeployFailed`` with all problems, if there are any."""
     if problems:
         raise DeployFailed("\n".join((*problems, "nothing was changed on any host")))
 
 
 def problems_of(cluster: Cluster, nodes: Sequence[Node], release: Release) -> list[str]:
-    """Every reason not to begin, with its host."""
+    """Return every reason not to begin, each with its host."""
     problems = []
     for node in nodes:
         found = [*_of_python(node), *_of_user(node), *_of_room(node, release), *_of_ports(node)]
@@ -117,7 +123,7 @@ def problems_of(cluster: Cluster, nodes: Sequence[Node], release: Release) -> li
 
 
 def problems_of_formats(nodes: Sequence[Node], ours: int) -> list[str]:
-    """Data of another format than a release reads, with its host."""
+    """Return the data folders whose format differs from the one that a release reads, each with its host."""
     problems = []
     for node in nodes:
         for service in node.services:
@@ -153,7 +159,10 @@ def _of_user(node: Node) -> Iterator[str]:
 
 
 def _of_room(node: Node, release: Release) -> Iterator[str]:
-    """A release needs its wheels twice, packed and not; a new data folder two segments of the log."""
+    """Yield a problem for each disk with too little room.
+
+    A release needs its wheels twice packed and once unpacked; a new data folder two segments of the log.
+    """
     needed: dict[int, int] = {}
     home = node.facts["home"]
     if release.name not in node.facts["releases"]:

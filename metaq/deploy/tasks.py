@@ -1,4 +1,4 @@
-"""What ``fabfile.py`` offers. Each raises ``DeployFailed`` or ``ConfigError`` with the host and the reason."""
+"""The tasks of ``fabfile.py``; each raises ``DeployFailed`` or ``ConfigError`` with the host and the reason."""
 
 import contextlib
 import tempfile
@@ -20,7 +20,7 @@ MIB: Final = 1024**2
 
 
 def deploy(cluster: Cluster, say: Say, *, dry_run: bool = False) -> None:
-    """Install a release on all hosts, then start or restart what is not of it, one at a time."""
+    """Install a release on all hosts, then start or restart each service that runs another one, one at a time."""
     with tempfile.TemporaryDirectory(prefix="metaq-release-") as folder, surveyed(cluster.hosts) as nodes:
         release = build(cluster, Path(folder))
         roll = Roll(nodes, cluster.settings.start_deadline_s, say)
@@ -46,7 +46,7 @@ def deploy(cluster: Cluster, say: Say, *, dry_run: bool = False) -> None:
 
 
 def rollback(cluster: Cluster, say: Say, *, to: str = "") -> None:
-    """Go back to the release that ran everywhere before this one, or to a named one, with the configuration that it had."""
+    """Go back to the release that ran everywhere before this one, or to ``to``, with the configuration of that release."""
     with surveyed(cluster.hosts) as nodes:
         kept = [name for name in nodes[0].facts["releases"] if all(name in node.facts["releases"] for node in nodes)]
         before = {node.previous for node in nodes}
@@ -66,9 +66,9 @@ def rollback(cluster: Cluster, say: Say, *, to: str = "") -> None:
 
 
 def _remember(nodes: Sequence[Node], name: str) -> str:
-    """Keep what runs everywhere, when it is another one, for a rollback; returns it.
+    """Record the release that runs everywhere, if it is not ``name``, as the one to roll back to. Return it, or an empty name.
 
-    While hosts differ, a deployment has not come to its end: then what ran before that one stays the one to go back to.
+    While hosts differ, a deployment is unfinished: the release from before that one stays the one to go back to.
     """
     runs = {node.runs(service.kind) or node.current for node in nodes for service in node.services}
     runs |= {node.current for node in nodes}
@@ -81,7 +81,7 @@ def _remember(nodes: Sequence[Node], name: str) -> str:
 
 
 def _go_over(roll: Roll, nodes: Sequence[Node], name: str) -> None:
-    """Have everything run one release."""
+    """Make all services run one release."""
 
     def change(node: Node) -> None:
         node.releases.make_data_folders(node.services)
@@ -91,12 +91,12 @@ def _go_over(roll: Roll, nodes: Sequence[Node], name: str) -> None:
     started = roll.start(change)
     rest = [(node, service) for node in nodes for service in node.services if service not in started]
     roll.restart(change, [service for node, service in rest if node.runs(service.kind) != name])
-    for node in nodes:  # also where everything was of this release already
+    for node in nodes:  # also where all services ran this release already
         change(node)
 
 
 def plan(nodes: Sequence[Node], release: Release) -> list[str]:
-    """What a deployment would do, host by host."""
+    """Return what a deployment would do, host by host."""
     lines = []
     for node in nodes:
         name, manager = node.host.name, type(node.processes).__name__.lower()
@@ -116,7 +116,7 @@ def plan(nodes: Sequence[Node], release: Release) -> list[str]:
 
 
 def upgrade_check(cluster: Cluster, say: Say) -> None:
-    """Whether a deployment could begin now, and what it would change; ``DeployFailed`` with all that is in the way."""
+    """Print what a deployment would change. ``DeployFailed`` with everything that prevents one now."""
     with tempfile.TemporaryDirectory(prefix="metaq-release-") as folder, surveyed(cluster.hosts) as nodes:
         release = build(cluster, Path(folder))
         for node in nodes:
@@ -132,20 +132,20 @@ def upgrade_check(cluster: Cluster, say: Say) -> None:
 
 
 def start(cluster: Cluster, say: Say, hosts: Sequence[Host]) -> None:
-    """Start what does not run, and wait until it serves."""
+    """Start services that do not run, and wait until they serve."""
     with surveyed(hosts) as nodes:
         complete = len(hosts) == len(cluster.hosts)
         Roll(_as_deployed(nodes), cluster.settings.start_deadline_s, say, complete=complete).start(lambda node: None)
 
 
 def stop(cluster: Cluster, say: Say, hosts: Sequence[Host]) -> None:
-    """Stop what runs, in order."""
+    """Stop services that run: slaves, then masters, then registries."""
     with surveyed(hosts) as nodes:
         Roll(_as_deployed(nodes), cluster.settings.start_deadline_s, say).stop()
 
 
 def restart(cluster: Cluster, say: Say) -> None:
-    """Restart everything, one at a time; clients notice nothing where masters are elected."""
+    """Restart everything, one at a time; where masters are elected, clients see no outage."""
     with surveyed(cluster.hosts) as found:
         nodes = _as_deployed(found)
         roll = Roll(nodes, cluster.settings.start_deadline_s, say)
@@ -156,13 +156,16 @@ def restart(cluster: Cluster, say: Say) -> None:
 
 
 def _as_deployed(nodes: Sequence[Node]) -> list[Node]:
-    """To run what they have, whatever the file says by now."""
+    """Return the nodes with the services of their current release, even if the file has changed since.
+
+    ``DeployFailed`` for a host without a release.
+    """
     refuse([f"{node.host.name}: has no release; deploy one first" for node in nodes if not node.current])
     return [node.of_release(node.current) for node in nodes]
 
 
 def status(cluster: Cluster, say: Say, hosts: Sequence[Host]) -> bool:
-    """Print a line for each service; whether all is well."""
+    """Print a line for each service. Return whether all is well."""
     say(COLUMNS.format("host", "service", "process", "release", "role", "epoch", "health"))
     well, nodes = True, []
     with contextlib.ExitStack() as stack:
@@ -185,7 +188,7 @@ def status(cluster: Cluster, say: Say, hosts: Sequence[Host]) -> bool:
 
 
 def _status_of(node: Node, service: Service, say: Say) -> bool:
-    """Print the line of one service; whether it is well."""
+    """Print the line of one service. Return whether it is well."""
     present = node.present(service)
     if present is None:
         say(COLUMNS.format(node.host.name, service.kind, "absent", "none", "-", "-", "not deployed"))
@@ -205,7 +208,7 @@ def _status_of(node: Node, service: Service, say: Say) -> bool:
 
 
 def logs(say: Say, hosts: Sequence[Host], lines: int) -> None:
-    """Print the ends of what the services have written."""
+    """Print the ends of the services' logs."""
     with surveyed(hosts) as nodes:
         for node in _as_deployed(nodes):
             for service in node.services:

@@ -1,20 +1,21 @@
 """Units of systemd for a broker or a registry.
 
 - ``Type=notify``: a unit is started when the broker serves; while it recovers it asks for more time (``metaq.server.notify``).
-- Restarts have a limit: what fails five times in five minutes will fail again. A wrong setting (exit code 2) has no second try.
-- ``systemctl reload`` has it read its settings and users again.
-- It runs as a user of its own, may write into its data folder only, and has no privilege.
+- Restarts are limited: a service that fails five times in five minutes will fail again. After a wrong setting (exit code 2)
+  there is no second try.
+- ``systemctl reload`` makes it read its settings and users again.
+- It runs as a user of its own, may write only into its data folder, and has no privileges.
 """
 
 from pathlib import Path
 from typing import Final
 
 ABSOLUTE_PATH: Final = r"/[\w./+-]+"
-"""What systemd, a shell and supervisor take as it is, in full."""
+"""Paths that systemd, a shell and supervisor take literally, without quotes."""
 STATE: Final = Path("/var/lib")
-"""Folders below are made by systemd, and belong to the unit's user."""
+"""Folders in it are made by systemd, and belong to the unit's user."""
 OPEN_FILES: Final = 65_536
-"""max_connections is 10,000; max_open_files 512, of which a mapped one is two; sockets of registries, slaves and ZooKeeper."""
+"""max_connections is 10,000; max_open_files 512, of which a mapped one takes two; sockets of registries, slaves, ZooKeeper."""
 
 UNIT: Final = """\
 [Unit]
@@ -66,7 +67,7 @@ WantedBy=multi-user.target
 
 
 def unit(kind: str, command: str, user: str, data: Path) -> str:
-    """The text of a unit. ``kind``: broker or registry; ``command``: with its absolute path; ``data``: absolute, too."""
+    """Return the text of a unit. ``kind``: broker or registry; ``command``: with its absolute path; ``data``: absolute, too."""
     if data.is_relative_to(STATE) and data != STATE:
         folder = f"StateDirectory={data.relative_to(STATE)}\nStateDirectoryMode=0750"
     else:

@@ -1,7 +1,7 @@
-"""A release: wheels of metaq and of all it needs, made once on the deploying machine, so that all hosts get the same.
+"""A release: wheels of metaq and all its dependencies, built once on the deploying machine, so all hosts get the same.
 
-Its name is VERSION-DIGEST. The digest covers the contents of the wheels, the configuration of all hosts, and what runs it there
-as whom: deploying the same again changes nothing, and a rollback takes the configuration back, too.
+Its name is VERSION-DIGEST. The digest covers the contents of the wheels, the configuration of all hosts, and the Python, user
+and process manager there. So deploying the same again changes nothing, and a rollback takes the configuration back, too.
 """
 
 import hashlib
@@ -19,29 +19,29 @@ from metaq.errors import DeployFailed
 
 BUILD_S: Final = 900
 BESIDE: Final = ("pip", "supervisor")
-"""Hosts need no pip of their own; where there is no systemd, supervisor looks after the processes."""
+"""Hosts need no pip of their own; where there is no systemd, supervisor manages the processes."""
 
 STORE: Final = "metaq/store/recovery/recovery.py"
 FORMAT: Final = re.compile(r"^FORMAT_VERSION: Final = (\d+)$", re.MULTILINE)
 
 
 class Release(NamedTuple):
-    """What is deployed."""
+    """A release to deploy."""
 
     name: str
     version: str
     extras: str
     format: int
-    """Of the data that it reads and writes."""
+    """The version of the data format that it reads and writes."""
     wheels: Path
-    """The folder that holds them."""
+    """The folder that holds its wheels."""
 
     def size(self) -> int:
-        """Bytes of its wheels."""
+        """Return the bytes of its wheels."""
         return sum(wheel.stat().st_size for wheel in self.wheels.glob("*.whl"))
 
     def unpacked(self) -> int:
-        """Bytes of what is in them."""
+        """Return the bytes of the files in its wheels."""
         total = 0
         for wheel in self.wheels.glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
@@ -50,7 +50,7 @@ class Release(NamedTuple):
 
 
 def build(cluster: Cluster, into: Path) -> Release:
-    """Build the wheels, unless ``package`` is a folder that has them. ``DeployFailed`` has what pip said."""
+    """Build the wheels, unless ``package`` is a folder that has them. ``DeployFailed`` has pip's message."""
     package = cluster.settings.package
     wheels = Path(package)
     if not any(wheels.glob("*.whl")):
@@ -73,7 +73,10 @@ def bundle(release: Release, configuration: Path, file: Path) -> None:
 
 
 def _pip(folder: Path, *arguments: str) -> None:
-    """Run it with ``folder`` for what setuptools makes on the way: what it leaves in a source tree gets into the next wheel."""
+    """Run pip, with ``folder`` for the temporary files of setuptools.
+
+    Any that it left in a source tree would get into the next wheel.
+    """
     extra = folder / "setup.cfg"
     extra.write_text(f"[build]\nbuild_base={folder}\n[egg_info]\negg_base={folder}\n")
     environment = {**os.environ, "DIST_EXTRA_CONFIG": str(extra)}
@@ -84,7 +87,10 @@ def _pip(folder: Path, *arguments: str) -> None:
 
 
 def _format(wheel: Path) -> int:
-    """The version of its store's format: read, not imported, since it may be another version than this one."""
+    """Return the version of the wheel's store format.
+
+    It is read from the source, not imported, as the wheel may be of another version than this one.
+    """
     with zipfile.ZipFile(wheel) as archive:
         found = FORMAT.search(archive.read(STORE).decode()) if STORE in archive.namelist() else None
     if found is None:
@@ -93,7 +99,10 @@ def _format(wheel: Path) -> int:
 
 
 def _digest(wheels: Path, cluster: Cluster) -> str:
-    """Of names and checksums in the wheels: built again from the same source they have other times, and so other bytes."""
+    """Return a digest of names and checksums of the files in the wheels, and of the hosts' configuration.
+
+    Wheels built again from the same source have other times in them, and so other bytes.
+    """
     digest = hashlib.sha256()
     for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:

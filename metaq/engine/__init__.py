@@ -1,1 +1,1 @@
-"""The broker without sockets: topics, groups, offsets, and what becomes of a message in one turn."""
+"""The broker without sockets: topics, groups, offsets, and the way of a message into the log."""

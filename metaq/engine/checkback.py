@@ -1,11 +1,13 @@
-"""Asking producers about transactional messages that they have not decided: 39 (specs: remoting protocol, section 5.5).
+"""Checks with producers about undecided transactional messages, request 39 (specs: remoting protocol, section 5.5).
 
-A half message that is undecided for ``check_after_ms``, or for as long as it says itself, is shown to one live producer of its
-group every ``check_interval_ms``; the producer answers with 37. After ``max_checks`` times, or when it is older than
-``keep_hours``, it is given up: moved to ``TRANS_CHECK_MAX_TIME_TOPIC``, from where an administrator may bring it back (323).
+A half message that has been undecided for ``check_after_ms``, or for the time that it names itself, is sent to one live
+producer of its group every ``check_interval_ms``; the producer answers with its decision (37). After ``max_checks`` checks, or
+when it is older than ``keep_hours``, the message is given up: it is moved to ``TRANS_CHECK_MAX_TIME_TOPIC``, from where an
+administrator may bring it back (323).
 
-A check counts also when no producer of the group is connected, as with the real broker: else messages of a group that never
-comes back would be tried until they age out. It does not count when producers are connected and do not read what they are sent.
+A check also counts when no producer of the group is connected, as in RocketMQ's broker: otherwise the messages of a group that
+never comes back would be checked until they age out. It does not count when producers are connected but none of them reads what
+it is sent.
 """
 
 import logging
@@ -38,30 +40,30 @@ from metaq.tx.halves import Fate, Half, Origin, origin_of
 logger = logging.getLogger(__name__)
 
 ROUNDS: Final = 4
-"""Rounds in a check interval: a message is asked about at most a quarter of the interval late, and at most this:"""
+"""Rounds in a check interval: a check is late by at most a quarter of the interval, and by at most ``LATEST_S``."""
 LATEST_S: Final = 1.0
 MOST_ASKED: Final = 1000
-"""In one round. A Java producer has room for 2,000 questions and drops the others."""
+"""Checks sent in one round. A Java producer queues 2,000 of them and drops the rest."""
 LOOKED_AT: Final = 4096
-"""Undecided messages that are looked through before others go on, about 2 ms of work."""
+"""Undecided messages examined before other greenlets run, about 2 ms of work."""
 AT_ONCE: Final = 32
-"""Messages that are read before others go on."""
+"""Messages read from the log before other greenlets run."""
 
 
 class _Moving(NamedTuple):
-    """Messages that were put again and may not be durable yet."""
+    """Messages that were put into the log again and may not be durable yet."""
 
     oldest: int
-    """The lowest log offset that is needed until then."""
+    """The lowest log offset that is needed until they are durable."""
     end: int
-    """Log offset that must be durable first."""
+    """The log offset up to which the log must be durable first."""
 
 
 class CheckBack:
-    """Looks after half messages that nobody decides."""
+    """Checks and gives up half messages that stay undecided, and keeps retention from deleting them."""
 
     def __init__(self, messages: HalfMessages, rest: Callable[[], None], run: Run) -> None:
-        """``rest`` lets others go on, ``run`` waits for the disk while they do."""
+        """Create it; ``rest`` lets other greenlets run, ``run`` makes a disk call while they do."""
         self._messages = messages
         self._context = messages.context
         self._halves = messages.halves
@@ -78,7 +80,7 @@ class CheckBack:
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """One round: a duty."""
+        """Do one round of checks; called as a duty every ``pause_s`` seconds."""
         self._halves.follow(self._read)
         for number, ordinal in enumerate(islice(self._due(), MOST_ASKED), 1):
             if self.stopping or not self._takes_decisions():
@@ -91,7 +93,7 @@ class CheckBack:
         now_ms = self._store.clock.now_ms()
         for number, ordinal in enumerate(self._halves, 1):
             half = self._halves.find(ordinal)
-            # stored later than now: the clock was set back since
+            # stored later than now: the clock has been set back since
             if half is not None and not half.since_ms <= now_ms < half.due_ms:
                 yield ordinal
             if number % LOOKED_AT == 0:
@@ -111,18 +113,21 @@ class CheckBack:
             self._halves.asked(ordinal, half.checks + 1, now_ms + self._interval_ms)
 
     def _half(self, ordinal: int) -> tuple[Half | None, Record | None]:
-        """A half and its record, unless it is decided meanwhile. One that cannot be read is lost, and decided with that."""
+        """Return an undecided half message and its record; ``None`` for both when it was decided in the meantime.
+
+        A message whose record cannot be read is lost: it is given up here, and its record is ``None``.
+        """
         half = self._halves.find(ordinal)
         if half is None:
             return None, None
         stored = self._store.record_at_offset(half.log_offset, self._read)
-        if self._halves.find(ordinal) is not half:  # others went on while it was read
+        if self._halves.find(ordinal) is not half:  # other greenlets ran while it was read
             return None, None
         if stored is not None:
             return half, decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
         if self._store.log.record_at(half.log_offset, self._read) is not None:
-            return None, None  # it waits for replicas, and nobody may see it yet
-        if self._takes_decisions() and self._halves.find(ordinal) is half:  # others went on once more
+            return None, None  # it waits for replicas, and must not be visible yet
+        if self._takes_decisions() and self._halves.find(ordinal) is half:  # other greenlets ran once more
             logger.error("transactional message lost, its record is damaged ordinal=%d log_offset=%d", ordinal, half.log_offset)
             self._messages.decide(ordinal, Fate.GIVEN_UP)
         return half, None
@@ -131,7 +136,7 @@ class CheckBack:
         return self._store.writable and not self._messages.turns.overloaded
 
     def _ask(self, record: Record, pairs: dict[str, str], origin: Origin) -> bool:
-        """Show the message to a producer of its group; false when there are some and none reads what it is sent."""
+        """Send a check to one producer of the group; return false when there are producers but none reads what it is sent."""
         members = self._context.clients.producers(pairs[properties.PRODUCER_GROUP])
         if not members:
             return True
@@ -160,16 +165,17 @@ class CheckBack:
 
     @property
     def oldest(self) -> int | None:
-        """The lowest log offset of which a record is needed, until what is put again for it is durable."""
+        """The lowest log offset that undecided messages need; one put again counts at its old place until it is durable."""
         if self._moving is not None and self._moving.end <= self._store.durable_end:
             self._moving = None
         moving = None if self._moving is None else self._moving.oldest
         return min((each for each in (moving, self._halves.oldest) if each is not None), default=None)
 
     def keep(self, before: int) -> None:
-        """Put the undecided messages again that lie before a log offset.
+        """Put the undecided messages that lie before a log offset into the log again.
 
-        Those of which a decision is on its way are left to the next call; so is everything until it is durable.
+        Messages with a decision under way are left to the next call. While the messages of the last call are not durable yet,
+        the call does nothing.
         """
         self._halves.follow(self._read)
         oldest = self.oldest
@@ -183,7 +189,7 @@ class CheckBack:
 
     def _put_again(self, ordinals: list[int], oldest: int) -> None:
         records = [(ordinal, *self._half(ordinal)) for ordinal in ordinals]
-        for ordinal, half, record in records:  # nobody else goes on from here to the end
+        for ordinal, half, record in records:  # no other greenlet runs from here to the end
             if record is not None and half is not None and self._halves.find(ordinal) is half:
                 pairs = pairs_of(record)
                 own = {properties.HALF: str(origin_of(record, pairs))}
@@ -198,7 +204,7 @@ class CheckBack:
 
 
 def as_sent(record: Record, pairs: dict[str, str], origin: Origin) -> bytes:
-    """A half message as a record in the topic and partition that it is meant for, at the place where it was first."""
+    """Return a half message as a record of its real topic and partition, at the place where it was first stored."""
     kept = properties.encode(pairs)
     tail = record_tail(pairs[properties.REAL_TOPIC], kept)
     body = bytes(record.body)

@@ -1,4 +1,4 @@
-"""What the handlers share: settings, store, topics, counters, and the broker's own address."""
+"""The state that all request handlers share: settings, store, tables, counters, and the broker's own address."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from metaq.store.messagestore import MessageStore
 
 @dataclass(slots=True)
 class Context:
-    """One broker, as its handlers see it."""
+    """One broker as its request handlers see it."""
 
     settings: Settings
     store: MessageStore
@@ -25,7 +25,7 @@ class Context:
     host: str
     port: int
     store_host: bytes
-    """The advertised host and port as they stand in records."""
+    """The advertised host and port as records carry them."""
     groups: GroupTable
     offsets: OffsetTable
     clients: Clients
@@ -36,7 +36,7 @@ class Context:
     replicas: Replicas = field(default_factory=NoReplicas)
 
     def topic_counters(self, name: str) -> TopicCounters:
-        """The counters of one topic; those of unknown topics are not kept."""
+        """Return the counters of one topic; for an unknown topic, new ones that are not kept."""
         counters = self.counters.topics.get(name)
         if counters is None:
             counters = TopicCounters()
@@ -46,5 +46,5 @@ class Context:
 
     @property
     def url(self) -> str:
-        """The broker as MetaQ clients name it."""
+        """The broker's address in the form that MetaQ clients use: ``meta://HOST:PORT``."""
         return f"meta://{self.host}:{self.port}"

@@ -1,4 +1,4 @@
-"""Looking after the store while the broker serves: syncing, sweeping, checkpoints, retention, tables."""
+"""Background work on the store while the broker serves: syncs, sweeps, checkpoints, retention, and saving tables."""
 
 import contextlib
 import logging
@@ -21,32 +21,32 @@ T = TypeVar("T")
 EXPIRE_S: Final = 0.1
 SAVE_TABLES_S: Final = 1.0
 LONG_S: Final = 1.0
-"""An end that takes longer says what it has waited for: puts may wait for the broker that comes after it."""
+"""A stop that takes longer is logged with what it waited for: puts may be waiting for the next master."""
 REST_S: Final = 0.001
-"""The hub looks after connections before it looks at a timer, but not between callbacks: no rest may be a sleep of 0."""
+"""The hub serves connections before it runs a timer, but not between callbacks. So a rest must never be a sleep of 0."""
 SWEEP_SHARE: Final = 20
-"""A sweep's pause is at least this many times its own work, so that it costs at most 5 % of the time."""
+"""The pause after a sweep is at least this many times its work, so that sweeping takes at most 5 % of the time."""
 
 
 class Keeper(Protocol):
-    """Puts again what it needs of segments that are about to be deleted."""
+    """A part of the broker that puts the records it still needs into the log again before their segment is deleted."""
 
     @property
     def oldest(self) -> int | None:
-        """The lowest log offset that it needs; nothing from there on is deleted."""
+        """The lowest log offset that it needs, or ``None``; nothing from there on is deleted."""
         ...
 
     def keep(self, before: int) -> None:
-        """Need nothing before a log offset any more, soon."""
+        """Put what is needed before a log offset again, so that a later round can delete the segments before it."""
         ...
 
 
 class _Ended(Exception):
-    """The duty is not wanted any more."""
+    """Raised inside a duty when the broker stops, to end the duty early."""
 
 
 class Duties:
-    """The greenlets that look after the store."""
+    """The greenlets that do background work on the store: each repeats one duty."""
 
     def __init__(self, context: Context, turns: Turns, run: Run) -> None:
         self._settings = context.settings
@@ -58,15 +58,15 @@ class Duties:
         self._saving_topics = BoundedSemaphore(1)
         self._saving_groups = BoundedSemaphore(1)
         self._retiring = BoundedSemaphore(1)
-        self._failing: dict[str, str] = {}  # why, by duty
-        self._short = False  # of room, and said so
-        self._rested_s = 0.0  # in the sweep that is being done
-        self._busy: list[str] = []  # names of duties that are being done
+        self._failing: dict[str, str] = {}  # the reason, by duty
+        self._short = False  # puts are refused for lack of disk space, and that was logged
+        self._rested_s = 0.0  # time spent resting in the current sweep
+        self._busy: list[str] = []  # names of the duties that are running
         self._stopping = False
         self.saves_tables = True
-        """False for a slave, which has those of its master."""
+        """False for a slave, which has the tables of its master."""
         self.keepers: list[Keeper] = []
-        """Who needs records for longer than retention keeps them."""
+        """The parts that need some records for longer than retention keeps them."""
         self._syncing: Any = None
         self._greenlets: list[Any] = []
 
@@ -85,17 +85,17 @@ class Duties:
         self.every(settings.retention_interval_ms / 1000, self._look_after_retention)
 
     def every(self, pause_s: float, duty: Callable[[], None]) -> None:
-        """Do a duty again and again until the broker stops."""
+        """Repeat a duty until the broker stops, with a pause of ``pause_s`` seconds after each run."""
         self._greenlets.append(gevent.spawn(self._repeat, pause_s, duty))
 
     def pause(self) -> None:
-        """Begin no more duties, and give up a checkpoint that is being made: who closes the store durably makes one."""
+        """Begin no more duties, and abandon a running checkpoint: a durable close of the store makes its own."""
         self._stopping = True
 
     def stop(self, deadline_s: float) -> bool:
-        """End them all; false when the disk did not answer within ``deadline_s``."""
+        """End all duties; return false when the disk did not answer within ``deadline_s`` seconds."""
         self._turns.stop()
-        if self._syncing is None:  # a master that has no room to be one never starts
+        if self._syncing is None:  # never started: a master without room for its first record does not start its duties
             return True
         clock = self._store.clock
         began, waited_for = clock.monotonic(), set[str]()
@@ -125,11 +125,11 @@ class Duties:
         self._busy.append(name)
         try:
             duty()
-        except StoreError as error:  # the next round tries again; what it means for puts the store itself knows
+        except StoreError as error:  # the next round tries again; the store itself decides what it means for puts
             self._failed(name, str(error))
         except AssertionError:
             raise  # the broker's own state is wrong: the process ends
-        except Exception:  # a duty that met what nobody expected must not end for ever
+        except Exception:  # an unexpected error must not end the duty for ever
             logger.exception("duty failed duty=%s", name)
         else:
             if self._failing.pop(name, None) is not None:
@@ -139,13 +139,13 @@ class Duties:
         self._tell_of_room()
 
     def _failed(self, name: str, reason: str) -> None:
-        """Say it once a reason, not once a try."""
+        """Log a failure once for each reason, not at every try."""
         if self._failing.get(name) != reason:
             logger.error("duty failed duty=%s reason=%s", name, reason)
         self._failing[name] = reason
 
     def _tell_of_room(self) -> None:
-        """Say it when puts are refused for want of room, and when they are taken again."""
+        """Log when puts are refused for lack of disk space, and when they are taken again."""
         shortage = self._store.shortage
         if shortage is not None and not self._short:
             logger.error("puts are refused reason=%s", shortage)
@@ -185,7 +185,7 @@ class Duties:
         return self._run(call)
 
     def save_topics(self) -> None:
-        """Make the topic table durable when it has changed."""
+        """Make the topic table durable if it has changed; a slave saves nothing, since it has its master's table."""
         with self._saving_topics:
             self._store.check_healthy()
             if self._topics.unsaved and self.saves_tables:
@@ -197,19 +197,19 @@ class Duties:
             self.save_groups()
 
     def save_groups(self) -> None:
-        """Make the table of groups durable when it has changed."""
+        """Make the table of groups durable if it has changed, as ``save_topics`` does."""
         with self._saving_groups:
             self._store.check_healthy()
             if self._groups.unsaved and self.saves_tables:
                 self._groups.save(self._store.disk, self._store.clock.now_ms(), self._run)
 
     def settle(self) -> None:
-        """Wait for the end of the turn: who has waited for the disk may come back in the middle of one."""
+        """Wait until the current turn has ended: a greenlet that waited for the disk may resume in the middle of one."""
         while not self._store.settled:
             gevent.sleep(0)
 
     def rest(self) -> None:
-        """Let everybody else go on."""
+        """Let all other greenlets run, and return after the end of a turn."""
         gevent.sleep(REST_S)
         self.settle()
 
@@ -219,7 +219,7 @@ class Duties:
         self._rested_s += self._store.clock.monotonic() - began
 
     def delete_expired(self) -> None:
-        """Delete what has expired, whatever the hour."""
+        """Delete expired segments now, at any hour."""
         self._retire(at_any_hour=True)
 
     def _look_after_retention(self) -> None:
@@ -231,12 +231,12 @@ class Duties:
             needed = min((each for each in oldest if each is not None), default=None)
             decision = retire(self._store, self._run, self.rest, at_any_hour=at_any_hour, needed_from=needed)
             if decision.due_before is not None:
-                for keeper in self.keepers:  # what they keep goes in the next round
+                for keeper in self.keepers:  # the segments that they still need now are deleted in the next round
                     keeper.keep(decision.due_before)
-                note(self._turns, _nobody)  # a keeper that does not care how it ends only stages
+                note(self._turns, _nobody)  # a keeper that needs no outcome only stages
         if decision.delete:
             logger.info("segments deleted bases=%s", decision.delete)
 
 
 def _nobody(error: MetaqError | None) -> None:
-    """The next round looks again at what there is."""
+    """Ignore the outcome: the next round looks again at what there is."""

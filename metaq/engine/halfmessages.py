@@ -1,6 +1,6 @@
-"""Half messages on their way: parked until their producer decides, staged again as what a decision brings about.
+"""Half messages: parked until their producer decides, then staged as the message that the decision brings about.
 
-A commit must be able to store what it brings about: so whatever could be wrong with the message is refused when it is sent.
+A commit must be able to store its message. So everything that could be wrong with the message is refused when it is sent.
 """
 
 import contextlib
@@ -24,25 +24,28 @@ from metaq.tx.halves import LONGEST_ORIGIN, Fate, Halves
 logger = logging.getLogger(__name__)
 
 DECIDED: Final = "d"
-"""Tag of an op record."""
+"""The tag of an op record, which records a decision."""
 LONGEST_ORDINAL: Final = str((1 << 63) - 1)
 
 
 def is_transactional(pairs: Mapping[str, str]) -> bool:
-    """Whether a message is one of a transaction, as its properties say."""
+    """Return whether a message belongs to a transaction, according to its properties."""
     return pairs.get(properties.TRANSACTION, "").lower() == "true"
 
 
 def is_half(draft: Draft) -> bool:
-    """Whether a message is to wait for a decision: a delayed retry of one that was transactional is not."""
+    """Return whether a message has to wait for a decision; a delayed retry of a transactional message has not."""
     delayed_retry = draft.reconsume_times > 0 and draft.properties.get(properties.DELAY, "0") != "0"
     return is_transactional(draft.properties) and not delayed_retry
 
 
 def half_of(draft: Draft, producer_group: str) -> Draft:
-    """The same message, parked; ``MessageIllegal`` when it could not be stored once it is committed."""
+    """Return the same message for the half topic, where it is parked.
+
+    Raises ``MessageIllegal`` when it could not be stored once it is committed.
+    """
     pairs = draft.properties
-    pairs.setdefault(properties.PRODUCER_GROUP, producer_group)  # who is asked; not every client says so
+    pairs.setdefault(properties.PRODUCER_GROUP, producer_group)  # whom to check with; not every client sets it
     kept = {**pairs, properties.REAL_TOPIC: draft.topic, properties.REAL_QUEUE: str(draft.partition)}
     properties.encode(kept, {properties.HALF: LONGEST_ORIGIN})
     delayed(Draft(draft.topic, draft.partition, b"", _committed(kept, LONGEST_ORDINAL), 0, 0, 0, draft.born_host))
@@ -53,18 +56,18 @@ def half_of(draft: Draft, producer_group: str) -> Draft:
 
 
 def _committed(pairs: dict[str, str], ordinal: str) -> dict[str, str]:
-    """Properties of a half message as consumers get them."""
+    """Return the properties of a half message as consumers get them."""
     own = (properties.TRANSACTION, properties.REAL_TOPIC, properties.REAL_QUEUE)
     return {**{name: value for name, value in pairs.items() if name not in own}, properties.PREPARED_OFFSET: ordinal}
 
 
 def pairs_of(record: Record) -> dict[str, str]:
-    """A record's properties."""
+    """Return a record's properties."""
     return properties.parse(record.properties.decode(errors="replace"))
 
 
 def parked(record: Record, pairs: dict[str, str], topic: str) -> Draft:
-    """A half message once more: in the half topic, or in the one of those that were given up."""
+    """Return a half message to store once more: in the half topic, or in the topic of messages that were given up."""
     return Draft(
         *(topic, 0, record.body, pairs, record.flag, record.sys_flag),
         *(record.born_ms, record.born_host, record.reconsume_times),
@@ -78,23 +81,23 @@ class HalfMessages:
         self.context = context
         self.turns = turns
         self.halves = halves
-        self._noted = -1  # the turn at whose end the table follows
+        self._noted = -1  # the turn at whose end the table of halves is brought up to date
 
     def staged(self) -> None:
-        """A half message was staged in this turn: it is undecided from the moment that readers see it."""
+        """Note that a half message was staged in this turn: it is undecided as soon as readers can see it."""
         if self._noted != self.turns.number:
             self._noted = self.turns.number
             note(self.turns, lambda _: self._follow())
 
     def _follow(self) -> None:
-        # what has to be read from the disk, or cannot be, is met again by the next check or decision, which says so
+        # a record that must be read from the disk, or cannot be, is met again by the next check or decision, which reports it
         with contextlib.suppress(ColdRead, StoreError):
             self.halves.follow(read_cached)
 
     def decide(self, ordinal: int, fate: Fate, message: Draft | None = None, own: Mapping[str, str] = properties.NONE) -> None:
-        """Stage the decision of a half message that is undecided, together with the ``message`` that it brings about.
+        """Stage the decision about an undecided half message, together with the ``message`` that it brings about.
 
-        ``own`` are properties of that one which only the broker may set.
+        ``own`` are properties of that message that only the broker may set.
         """
         context = self.context
         now_ms = context.store.clock.now_ms()
@@ -113,7 +116,10 @@ class HalfMessages:
         self._follow()
 
     def committed(self, record: Record, pairs: dict[str, str], ordinal: int) -> Draft:
-        """The message that consumers get, delayed when it asks for that; ``UnknownTopic`` when its topic was deleted."""
+        """Return the message that consumers get, parked for its delay level if it has one.
+
+        Raises ``UnknownTopic`` when its topic was deleted.
+        """
         name, number = pairs[properties.REAL_TOPIC], int(pairs[properties.REAL_QUEUE])
         topics = self.context.topics
         topic = topics.get(name)

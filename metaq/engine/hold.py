@@ -1,4 +1,4 @@
-"""Gets that are held because there is no message yet: woken when one can be read, or by their own timer."""
+"""Gets that are held because there is no message yet (long polling): woken by a new message, or by their own timer."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,12 +20,12 @@ class Hold:
         timer.start(self.wake)
 
     def cancel(self) -> None:
-        """Forget it without an answer: the client is gone."""
+        """Forget the get without an answer, for example because the client is gone."""
         self._timer.close()
         self._holds.forget(self._key, self)
 
     def wake(self) -> None:
-        """Look once more and answer whatever is found."""
+        """End the hold: look once more and answer with whatever is found."""
         self.cancel()
         self._again()
 
@@ -37,10 +37,10 @@ class Holds:
         self._held: dict[TopicPartition, set[Hold]] = {}
         self.count = 0
         self.of_clients = 0
-        """Those that clients wait for: the broker itself waits for delayed messages in the same way."""
+        """Holds of clients only: the broker itself waits for delayed messages in the same way."""
 
     def hold(self, key: TopicPartition, timer: Any, again: Callable[[], None]) -> Hold:
-        """Hold a get until its partition has something new or the timer ends; then call ``again``."""
+        """Hold a get until its partition has something new or the timer ends, then call ``again``; return the hold."""
         hold = Hold(self, key, timer, again)
         self._held.setdefault(key, set()).add(hold)
         self.count += 1
@@ -57,14 +57,14 @@ class Holds:
                 del self._held[key]
 
     def wake(self, queues: Iterable[ConsumeQueue]) -> None:
-        """Wake the gets of queues in which readers see more."""
+        """Wake the gets of queues in which readers can see more."""
         if self._held:
             for queue in queues:
                 for hold in list(self._held.get(TopicPartition(queue.topic, queue.partition), ())):
                     hold.wake()
 
     def wake_all(self) -> None:
-        """Answer all, because the broker stops."""
+        """Answer all held gets, because the broker stops."""
         for held in list(self._held.values()):
             for hold in list(held):
                 hold.wake()

@@ -1,14 +1,15 @@
-"""Keeping the locks of ordered consumers in the log: who has a queue keeps it when the broker is restarted or replaced.
+"""The locks of ordered consumers, kept in the log: a client keeps its queues when the broker is restarted or replaced.
 
-Locks that are taken, renewed or given back are messages of the internal topic ``METAQ_SYS_LOCKS``. A client is told that it
-has a queue when that is as safe as a message that is acknowledged. The body is JSON; thousands of queues take several::
+Each lock that is taken, renewed or given back is recorded in a message of the internal topic ``METAQ_SYS_LOCKS``. A client
+learns that it has a queue when that record is as safe as an acknowledged message. The body is JSON; thousands of queues take
+several messages::
 
     {"group":"billing","client":"10.0.0.7@4711","held":true,"queues":[["orders","broker-a",0],["orders","broker-a",3]]}
     {"group":"billing","client":"10.0.0.7@4711","held":false,"queues":[["orders","broker-a",0]]}
 
-A lock lasts ``LOCK_S`` from when the message was stored, so a start reads those that are younger. That compares the clocks of
-two machines. Clients use half of that time (``metaq.client.consuming.locks``): clocks that differ by less than the other do no
-harm.
+A lock lasts ``LOCK_S`` from the store time of its message, so a start reads only the younger messages. After a failover that
+compares the clocks of two machines. Clients rely on half of that time only (``metaq.client.consuming.locks``), so clocks that
+differ by less than the other half do no harm.
 """
 
 import logging
@@ -31,21 +32,21 @@ from metaq.store.files.filecache import read_here
 logger = logging.getLogger(__name__)
 
 MOST_QUEUES: Final = 2048
-"""In one message."""
+"""The most queues in one message."""
 QUEUE_BYTES: Final = 300
-"""At most, of one queue in a message: topic and broker name have 127 characters each."""
+"""The most bytes that one queue takes in a message: topic and broker name have up to 127 characters each."""
 RECORD_BYTES: Final = 2048
-"""Of a message beside its queues."""
+"""Bytes allowed for the rest of a message beside its queues."""
 READ_BYTES: Final = 256 * 1024
 
 _KEY: Final = TopicPartition(LOCKS_TOPIC, 0)
 
 
 class LockLog:
-    """The locks of one broker, and what keeps them."""
+    """The locks of one broker, kept in the log."""
 
     def __init__(self, context: Context, turns: Turns) -> None:
-        """Load what is kept."""
+        """Load the locks that the log holds and that have not run out."""
         self._context = context
         self._store = context.store
         self._turns = turns
@@ -76,10 +77,11 @@ class LockLog:
     def lock(
         self, wanted: QueueSet, owner: str, waiting: Callable[[Sequence[MessageQueue]], Outcome]
     ) -> Sequence[MessageQueue] | None:
-        """Take queues that there are, or renew the locks: those that are the client's now, or ``None`` when they are not safe
-        yet; ``waiting`` makes the outcome that hears of that.
+        """Take or renew locks of queues that exist on this broker; return the queues that the client has now.
 
-        A master that is replaced gives none. When the disk is full, locks are kept in memory only: consumers go on.
+        Returns ``None`` when the locks are not safe yet: then the outcome that ``waiting`` makes of the queues receives the
+        result. A master that has been replaced grants none (``check_master`` raises). When the disk is full, locks are kept in
+        memory only, so that consumers can go on.
         """
         self._store.check_master()
         queues, now_s = [queue for queue in wanted.queues if self._is_here(queue)], self._store.clock.monotonic()
@@ -91,7 +93,7 @@ class LockLog:
             self._stage(wanted, taken, held=True)
         except DiskFull as error:
             logger.warning("locks are not kept group=%s client=%s reason=%s", wanted.group, wanted.client_id, error)
-            if not self._store.settled:  # some of several messages
+            if not self._store.settled:  # some of several messages are staged
                 note(self._turns, _not_kept)
             return taken
         self._turns.staged(waiting(taken))
@@ -103,7 +105,7 @@ class LockLog:
         return ours and topic is not None and 0 <= queue.partition < topic.all_partitions
 
     def unlock(self, given: QueueSet) -> None:
-        """Give back queues; not waited for."""
+        """Give back queues, without waiting until the log has it."""
         self._store.check_master()
         freed = self._locks.unlock(given.group, given.client_id, given.queues)
         if freed and self._store.writable:
@@ -111,7 +113,7 @@ class LockLog:
             note(self._turns, _not_kept)
 
     def expire(self) -> None:
-        """Forget the locks that have run out."""
+        """Remove the locks that have run out."""
         self._locks.expire(self._store.clock.monotonic())
 
     def _stage(self, whose: QueueSet, queues: Sequence[MessageQueue], *, held: bool) -> None:

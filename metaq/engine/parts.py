@@ -1,4 +1,4 @@
-"""What the settings say to the parts that do not know them: the store, its retention, the tables of transactions."""
+"""The settings of the parts that do not know ``Settings``: the store, its retention, the transaction tables."""
 
 from metaq.config import Settings
 from metaq.engine.role import ALONE, Role
@@ -9,7 +9,7 @@ from metaq.tx.branches import Room
 
 
 def store_settings(settings: Settings, role: Role = ALONE) -> StoreSettings:
-    """The store's part of the settings. A slave's readers wait for what its master says."""
+    """Return the store's settings. On a slave readers always wait until the master says what they may see."""
     durability = settings.durability
     if not role.is_master:
         durability = Durability.DISK_REPLICA if durability.on_disk else Durability.REPLICA
@@ -29,7 +29,7 @@ def store_settings(settings: Settings, role: Role = ALONE) -> StoreSettings:
 
 
 def retention_rules(settings: Settings) -> RetentionRules:
-    """What is deleted, and when puts are refused."""
+    """Return the rules for when segments are deleted and when puts are refused."""
     return RetentionRules(
         keep_ms=round(settings.keep_hours * HOUR_MS),
         hour=settings.delete_hour,
@@ -42,7 +42,7 @@ def retention_rules(settings: Settings) -> RetentionRules:
 
 
 def room(settings: Settings) -> Room:
-    """Limits of transactions; a group of the log, which has one whole, fits into a segment."""
+    """Return the limits of transactions; a record group, which holds a whole transaction branch, must fit into a segment."""
     return Room(
         max_branches=settings.max_branches,
         max_branch_bytes=min(settings.max_branch_bytes, settings.segment_bytes // 2),

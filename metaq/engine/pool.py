@@ -1,7 +1,7 @@
-"""System calls beside the loop: in the hub's thread pool, and syncs of the log in a thread of their own.
+"""Blocking system calls off the event loop: in the hub's thread pool, and syncs of the log in a thread of their own.
 
-Readers who are far behind may fill the pool with reads that take long, and puts wait for syncs. A thread of its own is also
-asked and heard in half the time (28 µs instead of 60): no queue of tasks, no watcher a call.
+Readers that are far behind may fill the pool with slow reads, and puts wait for syncs, so syncs do not use the pool. A call to
+a thread of their own also takes half the time (28 µs instead of 60): it needs no task queue, and no watcher for each call.
 """
 
 import threading
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def _attempt(call: Callable[[], T]) -> tuple[T, None] | tuple[None, Exception]:
-    """Bring a failure home as a value: the pool itself would print it, handled or not."""
+    """Return the result or the error as a value: the pool itself would print every error, handled or not."""
     try:
         return call(), None
     except Exception as error:  # noqa: BLE001 - raised again by ``_result``
@@ -32,12 +32,12 @@ def _result(attempted: Any) -> Any:
 
 
 def run_in_pool(call: Callable[[], T]) -> T:
-    """Make one system call in the hub's thread pool; only the calling greenlet waits."""
+    """Make one system call in the hub's thread pool; return its result or raise its error. Only the calling greenlet waits."""
     return _result(get_hub().threadpool.apply(_attempt, (call,)))  # type: ignore[no-any-return]
 
 
 def run_sync(call: Callable[[], T]) -> T:
-    """Make one system call in the thread for syncs of the log, after those before it; only the calling greenlet waits."""
+    """Make one system call in the thread for syncs of the log, in the order of the calls; only the calling greenlet waits."""
     return _syncs().run(call)
 
 
@@ -47,9 +47,9 @@ def _syncs() -> "_OwnThread":
 
 
 class _OwnThread:
-    """A thread that makes one call after the other. It lives as long as the process.
+    """A thread that makes one call after the other, for as long as the process lives.
 
-    The loop never waits for a lock that the thread holds: it only puts into a queue, and is woken by a watcher.
+    The event loop never waits for a lock that the thread holds: it only puts calls into a queue, and a watcher wakes it.
     """
 
     def __init__(self, name: str) -> None:
@@ -73,4 +73,4 @@ class _OwnThread:
     def _tell(self) -> None:
         while self._done:
             waiter, attempted = self._done.popleft()
-            waiter.switch(attempted)  # nobody may wait any more: the greenlet was killed
+            waiter.switch(attempted)  # harmless if the waiting greenlet was killed

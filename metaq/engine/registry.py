@@ -1,6 +1,6 @@
-"""One registry: its tables and keys, and the connections that brokers registered through.
+"""A registry: its tables and keys, and the connections through which brokers registered.
 
-A broker's registration is bound to the connection that carried it last: when that closes, the broker is removed.
+A broker's registration is bound to the connection that carried it last: when that connection closes, the broker is removed.
 """
 
 import logging
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Registry:
-    """What registries know."""
+    """The tables and keys of one registry, and its watch over the brokers' connections."""
 
     def __init__(self, settings: Settings, config: KvConfig, clock: Clock) -> None:
         self.tables = RouteTables(settings.registry_expiry_ms)
@@ -31,7 +31,7 @@ class Registry:
 
     @property
     def now_ms(self) -> int:
-        """A time that never jumps: a changed wall clock removes no broker."""
+        """A time in milliseconds that never jumps: a changed wall clock removes no broker."""
         return round(self._clock.monotonic() * 1000)
 
     def register(
@@ -43,7 +43,10 @@ class Registry:
         timeout_ms: int | None = None,
         rest: Callable[[], None] = nobody_waits,
     ) -> Registered:
-        """Enter a broker; without a session it is the one of this process. ``rest`` is called while it takes long."""
+        """Enter or refresh a broker; without a session it is the broker of this process.
+
+        ``rest`` is called from time to time while a long registration is entered.
+        """
         if session is not None and session not in self._watched:
             self._watched.add(session)
             session.closing.append(partial(self._closed, session))
@@ -56,7 +59,7 @@ class Registry:
         return done
 
     def ordered_topics(self) -> Mapping[str, str]:
-        """Topics whose order is configured: topic → ``broker-a:4;broker-b:4``."""
+        """Return the topics whose order is configured: topic → ``broker-a:4;broker-b:4``."""
         return self.config.table(ORDER_TOPICS) or {}
 
     def unregister(self, name: str, address: str) -> None:
@@ -64,7 +67,7 @@ class Registry:
         self._log_removed(self.tables.unregister(name, address, self.now_ms), "goodbye")
 
     def scan(self) -> None:
-        """Remove the brokers that have been silent for too long, and close their connections."""
+        """Remove the brokers that have been silent for too long, and close their connections; called periodically."""
         removed = self.tables.scan(self.now_ms)
         self._log_removed(removed, "silent")
         for _, connection in removed:

@@ -1,4 +1,4 @@
-"""What a replica of a broker is from one opening of its store to the next."""
+"""The role of a replica, master or slave, from one opening of its store to the next."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
@@ -12,27 +12,31 @@ from metaq.store.messagestore import MessageStore
 
 
 class Role(NamedTuple):
-    """Master or slave."""
+    """The role of a replica, master or slave, with the facts that come with it."""
 
     is_master: bool = True
     epoch: int = 0
-    """Of a master: the one that it begins, or a later one when its log knows it; 0: none, since it takes no slaves."""
+    """Of a master: the epoch that it begins, or a later one if its log knows later ones; 0: none, since it takes no slaves."""
     readable_end: int = 0
-    """Where readers wait for the replicas: the log offset before which they may see everything from the start."""
+    """Where readers wait for replicas: the log offset before which they may see everything from the start."""
     eligible: frozenset[int] = frozenset()
-    """Of a master: the replicas of which the next one may be made, until it has others agreed on."""
+    """Of a master: the replicas that may become the next master, until it has another set agreed on."""
     yields: bool = False
-    """Of a master: while its log may lack what others of these have, it is a slave instead."""
+    """Of a master: it becomes a slave instead while its log may lack something that other eligible replicas have."""
     shortage: str | None = None
-    """Of a slave that was to be master: why there is no room for the record with which its epoch begins."""
+    """Of a slave that was to become master: why there is no room for the record that begins its epoch."""
 
     def taken(self, store: MessageStore, replica: int, run: Run) -> "tuple[Role, Epochs]":
-        """What it is with the log that was found, where a master begins its epoch; and the epochs."""
+        """Return the role that this replica takes with the log it has found, and the log's epochs.
+
+        A master begins its epoch here, durably where it promises that. It becomes a slave when it yields to others, or when
+        there is no room for the record that begins the epoch.
+        """
         epochs, slave = Epochs(store), self._replace(is_master=False, epoch=0)
         if self.yields and store.suspicion.reason is not None:
             return slave, epochs
         if self.epoch:
-            number = max(self.epoch, epochs.current.number + 1)  # the log may know later ones than an operator
+            number = max(self.epoch, epochs.current.number + 1)  # the log may know later epochs than an operator
             try:
                 epochs.begin(number, replica)
                 store.append()
@@ -49,16 +53,16 @@ ALONE: Final = Role()
 
 
 class Health(NamedTuple):
-    """How the replicas of a broker stand, as one of them knows it."""
+    """The state of a broker's replicas, as one of them knows it."""
 
     in_sync: int = 1
-    """Replicas in sync, the master among them."""
+    """The number of replicas in sync, the master included."""
     slaves: Sequence[Standing] = ()
-    """Known to the master only."""
+    """The state of each slave, known to the master only."""
     lag_bytes: int = 0
-    """Of the log of the master, which this slave does not have."""
+    """Bytes of the master's log that this slave does not have yet."""
     problem: str | None = None
-    """Why this one does not do its part."""
+    """Why this replica does not do its part; ``None`` when it does."""
 
 
 class Replicas(Protocol):
@@ -66,25 +70,25 @@ class Replicas(Protocol):
 
     @property
     def is_master(self) -> bool:
-        """Whether this one takes messages, offsets and orders; a slave only gives what its master has."""
+        """True when this replica takes messages, offsets and commands; a slave only serves what its master has."""
         ...
 
     def reader_goes_to(self, standby: int, preferred: int, behind_bytes: int) -> int:
-        """RocketMQ's brokerId of the replica that a reader should ask next.
+        """Return RocketMQ's brokerId of the replica that a reader should ask next.
 
         Args:
-            standby: its group's ``brokerId``: the replica that it always reads from; 0 for none.
-            preferred: its group's ``whichBrokerWhenConsumeSlowly``.
-            behind_bytes: how much of the log lies behind what it reads.
+            standby: the ``brokerId`` of its group: the replica that the group always reads from; 0 for none.
+            preferred: the ``whichBrokerWhenConsumeSlowly`` of its group.
+            behind_bytes: the bytes of the log after the place where it reads.
         """
         ...
 
     def numbers(self) -> Mapping[str, object]:
-        """How they stand, for operators, by name."""
+        """Return the state of the replicas for operators: values by name."""
         ...
 
     def health(self) -> Health:
-        """How they stand, for metrics and readiness."""
+        """Return the state of the replicas for metrics and readiness."""
         ...
 
 

@@ -1,18 +1,19 @@
-"""Delivering delayed messages (specs: remoting protocol, section 5.2).
+"""Delivery of delayed messages (specs: remoting protocol, section 5.2).
 
-Each delay level is one partition of the schedule topic, and first in, first out: a message is due when its store time is as
-long ago as its level says. Per level one greenlet sleeps until the oldest message is due, or until there is one. What is due is
-stored again under its real topic and partition.
+Each delay level is one partition of the schedule topic, first in, first out: a message is due when its level's delay has passed
+since its store time. For each level one greenlet sleeps until the oldest message is due, or until there is a message. Messages
+that are due are stored again under their real topic and partition.
 
 A delivered copy carries the property ``METAQ_SCHEDULED``, *level:ordinal* of its source, which no sender can set. So the log
-itself says what is delivered: when the broker starts, it looks for copies. ``config/delayOffset.json`` only shortens that::
+itself shows what has been delivered: at a start the broker looks for copies. ``config/delayOffset.json`` only shortens that::
 
     {"log": [1, 0, 0, 81920], "offsetTable": {"3": 17}, "logOffset": 40960}
 
-All messages of level 3 before ordinal 17 are delivered; the copies of those behind it lie at or behind log offset 40960. It is
-written when the log is durable up to where it was when this was true, which ``log`` says (``metaq.store.copies.snapshots``).
+All messages of level 3 before ordinal 17 are delivered; the copies of the later ones lie at or after log offset 40960. The file
+is written once the log is durable up to its end at the time of the snapshot, which ``log`` records
+(``metaq.store.copies.snapshots``).
 
-A copy whose topic was deleted meanwhile is dropped, as the topic's messages were; so is one that cannot be stored.
+A copy whose topic has been deleted is dropped, as the topic's messages were; so is a copy that cannot be stored.
 """
 
 import logging
@@ -52,30 +53,30 @@ POSITIONS: Final = "delayOffset.json"
 SAVE_S: Final = 10.0
 """Pause between two snapshots of the positions."""
 PORTION: Final = 128
-"""Messages that are delivered in one turn of the loop, about 5 ms of work."""
+"""Messages delivered in one turn of the loop, about 5 ms of work."""
 PORTION_BYTES: Final = 1024 * 1024
 LONGEST_SLEEP_S: Final = 60.0
-"""So that a clock that was set is noticed."""
+"""The longest sleep, so that a wall clock that was set is noticed."""
 RETRY_S: Final = 1.0
 """Pause after a failed delivery: a full disk may have room again."""
 
 
 class Snapshot(NamedTuple):
-    """How far all levels were delivered at one moment."""
+    """The progress of all levels at one moment."""
 
     positions: dict[int, int]
     """By level: all messages before this ordinal are delivered."""
     log_offset: int
-    """Copies of messages behind the positions lie at or behind this log offset."""
+    """Copies of the messages from the positions on lie at or after this log offset."""
     log_end: int
-    """Copies of messages before the positions lie before this one."""
+    """Copies of the messages before the positions lie before this log offset."""
 
 
 class Schedule:
-    """All levels, and where they stand."""
+    """All delay levels, and how far each is delivered."""
 
     def __init__(self, context: Context, turns: Turns, holds: Holds, loop: Any, run: Run) -> None:
-        """Find out what is delivered already; nothing is before ``start``."""
+        """Find out what is delivered already; nothing is delivered before ``start`` is called."""
         self._store = context.store
         self._epochs = context.epochs
         self._run = run
@@ -83,7 +84,7 @@ class Schedule:
         numbers = range(1, LEVELS + 1)
         self._levels = {number: _Level(number, context, turns, holds, loop, run) for number in numbers}
         self._greenlets: list[Any] = []
-        self._waiting: Snapshot | None = None  # for the log to be durable
+        self._waiting: Snapshot | None = None  # for the log to be durable up to its end
         self._saved: dict[int, int] = {}
         self._recover()
 
@@ -93,11 +94,11 @@ class Schedule:
         self._greenlets = [gevent.spawn(level.deliver_forever) for level in self._levels.values()]
 
     def stop(self) -> None:
-        """Deliver no more."""
+        """Stop delivering."""
         gevent.killall(self._greenlets)
 
     def save_last(self) -> None:
-        """Write down the positions of an orderly stop; nobody else writes any more."""
+        """Sync the log and save the positions at an orderly stop, when nothing else writes any more."""
         if self._store.failure is None:
             self._store.sync(self._run)
             self._write(self._snapshot(), self._run)
@@ -105,7 +106,10 @@ class Schedule:
     # -- positions ----------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write down the positions of the last call if they are durable meanwhile; called again and again."""
+        """Save the positions noted by the last call if they are durable by now, and note the current ones.
+
+        Called every ``SAVE_S``.
+        """
         waiting = self._waiting
         if self._store.failure is not None or (waiting is not None and waiting.log_end > self._store.durable_end):
             return
@@ -114,7 +118,7 @@ class Schedule:
             self._write(waiting, self._run)
 
     def positions(self) -> dict[int, int]:
-        """By level that ever held a message: all before this ordinal are delivered."""
+        """Return, for each level that ever held a message, the ordinal before which all messages are delivered."""
         return {number: level.next for number, level in self._levels.items() if level.next or level.pending}
 
     def _snapshot(self) -> Snapshot:
@@ -132,7 +136,7 @@ class Schedule:
         self._saved = snapshot.positions
 
     def _recover(self) -> None:
-        """Take the positions of the last snapshot, and go on behind the copies that the log holds."""
+        """Take the positions of the last snapshot, and move them on past the copies that the log holds."""
         content, problems = read_snapshot(self._store.disk, self._path, self._epochs)
         for problem in problems:
             logger.error("positions of delay levels damaged, found again in the log problem=%s", problem)
@@ -145,13 +149,16 @@ class Schedule:
             level.next = min(self._saved.get(number, 0), 0 if level.queue is None else level.queue.next)
             if level.queue is not None and level.pending:
                 oldest.append(level.queue.unit(max(level.next, level.queue.base), read_here)[0])
-        if oldest:  # a copy lies behind its source
+        if oldest:  # a copy lies after its source
             self._read_copies(max(log_offset, min(oldest)))
 
     def _read_copies(self, log_offset: int) -> None:
-        """Copies come in the order of their sources. After a power cut one may be missing although later ones are there."""
+        """Move the positions past the copies in the log from a log offset on.
+
+        Copies come in the order of their sources, but after a power cut one may be missing although later ones are there.
+        """
         log = self._store.log
-        missing: dict[int, int] = {}  # by level: the first ordinal of which no copy was found before one of a later one
+        missing: dict[int, int] = {}  # by level: the first ordinal without a copy that has a later copy
         damaged = False
         for found in log.walk(max(log_offset, log.begin)):
             if isinstance(found, Gap):
@@ -160,27 +167,27 @@ class Schedule:
             source = source_of(found)
             if source is not None and source.level in self._levels:
                 level = self._levels[source.level]
-                if source.ordinal == missing.get(source.level):  # made again since
+                if source.ordinal == missing.get(source.level):  # it was delivered again since
                     missing[source.level] += 1
                 elif source.ordinal > level.next and source.ordinal > level.first:
                     missing.setdefault(source.level, max(level.next, level.first))
                 level.next = max(level.next, source.ordinal + 1)
         for number, ordinal in missing.items():
-            if damaged and ordinal < self._levels[number].next:  # undamaged: those were dropped
+            if damaged and ordinal < self._levels[number].next:  # without damage the missing ones were dropped on purpose
                 logger.warning("delayed messages are delivered again, copies were lost delay_level=%d from=%d", number, ordinal)
                 self._levels[number].next = ordinal
-        self._store.files.clear()  # walking has switched the files' readahead off
+        self._store.files.clear()  # the walk has switched off readahead for the files
 
 
 class Source(NamedTuple):
-    """Where a delivered copy comes from."""
+    """The place of a delivered copy's original: delay level and ordinal."""
 
     level: int
     ordinal: int
 
 
 def source_of(stored: Stored) -> Source | None:
-    """The source that a record names."""
+    """Return the source that a record names, or ``None`` when it is not a delivered copy."""
     data = bytes(stored.buffer[stored.at : stored.at + stored.size])
     if properties.SCHEDULED.encode() not in data:
         return None
@@ -206,7 +213,7 @@ class _Level:
         self.next = 0
         """All messages before this ordinal are delivered."""
         self.in_flight_from: int | None = None
-        """Log offset of the first copy that is staged and not yet known to be stored."""
+        """The log offset of the first copy that is staged and not yet known to be stored."""
         self._delay_ms = LEVEL_SECONDS[number - 1] * 1000
         self._key = TopicPartition(SCHEDULE_TOPIC, number - 1)
         self._context = context
@@ -228,7 +235,7 @@ class _Level:
 
     @property
     def pending(self) -> bool:
-        """Whether there are messages to deliver, now or later."""
+        """True when there are messages to deliver, now or later."""
         return self.queue is not None and self.next < self.queue.next
 
     # -- waiting ------------------------------------------------------------------------------------------------------
@@ -257,7 +264,7 @@ class _Level:
             hold.cancel()
 
     def _report(self, error: MetaqError) -> None:
-        """Once a failure, not once a try."""
+        """Log a failure once, not at every try."""
         if not self._failing:
             logger.error("delayed messages wait, tried again delay_level=%d reason=%s", self.number, error)
         self._failing = True
@@ -265,7 +272,7 @@ class _Level:
     # -- delivering ---------------------------------------------------------------------------------------------------
 
     def _due(self) -> tuple[list[_Parked], float | None]:
-        """Messages that are due, a portion at most, and the seconds until more may be; ``None``: nothing is parked."""
+        """Return the messages that are due, at most a portion, and the seconds until more may be; ``None``: none is parked."""
         queue = self.queue
         if queue is None or self.next >= queue.readable:
             return [], None
@@ -281,7 +288,7 @@ class _Level:
             if stored is not None:
                 record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
                 wait_ms = record.store_ms + self._delay_ms - self._store.clock.now_ms()
-                if 0 < wait_ms <= self._delay_ms:  # longer: the clock was set back since
+                if 0 < wait_ms <= self._delay_ms:  # longer: the clock has been set back since
                     return due, wait_ms / 1000
                 size += stored.size
             due.append(_Parked(ordinal, record))
@@ -290,7 +297,10 @@ class _Level:
         return due, 0.0
 
     def _deliver(self, due: list[_Parked]) -> None:
-        """Store copies of what is due. When that fails, ``next`` is the first one that is not delivered."""
+        """Store copies of the messages that are due, and wait until they are stored.
+
+        Raises ``MetaqError`` when that fails; then ``next`` is the first message that is not delivered.
+        """
         self._store.check_writable()
         end = self.next
         obstacle: MetaqError | None = None
@@ -300,7 +310,7 @@ class _Level:
                     self._stage(record, ordinal)
                 except (MessageIllegal, BadRequest) as error:
                     self._dropped(record, str(error))
-                except MetaqError as error:  # no room: those before it may be stored all the same
+                except MetaqError as error:  # no room: the messages before it may still be stored
                     obstacle = error
                     break
             end = ordinal + 1
@@ -316,7 +326,7 @@ class _Level:
             raise obstacle
 
     def _stage(self, record: Record, ordinal: int) -> None:
-        """Stage the copy that consumers get, unless they never will."""
+        """Stage the copy that consumers get, or drop the message when its topic was deleted."""
         pairs = properties.parse(record.properties.decode(errors="replace"))
         name, number = pairs.get(properties.REAL_TOPIC, ""), int(pairs.get(properties.REAL_QUEUE, "0"))
         topics = self._context.topics

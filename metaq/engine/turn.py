@@ -1,8 +1,8 @@
-"""One turn of the loop, and what waits for the disk.
+"""One turn of the event loop: puts are appended together, then parked until the disk or the replicas have them.
 
-All puts of all connections that arrive in one turn are staged, then appended with one write at the turn's end. At MEMORY they
-are answered then. At DISK they are parked until a sync covers them: one sync releases every put before it (group commit). At
-REPLICA they are parked until the replicas in sync hold them.
+All puts that arrive in one turn, on any connection, are staged and then appended with one write at the end of the turn. At
+MEMORY they are answered then. At DISK they are parked until a sync covers them: one sync releases every put before it (group
+commit). At REPLICA they are parked until the replicas in sync hold them.
 """
 
 import logging
@@ -26,19 +26,19 @@ logger = logging.getLogger(__name__)
 
 NOT_STORED: Final = "was not stored"
 IN_DOUBT: Final = "may be stored or not"
-# not of a fixed length, by its type: the compiled form takes such a tuple of floats for one that was never set
+# typed as a tuple of any length: the compiled module mistakes a fixed-length tuple of floats for one that was never set
 SYNC_BOUNDS: Final[tuple[float, ...]] = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 SEND_BOUNDS: Final[tuple[float, ...]] = (0.0001, *SYNC_BOUNDS)
 
 
 class Short(NamedTuple):
-    """What a put lacks that is stored, but not as durable as promised."""
+    """The shortfall of a put that is stored, but not as durable as promised."""
 
     code: Response
     level: str
-    """Goes on after "stored at …, not yet"."""
+    """The text that completes "stored at …, not yet"."""
     lacks: str
-    """Goes on after "stored, but not"."""
+    """The text that completes "stored, but not"."""
 
 
 NOT_ON_DISK: Final = Short(Response.FLUSH_DISK_TIMEOUT, Durability.DISK, "yet on the disk")
@@ -51,35 +51,35 @@ TOO_FEW_REPLICAS: Final = Short(
 
 
 class Outcome(Protocol):
-    """What one sender's puts of one turn lead to; exactly one of the three is called, once."""
+    """A receiver of the result of one sender's puts of one turn; exactly one of its three methods is called, once."""
 
     size: int
-    """Bytes that wait; final when the turn ends."""
+    """The bytes that wait; final when the turn ends."""
 
     def stored(self) -> None:
-        """They are as durable as promised."""
+        """Report that the puts are as durable as promised."""
         ...
 
     def refused(self, error: MetaqError, outcome: str) -> None:
-        """They failed; ``outcome``, NOT_STORED or IN_DOUBT, goes on after "the message"."""
+        """Report that the puts failed; ``outcome``, NOT_STORED or IN_DOUBT, completes "the message"."""
         ...
 
     def late(self, short: Short) -> None:
-        """They are stored, but not as durable as promised within the time."""
+        """Report that the puts are stored, but not as durable as promised within the time limit."""
         ...
 
 
 class Copies(Protocol):
-    """The log's copies on other replicas."""
+    """The copies of the log on other replicas."""
 
     @property
     def held_end(self) -> int:
-        """Log offset before which enough replicas hold everything, this one included. It never goes back."""
+        """The log offset before which enough replicas, this one included, hold everything. It never goes back."""
         ...
 
     @property
     def hopeful(self) -> bool:
-        """Whether enough replicas are in sync for that to move, or may soon be."""
+        """True when enough replicas are in sync for ``held_end`` to move, or may soon be."""
         ...
 
 
@@ -87,22 +87,22 @@ class Parked(NamedTuple):
     """An outcome that waits for the disk or the replicas."""
 
     end: int
-    """Log offset before which everything must be safe first."""
+    """The log offset before which everything must be safe first."""
     deadline: float
     outcome: Outcome
     failure: StoreError | None
-    """Nothing of it was stored; it waits only because answers keep their order."""
+    """Why nothing of it was stored, if so; it waits only because answers keep their order."""
     began: float
-    """When the first of its turn was staged."""
+    """When the first put of its turn was staged, in monotonic seconds."""
 
 
 class Turns:
-    """Collects puts, appends them, and answers when the durability level is reached."""
+    """The puts of the broker: collected in each turn, appended, and answered when the durability level is reached."""
 
     def __init__(
         self, store: MessageStore, settings: Settings, hub: Hub, run: Run, wake: Callable[[list[ConsumeQueue]], None]
     ) -> None:
-        """``run`` takes system calls off the hub; ``wake`` is told the queues in which readers see more."""
+        """Create it; ``run`` takes system calls off the hub, ``wake`` receives the queues in which readers can see more."""
         self._store = store
         self._clock = store.clock
         self._loop = hub.loop
@@ -110,21 +110,21 @@ class Turns:
         self._wake = wake
         self._on_disk = settings.durability.on_disk
         self.waits = settings.durability is not Durability.MEMORY
-        """Outcomes wait for the disk or the replicas; else they are known at the end of their turn."""
+        """True when outcomes wait for the disk or the replicas; otherwise they are known at the end of their turn."""
         self.copies: Copies | None = None
-        """Whose ``held_end`` puts and readers wait for, at REPLICA."""
+        """At REPLICA: the copies for whose ``held_end`` puts and readers wait."""
         self.grown: Callable[[], None] = _nobody
-        """Called when the log has grown, or more of it is durable."""
+        """Called when the log may have grown, or more of it may be durable."""
         self.configure(settings)
         self._outcomes: list[Outcome] = []
         self._began = 0.0  # when the first of them was staged
         self.send_times = Histogram(SEND_BOUNDS)
-        """Of each turn: from its first put to the answers, which are as safe as promised."""
+        """The time of each turn from its first put to the answers, when the puts are as safe as promised."""
         self.sync_times = Histogram(SYNC_BOUNDS)
         self.late: Counter[Response] = Counter()
-        """Outcomes that were stored, but not as safe as promised within the time."""
+        """The number of outcomes that were stored, but not as safe as promised within the time limit."""
         self.number = 0
-        """Of the current turn."""
+        """The number of the current turn."""
         self._parked: deque[Parked] = deque()
         self.waiting_bytes = 0
         self._synced_messages = 0
@@ -134,7 +134,7 @@ class Turns:
         self._stopping = False
 
     def configure(self, settings: Settings) -> None:
-        """Take over limits and times; a longer time until the next sync counts when the running one has passed."""
+        """Take over limits and times; a new flush interval counts once the running one has passed."""
         self._timeout = (
             max(
                 settings.sync_timeout_ms if settings.durability.on_disk else 0,
@@ -150,11 +150,11 @@ class Turns:
 
     @property
     def overloaded(self) -> bool:
-        """Whether too much waits for the disk already."""
+        """True when too many bytes wait for the disk or the replicas already."""
         return self.waiting_bytes > self.max_waiting_bytes
 
     def check_load(self) -> None:
-        """Raise ``Overloaded`` while too much waits for the disk."""
+        """Raise ``Overloaded`` while too many bytes wait for the disk or the replicas."""
         if self.waiting_bytes > self.max_waiting_bytes:
             reason = f"{self.waiting_bytes} bytes of puts wait for the disk, the limit is {self.max_waiting_bytes}"
             measured = f"the oldest since {self.longest_wait_ms} ms, the last sync took {self._last_sync_ms} ms"
@@ -162,25 +162,25 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """Outcomes that wait for the disk."""
+        """The number of outcomes that wait for the disk or the replicas."""
         return len(self._parked)
 
     @property
     def longest_wait_ms(self) -> int:
-        """How long the oldest of them has been waiting."""
+        """How long the oldest waiting outcome has been waiting, in milliseconds."""
         if not self._parked:
             return 0
         return round(1000 * (self._clock.monotonic() - self._parked[0].deadline + self._timeout))
 
     def staged(self, outcome: Outcome) -> None:
-        """Take an outcome of this turn: its puts hold when the append at the end of the turn succeeds."""
+        """Take an outcome of this turn; its puts are in the log once the append at the end of the turn succeeds."""
         if not self._outcomes:
             self._began = self._clock.monotonic()
             self._loop.run_callback(self.finish)
         self._outcomes.append(outcome)
 
     def finish(self) -> None:
-        """The end of the turn: append, then answer or park."""
+        """End the turn: append what was staged, then answer or park the outcomes."""
         outcomes, self._outcomes = self._outcomes, []
         began, answered = self._began, False
         self.number += 1
@@ -189,11 +189,11 @@ class Turns:
         try:
             readable = store.append()
         except StoreError as error:
-            if str(error) != self._complaint:  # a master that is fenced refuses every turn
+            if str(error) != self._complaint:  # log once: a master that is fenced refuses every turn
                 logger.error("append failed reason=%s", error)
             self._complaint = str(error)
             failure, readable = error, []
-            if isinstance(error, Fenced):  # the refusals would wait behind what waits for replicas, which may be in vain
+            if isinstance(error, Fenced):  # else the refusals would wait after puts that may wait for replicas in vain
                 self._give_up_waiting()
         else:
             self._complaint = ""
@@ -219,7 +219,7 @@ class Turns:
             self.release()
 
     def _settle(self, outcome: Outcome, failure: StoreError | None) -> None:
-        """The promised level is reached, or nothing was stored."""
+        """Answer an outcome whose promised level is reached, or of which nothing was stored."""
         self.waiting_bytes -= outcome.size
         if failure is not None:
             outcome.refused(failure, NOT_STORED)
@@ -229,17 +229,20 @@ class Turns:
     # -- replicas -----------------------------------------------------------------------------------------------------
 
     def _safe_end(self) -> int:
-        """Log offset before which everything is as safe as promised."""
+        """Return the log offset before which everything is as safe as promised."""
         return self._store.durable_end if self.copies is None else self.copies.held_end
 
     def is_copied(self, end: int) -> bool:
-        """Whether enough replicas hold the log before a log offset; always where nothing waits for them."""
+        """Return whether enough replicas hold the log before a log offset; always true where nothing waits for replicas."""
         return self.copies is None or self.copies.held_end >= end
 
     def release(self) -> None:
-        """Answer what is as safe as promised; at REPLICA let readers see it, and answer what cannot become so."""
+        """Answer the puts that are as safe as promised; at REPLICA let readers see them.
+
+        At REPLICA the other puts are answered, too, when too few replicas are in sync for them to become safe.
+        """
         safe_end = self._safe_end()
-        began, now = -1.0, 0.0  # of the turn that is answered
+        began, now = -1.0, 0.0  # when the turn that is being answered began, and the time now
         while self._parked and self._parked[0].end <= safe_end:
             parked = self._parked.popleft()
             self._settle(parked.outcome, parked.failure)
@@ -256,12 +259,12 @@ class Turns:
                 self._late(self._parked.popleft(), TOO_FEW_REPLICAS)
 
     def _give_up_waiting(self) -> None:
-        """Answer everything that waits as late. It is in the log, and if this stays the master it may still become safe."""
+        """Answer all waiting puts as late. They are in the log, and may still become safe if this replica stays the master."""
         while self._parked:
             self._late(self._parked.popleft(), NOT_ON_REPLICAS)
 
     def abandon(self, error: MetaqError) -> None:
-        """Refuse everything that waits: nobody will ever know that it is safe."""
+        """Refuse all waiting puts as in doubt: it can no longer be found out whether they are safe."""
         while self._parked:
             outcome = self._parked.popleft().outcome
             self.waiting_bytes -= outcome.size
@@ -270,7 +273,7 @@ class Turns:
     # -- syncing ------------------------------------------------------------------------------------------------------
 
     def sync_forever(self) -> None:
-        """The greenlet that syncs: one at a time, the next at once when more has come meanwhile."""
+        """Sync the log for ever, in a greenlet of its own: one sync at a time, the next at once when more puts have come."""
         store = self._store
         reported: StoreError | None = None
         while not self._stopping:
@@ -296,7 +299,7 @@ class Turns:
             self.grown()
 
     def expire(self) -> None:
-        """Answer the puts that have waited too long: they are stored, but not yet as durable as asked."""
+        """Answer as late the puts that have waited too long: they are stored, but not yet as durable as promised."""
         now = self._clock.monotonic()
         while self._parked and self._parked[0].deadline <= now:
             parked = self._parked.popleft()
@@ -312,7 +315,7 @@ class Turns:
             parked.outcome.late(short)
 
     def stop(self) -> None:
-        """Let the syncing greenlet end after what it is doing."""
+        """Let the syncing greenlet end after its present sync."""
         self._stopping = True
         self._sync_due.set()
 
@@ -321,4 +324,4 @@ class Turns:
 
 
 def _nobody() -> None:
-    """Without slaves nobody waits for the log to grow."""
+    """Do nothing: without slaves nothing waits for the log to grow."""

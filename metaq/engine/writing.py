@@ -1,4 +1,4 @@
-"""Staging messages that come with properties: what sends, send-backs, deliveries and replies have in common."""
+"""Staging of messages with properties, shared by sends, send-backs, deliveries and replies."""
 
 import zlib
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.store.recordgroups import Ready
 
 CLEARED: Final = ~(TRANSACTION_TYPE | BORN_HOST_IPV6 | STORE_HOST_IPV6)
-"""Bits of a sender's sysFlag that are the broker's to say."""
+"""The mask that clears the bits of a sender's sysFlag that only the broker may set."""
 
 LONGEST_SOURCE: Final = f"{LEVELS}:{(1 << 63) - 1}"
 
@@ -39,7 +39,7 @@ class Draft:
 
 
 class Placed(NamedTuple):
-    """Where a staged message will be."""
+    """The place that a staged message will have."""
 
     queue: ConsumeQueue
     ordinal: int
@@ -47,10 +47,10 @@ class Placed(NamedTuple):
 
 
 def delayed(draft: Draft) -> Draft:
-    """The same message, parked in the schedule topic when it asks for a delay level.
+    """Return the same message, parked in the schedule topic if it asks for a delay level.
 
-    A level above the last one means the last one. ``MessageIllegal`` for delays that are not levels, and for properties that
-    would not leave room for what its delivered copy adds.
+    A level above the last one means the last one. Raises ``MessageIllegal`` for delays that are not levels, and when the
+    properties leave no room for what the delivered copy adds.
     """
     pairs = draft.properties
     for name in properties.TIMERS:
@@ -73,7 +73,7 @@ def delayed(draft: Draft) -> Draft:
 
 
 def ready(context: Context, draft: Draft, own: Mapping[str, str] = properties.NONE) -> Ready:
-    """A message as it is, for the store; ``MessageIllegal`` for properties that are too long.
+    """Return a message as the store takes it, unchanged; raise ``MessageIllegal`` for properties that are too long.
 
     ``own`` are properties that only the broker may set.
     """
@@ -93,9 +93,10 @@ def ready(context: Context, draft: Draft, own: Mapping[str, str] = properties.NO
 
 
 def stage(context: Context, draft: Draft, own: Mapping[str, str] = properties.NONE) -> Placed:
-    """Stage a message as it is; the caller has checked that the topic may be written and stages an outcome.
+    """Stage a message unchanged and return its place.
 
-    Raises what ``ready`` does, and ``DiskFull`` when the log cannot grow.
+    The caller has checked that the topic may be written, and stages an outcome (``Turns.staged``). Raises what ``ready``
+    raises, and ``DiskFull`` when the log cannot grow.
     """
     message = ready(context, draft, own)
     ordinal = message.queue.next
@@ -103,7 +104,7 @@ def stage(context: Context, draft: Draft, own: Mapping[str, str] = properties.NO
 
 
 class Noted:
-    """The outcome of the broker's own puts of one turn: ``done`` is called with ``None``, or with why they failed."""
+    """The outcome of the broker's own puts of one turn: ``done`` is called with ``None``, or with the error."""
 
     __slots__ = ("_done", "size")
 
@@ -122,5 +123,5 @@ class Noted:
 
 
 def note(turns: Turns, done: Callable[[MetaqError | None], None]) -> None:
-    """Have ``done`` called when what was just staged is as durable as promised, or has failed."""
+    """Have ``done`` called when the puts of this turn are as durable as promised, or late (``None``), or failed (the error)."""
     turns.staged(Noted(done))

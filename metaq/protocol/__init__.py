@@ -1,1 +1,1 @@
-"""Bytes to commands and back. Pure: no sockets, files, clocks, threads or logs."""
+"""The wire and record formats: bytes to commands and back, without sockets, files, clocks, threads or logs."""

@@ -9,8 +9,8 @@
                                           4        milliseconds since the month began
                                           2        counter
 
-The broker makes the first, which says where the message is. The client makes the second (property UNIQ_KEY), which stays
-with the message wherever it goes. Clients in other languages fill it in other ways: compare ids as texts.
+The broker makes the offset id, which says where the message is. The client makes the unique id (property UNIQ_KEY), which
+stays with the message wherever it goes. Clients in other languages fill it in other ways: compare ids as strings.
 """
 
 import datetime
@@ -32,13 +32,13 @@ class OffsetId(NamedTuple):
     """Where a broker keeps a message."""
 
     address: str
-    """IPv4, or IPv6 where it is not a written-out IPv4 address."""
+    """IPv4, or IPv6 unless that is an IPv4 address in IPv6 form."""
     port: int
     log_offset: LogOffset
 
 
 class UniqueId(NamedTuple):
-    """Who sent a message, and when."""
+    """The sender of a message and the time of sending, as a Java client puts them into a unique id."""
 
     address: str
     process: int
@@ -52,12 +52,12 @@ class UniqueId(NamedTuple):
 
 
 def encode_offset_id(where: OffsetId) -> str:
-    """32 or 56 upper-case digits. ``BadRequest`` when the address is none."""
+    """Return an offset id: 32 or 56 upper-case digits. ``BadRequest`` when the address is not an IP address."""
     return (_packed(where.address) + _PLACE.pack(where.port, where.log_offset)).hex().upper()
 
 
 def decode_offset_id(text: str) -> OffsetId:
-    """The reverse, digits in any case. ``BadRequest`` when the text is no such id."""
+    """Return what an offset id says; its digits may be in either case. ``BadRequest`` when the text is not such an id."""
     address, rest = _split(text)
     port, log_offset = _PLACE.unpack(rest)
     if not 0 <= port < 65536 or log_offset < 0:
@@ -66,21 +66,28 @@ def decode_offset_id(text: str) -> OffsetId:
 
 
 def make_unique_id(address: str, process: int, number: int, now_ms: int, counter: int) -> str:
-    """The id that a Java client makes in UTC: 32 or 56 upper-case digits. Numbers that are too long lose their upper bits."""
+    """Return the id that a Java client in UTC makes: 32 or 56 upper-case digits.
+
+    ``process``, ``number`` and ``counter`` lose the bits above their width. ``BadRequest`` when the address is no IP address.
+    """
     month_ms = now_ms - _month_begin_ms(now_ms)
     return (_packed(address) + _SENDER.pack(process & 0xFFFF, number & 0xFFFFFFFF, month_ms, counter & 0xFFFF)).hex().upper()
 
 
 def decode_unique_id(text: str) -> UniqueId:
-    """What a Java client put into an id; what other clients put there reads as something, too. ``BadRequest`` as above."""
+    """Return what a Java client put into a unique id.
+
+    The ids of other clients decode too, but to meaningless values. ``BadRequest`` when the text is not 32 or 56 hex digits.
+    """
     address, rest = _split(text)
     return UniqueId(address, *_SENDER.unpack(rest))
 
 
 def sent_ms(unique: UniqueId, now_ms: int) -> int:
-    """When the message of a unique id was sent: in this month, or the one before when that would be later than ``now_ms``.
+    """Return when the message of a unique id was sent, in Unix milliseconds.
 
-    The month begins in UTC here: the result is off by the sender's time zone, and of an older message by whole months.
+    That is in the month of ``now_ms``, or in the month before when it would be later than ``now_ms``. Months begin in UTC here:
+    the result is off by the sender's time zone, and for older messages by whole months.
     """
     begin_ms = _month_begin_ms(now_ms)
     if begin_ms + unique.month_ms > now_ms:
@@ -101,7 +108,7 @@ def _packed(address: str) -> bytes:
 
 
 def _split(text: str) -> tuple[str, bytes]:
-    """The address, and the twelve bytes behind it."""
+    """Return the address and the twelve bytes after it."""
     try:
         data = bytes.fromhex(text)
     except ValueError:

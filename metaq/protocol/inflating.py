@@ -1,12 +1,12 @@
-"""Bodies that a client has compressed, as they were before (specs: store format, section 1).
+"""Decompression of message bodies that a client has compressed (specs: store format, section 1).
 
-The system flag of a message says so, and how::
+The system flag of a message says whether its body is compressed, and how::
 
     bit 0       compressed
     bits 8-10   0 and 3 a zlib stream, 1 an LZ4 frame, 2 a Zstandard frame
 
-Nothing but the sender has compared the two: a body may be no such stream, cut, or larger than memory when it is inflated. LZ4
-and Zstandard are read by libraries that are an extra.
+The broker does not check that body and flag agree: a body may not be such a stream at all, may be cut, or may inflate to more
+than the memory holds. LZ4 and Zstandard need libraries that are an optional extra.
 """
 
 import zlib
@@ -15,7 +15,7 @@ from typing import Final
 from metaq.errors import DecodeError
 
 MAX_INFLATED_BYTES: Final = 16 * 1024 * 1024
-"""Of one body, unless a reader says otherwise: four times the largest message that brokers take (``max_message_bytes``)."""
+"""The default limit for one inflated body: four times the largest message that brokers accept (``max_message_bytes``)."""
 COMPRESSION: Final = 0x701
 """The bits that say whether a body is compressed, and how."""
 COMPRESSED_ZLIB: Final = 0x301
@@ -25,12 +25,16 @@ _LZ4: Final = 0x100
 _ZSTD: Final = 0x200
 _ZLIB_KINDS: Final = frozenset({0, 0x300})
 _ZSTD_WINDOW: Final = 8 * 1024 * 1024
-"""What a decoder takes for a frame of the usual levels, whatever the frame inflates to."""
+"""The memory that a decoder needs for a frame of the usual levels, whatever the frame inflates to."""
 _CUT: Final = "it is cut"
 
 
 def inflated(body: bytes, sys_flag: int, most: int = MAX_INFLATED_BYTES) -> bytes:
-    """The body as it was sent. ``DecodeError``: it is not what the flag says, or larger than ``most`` bytes."""
+    """Return the body as it was before compression.
+
+    ``DecodeError`` when the body is not what the flag says, inflates to more than ``most`` bytes, or needs a library that is
+    missing.
+    """
     if not sys_flag & _COMPRESSED:
         return body
     kind = sys_flag & _KIND
@@ -45,7 +49,7 @@ def inflated(body: bytes, sys_flag: int, most: int = MAX_INFLATED_BYTES) -> byte
 
 
 def inflated_zlib(body: bytes, most: int = MAX_INFLATED_BYTES) -> bytes:
-    """What a zlib stream holds. ``DecodeError`` as above."""
+    """Return the content of a zlib stream. ``DecodeError`` when it cannot be read, is cut, or is larger than ``most`` bytes."""
     stream = zlib.decompressobj()
     try:
         data = stream.decompress(body, most + 1)
@@ -74,10 +78,10 @@ def _inflated_zstd(body: bytes, most: int) -> bytes:
         raise _no_library("Zstandard", error) from error
     decoder = zstandard.ZstdDecompressor(max_window_size=max(most, _ZSTD_WINDOW))
     try:
-        # a size that a frame says of itself is allocated at once, whatever max_output_size is
+        # decompress() allocates the size that a frame declares at once, whatever max_output_size is
         if zstandard.frame_content_size(body) > most or len(decoder.stream_reader(body).read(most + 1)) > most:
             raise _too_large(body, most)
-        return decoder.decompress(body, max_output_size=most)  # reading tells no cut frame from a whole one
+        return decoder.decompress(body, max_output_size=most)  # the reader cannot tell a cut frame from a whole one
     except zstandard.ZstdError as error:
         raise _unreadable(body, "Zstandard", error) from error
 

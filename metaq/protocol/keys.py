@@ -1,4 +1,4 @@
-"""Keys by which messages are found: which ones a message has, and their hashes (specs: store format, sections 3 and 6)."""
+"""Keys by which messages are looked up: which ones a message has, and their hashes (specs: store format, sections 3 and 6)."""
 
 from operator import mul
 from typing import Final
@@ -9,13 +9,14 @@ from metaq.protocol.record import decode_properties, java_hash
 KEYS: Final = "KEYS"
 UNIQ_KEY: Final = "UNIQ_KEY"
 ROLLBACK: Final = 12
-"""Both transaction bits of the system flag: a message that was rolled back."""
+"""Both transaction bits of the system flag: they mark a message that was rolled back."""
 
 
 def keys_of(topic: str, sys_flag: int, properties: bytes) -> tuple[str, ...]:
-    """The keys of a message, each once: UNIQ_KEY first, then the parts of KEYS between spaces.
+    """Return the keys of a message, each once: UNIQ_KEY first, then the words of KEYS, which spaces separate.
 
-    None for topics of the broker itself and for what was rolled back. ``properties`` as they stand in a record.
+    Messages of the broker's internal topics and messages that were rolled back have no keys. ``properties`` are in the form of
+    a record.
     """
     if b"KEYS\x01" not in properties and b"UNIQ_KEY\x01" not in properties:
         return ()
@@ -30,24 +31,25 @@ def keys_of(topic: str, sys_flag: int, properties: bytes) -> tuple[str, ...]:
 _MASK: Final = 0xFFFFFFFF
 _POWERS: Final = tuple(pow(31, exponent, 1 << 32) for exponent in range(256))
 _FALLING: Final = tuple(_POWERS[:length][::-1] for length in range(len(_POWERS)))
+"""For each length of a text, the powers of 31 by which a hash multiplies its characters."""
 _TAIL: Final = 4
 _TOPICS_MOST: Final = 64
 _STEMS_MOST: Final = 1024
-"""Beginnings of keys remembered per topic: some 8 MB in all at the most."""
+"""Stems of keys remembered per topic: at most some 8 MB for all topics."""
 
 
 class KeyHasher:
-    """Hashes of ``topic#key``, faster than ``key_hash`` when the beginnings of keys come again.
+    """Hashes of ``topic#key``, faster than ``key_hash`` when many keys share their stem: all but the last four characters.
 
-    A hash is a sum over the characters, so it is put together from sums that are remembered. The unique ids that one producer
-    makes in a millisecond differ in their last four characters only, a counter.
+    A hash is a sum over the characters, so it can be made from the remembered sum of the stem. The unique ids that one producer
+    makes within a millisecond differ only in their last four characters, a counter.
     """
 
     def __init__(self) -> None:
         self._topics: dict[str, dict[str, int]] = {}
 
     def hash(self, topic: str, key: str) -> int:
-        """0 … 2³¹−1."""
+        """Return the same as ``key_hash``: 0 … 2³¹−1."""
         stem = key[:-_TAIL]
         if not stem:
             return key_hash(topic, key)
@@ -58,11 +60,11 @@ class KeyHasher:
             known = self._remember(topic, stem)
         except ValueError:  # not four ASCII characters
             return key_hash(topic, key)
-        value = (known + first * 29791 + second * 961 + third * 31 + last) & _MASK
+        value = (known + first * 29791 + second * 961 + third * 31 + last) & _MASK  # 31³, 31², 31
         return value if value < 0x80000000 else (0x100000000 - value) & 0x7FFFFFFF
 
     def _remember(self, topic: str, stem: str) -> int:
-        """What topic and stem add to the hash of every key that begins with the stem."""
+        """Return what topic and stem contribute to the hash of every key with this stem, and remember it."""
         stems = self._topics.get(topic)
         if stems is None:
             if len(self._topics) >= _TOPICS_MOST:
@@ -75,13 +77,13 @@ class KeyHasher:
 
 
 def key_hash(topic: str, key: str) -> int:
-    """The hash under which a key is entered, without the look-ups of ``KeyHasher``."""
+    """Return the hash under which an index holds a key, 0 … 2³¹−1, without the remembered sums of ``KeyHasher``."""
     value = _hash_code(f"{topic}#{key}")
     return value if value < 0x80000000 else (0x100000000 - value) & 0x7FFFFFFF
 
 
 def _hash_code(text: str) -> int:
-    """Java's ``String.hashCode`` as an unsigned number."""
+    """Return Java's ``String.hashCode`` as an unsigned 32-bit number."""
     if text.isascii() and len(text) < len(_FALLING):
         total: int = sum(map(mul, text.encode(), _FALLING[len(text)]))
         return total & _MASK

@@ -25,23 +25,23 @@ CHECKSUM: Final = "__CRC32#"
 TIMERS: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STARTDELIVERTIME")
 
 SCHEDULED: Final = "METAQ_SCHEDULED"
-"""Which delayed message a record is the delivered copy of: *level:ordinal*. Only the broker sets it."""
+"""On the delivered copy of a delayed message, the original: its *level:ordinal*. Only the broker sets it."""
 
 MESSAGE_ID: Final = "METAQ_ID"
-"""The text id of a message that was put in a transaction, which had no place when it was answered. Only the broker sets it."""
+"""The text id of a message put in a transaction, which had no log offset yet when it was answered. Only the broker sets it."""
 
 HALF: Final = "METAQ_HALF"
-"""Which half message a record is a copy of: *ordinal:log offset:store time* of the first one. Only the broker sets it."""
+"""On a copy of a half message, the first record of it: *ordinal:log offset:store time*. Only the broker sets it."""
 
 GROUP_END: Final = "METAQ_GROUP_END"
-"""Where the group of records ends that this one begins (``metaq.store.recordgroups``). Only the broker sets it."""
+"""The log offset where the group that this record begins ends (``metaq.store.recordgroups``). Only the broker sets it."""
 
 PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 PRODUCER_GROUP: Final = "PGROUP"
 
 OWN: Final = (SCHEDULED, MESSAGE_ID, HALF, GROUP_END)
 UNKEPT: Final = frozenset((WAIT, CHECKSUM, *OWN))
-"""What a sender says to the broker only, or may not say at all."""
+"""Names that records do not keep from a sender: they are meant for the broker only, or the sender may not set them."""
 
 NONE: Final[Mapping[str, str]] = {}
 
@@ -49,7 +49,7 @@ MOST_BYTES: Final = MAX_PROPERTIES_LENGTH - CHECKSUM_SIZE
 
 
 def parse(text: str) -> dict[str, str]:
-    """Pairs by name. Pieces without 01, without name or without value are skipped; of equal names the last wins."""
+    """Return the values by name. Pieces without 01, without name or without value are skipped; of equal names the last wins."""
     pairs = {}
     for piece in text.split("\x02"):
         name, _, value = piece.partition("\x01")
@@ -66,26 +66,27 @@ _UNIQUE_NAME, _KEYS_NAME = _UNIQUE[1:], _KEYS[1:]
 
 
 AsSent = tuple[bytes, str | None, tuple[str, ...]]
-"""What a record keeps, the tag, and the keys by which the message is found, each once."""
+"""The properties that a record keeps, the tag, and the keys by which the message is looked up, each once."""
 
 
 class _Shape(NamedTuple):
     """Properties without the values of UNIQ_KEY and KEYS, in which the messages of one sender differ."""
 
     match: Callable[[str], re.Match[str] | None]
-    """Finds the values, in the order in which they are sent."""
+    """Matches whole properties and captures the values, in the order in which they are sent."""
     before: bytes
     between: bytes
     behind: bytes
-    """What a record keeps around the values; without KEYS, nothing is between them."""
+    """The bytes that a record keeps around the values; ``between`` is empty when there are no KEYS."""
     unique_first: bool
     tag: str | None
 
 
 def as_sent(text: str) -> AsSent | None:
-    """Properties that the broker leaves as they are; ``None`` for others.
+    """Return properties that the broker stores as they are, but for a WAIT of ``true``; ``None`` when they must be parsed.
 
-    The short way for nearly every message: a shape is looked into once, then only the two values are cut out and put in.
+    This is the fast path of nearly every message: a shape is analyzed once, then only the two values are cut out and put in.
+    ``MessageIllegal`` when the properties are longer than a record can keep.
     """
     found = _fill(_latest[0], text)
     if found is None:
@@ -101,7 +102,7 @@ def as_sent(text: str) -> AsSent | None:
 
 
 def _fill(shape: _Shape, text: str) -> AsSent | None:
-    """What a record keeps of ``text``; ``None`` when it does not have this shape, or has strange values in it."""
+    """Return what a record keeps of ``text``; ``None`` when ``text`` does not have this shape. An empty value never matches."""
     match, before, between, behind, unique_first, tag = shape
     found = match(text)
     if found is None:
@@ -116,12 +117,12 @@ def _fill(shape: _Shape, text: str) -> AsSent | None:
 
 
 def _distinct(*keys: str | None) -> tuple[str, ...]:
-    """Those that are there, each once."""
+    """Return the keys that are not empty or ``None``, each once."""
     return tuple(dict.fromkeys(filter(None, keys)))
 
 
 def _without_values(text: str) -> tuple[str, int, int]:
-    """Properties without the values of UNIQ_KEY and KEYS, and where these belong; −1 for one that is not there."""
+    """Return properties without the values of UNIQ_KEY and KEYS, and the positions of these; −1 for one that is not there."""
     at, words_at = -1, -1
     found = text.find(_UNIQUE_NAME)
     if found >= 0:
@@ -137,13 +138,13 @@ def _without_values(text: str) -> tuple[str, int, int]:
 
 
 def _end(text: str, at: int) -> int:
-    """Where the value that begins at ``at`` ends."""
+    """Return where the value that begins at ``at`` ends."""
     found = text.find("\x02", at)
     return len(text) if found < 0 else found
 
 
 def _remember(rest: str, at: int, words_at: int) -> _Shape:
-    """Find out about a shape by looking into properties that have it, with values that occur nowhere else."""
+    """Learn a shape from sample properties that have it, whose two values occur nowhere else; return it."""
     shape = _STRANGE
     with_words = words_at >= 0
     unique_first = at < words_at or not with_words
@@ -165,17 +166,17 @@ def _remember(rest: str, at: int, words_at: int) -> _Shape:
 
 _VALUE: Final = "([^\x01\x02]+)"
 _STRANGE: Final = _Shape(re.compile("(?!)").fullmatch, b"", b"", b"", True, None)
-"""Stands for shapes that have to be looked into each time; nothing has it."""
+"""Stands for shapes whose properties must be analyzed each time; it matches nothing."""
 _PROBES: Final = ("the\x03unique\x03key", "the\x03other\x03keys")
 _SHAPE_MOST: Final = 512
 _SHAPES_MOST: Final = 256
 _shapes: Final[dict[tuple[str, bool], _Shape]] = {}
 _latest: Final = [_STRANGE]
-"""The shape of the message before, which the next one most often has too."""
+"""The shape of the previous message, which the next one usually has too."""
 
 
 def _look_into(text: str) -> AsSent | None:
-    """As ``as_sent``, without a shape: still a third of the cost of taking the pairs apart and writing them again."""
+    """Do the work of ``as_sent`` without a shape: still a third of the cost of parsing the pairs and encoding them again."""
     marked = f"\x02{text}" if text[-1:] == "\x02" else f"\x02{text}\x02"
     if _CHANGED.search(marked):
         return None
@@ -188,7 +189,7 @@ def _look_into(text: str) -> AsSent | None:
 
 
 def _last(marked: str, name: str) -> str | None:
-    """The last value under ``name``, both with their separators; ``None`` also for an empty one."""
+    """Return the last value of ``name``, both given with their separators; ``None`` when it is absent or empty."""
     at = marked.rfind(name)
     if at < 0:
         return None
@@ -197,7 +198,10 @@ def _last(marked: str, name: str) -> str | None:
 
 
 def encode(pairs: Mapping[str, str], own: Mapping[str, str] = NONE) -> bytes:
-    """Pairs in the record's form, and behind them the broker's ``own``; ``MessageIllegal``: more than a record can keep."""
+    """Return pairs in the record's form, and after them the broker's ``own``; names in ``UNKEPT`` are left out of ``pairs``.
+
+    ``MessageIllegal`` when that is longer than a record can keep.
+    """
     pieces = [f"{name}\x01{value}\x02" for name, value in pairs.items() if name not in UNKEPT]
     if own:
         pieces += [f"{name}\x01{value}\x02" for name, value in own.items()]

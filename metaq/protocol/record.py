@@ -18,7 +18,7 @@ The last property is always ``__CRC32#``, 20 bytes: the name, 01, ten decimal di
 first, 02. It is the CRC-32 (top bit cleared) of all bytes before those 20. The top bit may go: a single flipped bit always
 changes one of the other 31 in any record below 512 MiB.
 
-A blank record ends a segment: 4 bytes size (all that remains of the file), 4 bytes magic CBD43194.
+A blank record ends a segment: 4 bytes size (the rest of the file), 4 bytes magic CBD43194.
 """
 
 import struct
@@ -35,7 +35,7 @@ HEADER_SIZE: Final = 88
 BLANK: Final = struct.Struct(">ii")
 BLANK_SIZE: Final = 8
 FIXED_SIZE: Final = 91
-"""Bytes of a record beside body, topic and properties."""
+"""Bytes of a record other than body, topic and properties."""
 CHECKSUM_SIZE: Final = 20
 _CHECKSUM_REVERSED: Final = b"\x02%010d\x01#23CRC__"
 """The checksum property written backwards: the digits come least significant first, and one format is faster than three."""
@@ -47,7 +47,7 @@ MAX_TOPIC_LENGTH: Final = 127
 MAX_PROPERTIES_LENGTH: Final = 32767
 TAGS: Final = "TAGS"
 
-# What differs from record to record of one connection in one turn of the loop, with the constant middle as one field:
+# The fields that differ between the records of one connection in one turn of the loop; the constant middle is one field:
 # total magic crc partition flag queue-offset log-offset | sysflag … reconsume, 40 bytes | text-position body-length
 PATCHED_HEADER: Final = struct.Struct(">iiiiiqq40sqi")
 CONSTANT_MIDDLE: Final = struct.Struct(">iq8sq8si")
@@ -66,7 +66,7 @@ assert len(_CHECKSUM_REVERSED % 0) == CHECKSUM_SIZE
 
 
 View = memoryview
-"""Under this name because mypyc does not find the builtin in the body of a named tuple."""
+"""An alias, because mypyc does not find the builtin in the body of a named tuple."""
 
 
 class Record(NamedTuple):
@@ -92,7 +92,7 @@ class Record(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Which message of which partition a record is."""
+    """The message that a record holds: its topic, partition and positions."""
 
     topic: str
     partition: int
@@ -101,18 +101,18 @@ class Identity(NamedTuple):
 
 
 def checksum_property(data: bytes | memoryview) -> bytes:
-    """The 20 bytes that close a record whose other bytes are ``data``."""
+    """Return the 20 bytes that close a record whose other bytes are ``data``."""
     return (_CHECKSUM_REVERSED % (zlib.crc32(data) & 0x7FFFFFFF))[::-1]
 
 
 def checksum_properties(data: Sequence[bytes]) -> bytes:
-    """The same of many records, one behind the other, in a third of the time."""
+    """Return the checksum properties of many records, one after the other, in a third of the time."""
     crcs = [crc & 0x7FFFFFFF for crc in map(zlib.crc32, reversed(data))]
     return (_CHECKSUM_REVERSED * len(crcs) % tuple(crcs))[::-1]
 
 
 def host_bytes(address: str, port: int) -> bytes:
-    """An IPv4 address as hosts stand in a record; anything else (a name, IPv6, a unix path) becomes 0.0.0.0."""
+    """Return an IPv4 address and port as a record's host field; anything else (a name, IPv6, a unix path) becomes 0.0.0.0."""
     parts = address.removeprefix("::ffff:").split(".")
     numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and int(part) < 256]
     if len(parts) != 4 or len(numbers) != 4:
@@ -123,18 +123,18 @@ def host_bytes(address: str, port: int) -> bytes:
 def constant_middle(
     sys_flag: int, born_ms: int, born_host: bytes, store_ms: int, store_host: bytes, reconsume_times: int = 0
 ) -> bytes:
-    """40 header bytes; all records of one text session in one turn of the loop share them."""
+    """Return the 40 header bytes that all records of one text session in one turn of the loop share."""
     return CONSTANT_MIDDLE.pack(sys_flag & ~GROUP_MEMBER, born_ms, born_host, store_ms, store_host, reconsume_times)
 
 
 def with_sys_flag(middle: bytes, bits: int) -> bytes:
-    """A ``constant_middle`` with more bits set in its system flag."""
+    """Return a ``constant_middle`` with more bits set in its system flag."""
     sys_flag: int = _SYS_FLAG.unpack_from(middle)[0]
     return _SYS_FLAG.pack(sys_flag | bits) + middle[_SYS_FLAG.size :]
 
 
 def record_tail(topic: str, properties: bytes) -> bytes:
-    """What follows the body, up to the checksum property, whose size is counted as part of the properties."""
+    """Return the bytes after the body, up to the checksum property, which the length of the properties includes."""
     name = topic.encode("ascii")
     return b"%b%b%b%b" % (
         bytes((len(name),)),
@@ -145,17 +145,17 @@ def record_tail(topic: str, properties: bytes) -> bytes:
 
 
 def longer_tail(tail: bytes, properties: bytes) -> bytes:
-    """``record_tail`` of a topic whose tail without properties is known; a third of the cost."""
+    """Return a ``record_tail`` with properties, made from the same topic's tail without any: a third of the cost."""
     return tail[:-2] + _PROPERTIES_LENGTH.pack(len(properties) + CHECKSUM_SIZE) + properties
 
 
 def encode_properties(properties: Iterable[tuple[str, str]]) -> bytes:
-    """Name-value pairs in the record's form; each pair ends in 02."""
+    """Return name-value pairs in the record's form; each pair ends in 02."""
     return "".join(f"{name}\x01{value}\x02" for name, value in properties).encode()
 
 
 def decode_properties(data: bytes) -> dict[str, str]:
-    """The reverse. Pieces without 01 or with an empty name are skipped; of equal names the last wins."""
+    """Return the values by name. Pieces without 01 or with an empty name are skipped; of equal names the last wins."""
     pairs: dict[str, str] = {}
     for piece in data.decode(errors="replace").split("\x02"):
         name, separator, value = piece.partition("\x01")
@@ -165,7 +165,7 @@ def decode_properties(data: bytes) -> dict[str, str]:
 
 
 def java_hash(text: str) -> int:
-    """Java's ``String.hashCode``: over UTF-16 code units, as a signed 32-bit number."""
+    """Return Java's ``String.hashCode``: over UTF-16 code units, as a signed 32-bit number."""
     data = text.encode("utf-16-be", "surrogatepass")
     value = 0
     for unit in struct.unpack(f">{len(data) // 2}H", data):
@@ -174,7 +174,7 @@ def java_hash(text: str) -> int:
 
 
 def is_intact(data: memoryview, log_offset: int) -> bool:
-    """True when ``data`` is exactly one record of this store, written at ``log_offset``, with every bit as written."""
+    """Return whether ``data`` is exactly one record of this store, written at ``log_offset``, with every bit as written."""
     size = len(data)
     if size < FIXED_SIZE + CHECKSUM_SIZE or _PLACE.unpack_from(data) != (size, MAGIC, log_offset):
         return False
@@ -183,7 +183,7 @@ def is_intact(data: memoryview, log_offset: int) -> bool:
 
 
 def identity(data: memoryview) -> Identity:
-    """Whose message an intact record is; a fraction of the cost of ``decode_record``."""
+    """Return which message an intact record holds, at a fraction of the cost of ``decode_record``."""
     partition, queue_offset, text_position, length = _IDENTITY.unpack_from(data)
     topic_at = HEADER_SIZE + length
     topic = str(data[topic_at + 1 : topic_at + 1 + data[topic_at]], "ascii")
@@ -191,7 +191,7 @@ def identity(data: memoryview) -> Identity:
 
 
 def store_ms(data: memoryview) -> int:
-    """When an intact record was stored, in milliseconds."""
+    """Return when an intact record was stored, in Unix milliseconds."""
     moment: int = _STORE_MS.unpack_from(data)[0]
     return moment
 

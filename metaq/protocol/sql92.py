@@ -10,19 +10,20 @@
     comparison  = ( = | <> | > | >= | < | <= ) operand
     operand     = property | text | [+|-] number | TRUE | FALSE | '(' condition ')'
 
-Keywords ignore case, property names do not. Texts stand in single quotes, a quote in them is doubled. ``--`` begins a comment
-that ends with the line, ``/*`` one that ends at ``*/``.
+Keywords ignore case, property names do not. Strings (``text``) stand in single quotes, a quote in them is doubled. ``--``
+begins a comment that ends with the line, ``/*`` one that ends at ``*/``.
 
-- Properties are texts, a missing one is NULL. NULL in a test makes it unknown; NOT, AND and OR follow three-valued logic. Only
-  TRUE matches.
-- A text that meets a number is converted; when it is none, or has more than 512 characters, the message does not match,
-  whatever the rest of the filter says.
-- A text that meets TRUE or FALSE, or stands alone as a condition, is true when it reads ``true`` in any case.
-- Two texts are equal as texts. They are ordered as numbers; when one is none, they are in no order: FALSE.
-- Nothing contains, begins or ends with the empty text, and nothing is said not to.
+- Properties are strings, a missing one is NULL. NULL in a test makes it unknown; NOT, AND and OR follow three-valued logic.
+  Only TRUE matches.
+- A string compared with a number is converted. When it is not a number, or has more than 512 characters, the message does not
+  match, whatever the rest of the filter says.
+- A string compared with TRUE or FALSE, or one that stands alone as a condition, is true when it reads ``true`` in any case.
+- Two strings are equal when their characters are. ``<`` and the like compare them as numbers, and are FALSE when one of them
+  is not a number.
+- With an empty string, CONTAINS, STARTSWITH and ENDSWITH are FALSE, and so are NOT CONTAINS, NOT STARTSWITH and NOT ENDSWITH.
 
-NOT binds weaker than comparisons, as in standard SQL. In RocketMQ's own parser it binds tighter, so that there ``NOT a = 1``
-never matches; with parentheses both agree.
+NOT binds weaker than comparisons, as in standard SQL. In RocketMQ's parser it binds tighter, so ``NOT a = 1`` never matches
+there; with parentheses both agree.
 """
 
 import math
@@ -34,13 +35,13 @@ from typing import Final, NamedTuple, NoReturn
 from metaq.errors import SubscriptionInvalid
 
 MAX_LENGTH: Final = 1 << 12
-"""Characters of a filter: so many take up to 10 ms to read, and to evaluate on the longest properties."""
+"""Characters of a filter: that many take up to 10 ms to parse, and as long to evaluate on the longest properties."""
 MOST_SEARCHES: Final = 64
 """CONTAINS, STARTSWITH and ENDSWITH in one filter: each takes up to 0.1 ms."""
 LONGEST_NUMBER: Final = 512
-"""Characters of a text that is a number: a double has no more, however small it is."""
+"""Characters of a string that is a number: no double needs more, however small it is."""
 MAX_NESTING: Final = 32
-"""Parentheses within parentheses: each costs some stack, when the filter is read and when it is evaluated."""
+"""Parentheses within parentheses: each uses some stack, both in parsing and in evaluation."""
 MAX_WHOLE: Final = (1 << 63) - 1
 
 Properties = Mapping[str, str]
@@ -76,13 +77,13 @@ _SEARCHES: Final[Mapping[str, Callable[[str, str], bool]]] = {
 
 
 class _NotComparable(Exception):
-    """A text that is no number met one: the message does not match."""
+    """A string that is not a number was compared with one: the message does not match."""
 
 
 def compile_expression(text: str) -> Callable[[Properties], bool]:
-    """A filter that tells of a message's properties whether it matches, and raises nothing.
+    """Return a function that says whether a message with the given properties matches; it never raises.
 
-    ``SubscriptionInvalid`` names the place in ``text`` and what is wrong there, or the limit that it is over.
+    ``SubscriptionInvalid`` names the place in ``text`` and what is wrong there, or the limit that ``text`` exceeds.
     """
     if len(text) > MAX_LENGTH:
         raise SubscriptionInvalid(f"SQL92 filter: {len(text)} characters are over the limit of {MAX_LENGTH}")
@@ -101,7 +102,10 @@ def compile_expression(text: str) -> Callable[[Properties], bool]:
 
 
 def _number(text: str) -> int | float | None:
-    """The number that a text is, or ``None``. Whole ones are exact; one beyond the range of a double is none."""
+    """Return the number that a string is, ``None`` when it is not one.
+
+    Integers of up to 19 digits are exact. A number beyond the range of a double counts as none.
+    """
     if _WHOLE.fullmatch(text):
         return int(text)
     if len(text) > LONGEST_NUMBER or not _NUMBER.fullmatch(text):
@@ -111,7 +115,7 @@ def _number(text: str) -> int | float | None:
 
 
 def _meeting(value: Value, other: Value) -> Value:
-    """``value`` as it is compared with ``other``, which is no text."""
+    """Return ``value`` converted for a comparison with ``other``; at most one of the two is a string."""
     if not isinstance(value, str):
         return value
     if isinstance(other, bool):
@@ -123,7 +127,7 @@ def _meeting(value: Value, other: Value) -> Value:
 
 
 def _is_true(text: str) -> bool:
-    return len(text) == 4 and text.lower() == "true"  # the longest texts are not copied
+    return len(text) == 4 and text.lower() == "true"  # the length first: long strings are not copied
 
 
 def _equal(left: Value, right: Value) -> bool | None:
@@ -136,7 +140,7 @@ def _equal(left: Value, right: Value) -> bool | None:
 
 
 def _ordered(left: Value, right: Value, compare: Callable[[float, float], bool]) -> bool | None:
-    """Parsing leaves properties and numbers only."""
+    """Return whether ``compare`` holds, ``None`` when a side is missing. The parser allows only properties and numbers here."""
     if left is None or right is None:
         return None
     first, second = (_number(side) if isinstance(side, str) else side for side in (left, right))
@@ -164,7 +168,7 @@ def _not(test: Test) -> Test:
 
 
 def _all_of(tests: list[Test], decisive: bool) -> Test:
-    """AND, whose decisive value is False, or OR, whose decisive value is True. What follows a decisive one is not evaluated."""
+    """Return AND (``decisive`` is False) or OR (``decisive`` is True). Tests after a decisive one are not evaluated."""
 
     def evaluate(properties: Properties) -> bool | None:
         unknown = False
@@ -185,12 +189,12 @@ class _Token(NamedTuple):
     kind: str
     """``text``, ``decimal``, ``whole``, ``word``, ``sign``, ``keyword`` or ``end``."""
     text: str
-    """A text without its quotes, a keyword in upper case, the rest as written."""
+    """A string without its quotes, a keyword in upper case, anything else as written."""
     at: int
 
 
 class _Operand(NamedTuple):
-    """Something with a value: a property, a literal (``fixed``), or a condition (``test``)."""
+    """A part of a filter with a value: a property (``name``), a literal (``fixed``), or a condition (``test``)."""
 
     read: Read
     fixed: Value = None
@@ -226,7 +230,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Parser:
-    """Recursive descent; only parentheses recurse."""
+    """A recursive-descent parser; only parentheses recurse."""
 
     def __init__(self, text: str) -> None:
         self._tokens = _tokens(text)
@@ -250,7 +254,7 @@ class _Parser:
         raise SubscriptionInvalid(f"SQL92 filter, character {at + 1}: {reason}, not {found}")
 
     def _took(self, kind: str, *texts: str) -> str | None:
-        """The text of the next token when it is of this kind and one of ``texts`` (of any text when none is given)."""
+        """Consume the next token and return its text when it is of this kind and one of ``texts`` (any when none is given)."""
         token = self._token
         if token.kind != kind or (texts and token.text not in texts):
             return None
@@ -262,7 +266,7 @@ class _Parser:
             self._refuse(f"expected {text}")
 
     def _test_of(self, operand: _Operand) -> Test:
-        """An operand as a condition."""
+        """Return the test of an operand that stands as a condition; ``SubscriptionInvalid`` when it cannot be one."""
         if operand.test is not None:
             return operand.test
         if isinstance(operand.fixed, bool):
@@ -371,7 +375,7 @@ class _Parser:
         return equality if sign == "=" else _not(equality)
 
     def _orderable(self, operand: _Operand, start: _Token, word: str) -> Read:
-        """The operand when it can be more or less than another: a property or a number, which a text may be, too."""
+        """Return the reader of an operand that has an order: a property, a number, or a string that is a number."""
         fixed = operand.fixed
         if isinstance(fixed, str):
             number = _number(fixed)

@@ -1,8 +1,8 @@
-"""What a consumer wants of one topic (specs: remoting protocol, section 5.1).
+"""A consumer's subscription to one topic, and the parsing of its tag expression (specs: remoting protocol, section 5.1).
 
-A tag expression is ``*`` or empty for everything, or tags between ``||``: ``TagA || TagB``. The broker compares hashes only,
-those of the tags with the one in each index unit; so strangers with the same hash pass, and the client compares the text.
-An SQL92 expression is not looked into here: ``sql92.compile_expression`` does that.
+A tag expression is ``*`` or empty for everything, or tags separated by ``||``: ``TagA || TagB``. The broker compares only the
+hashes of the tags with the hash in each index unit. So messages with another tag of the same hash pass, and the client
+compares the tags themselves. SQL92 expressions are not parsed here: ``sql92.compile_expression`` does that.
 """
 
 import enum
@@ -16,18 +16,18 @@ SEPARATOR: Final = "||"
 MAX_EXPRESSION_LENGTH: Final = 1 << 14
 """Characters of a tag expression, and of all expressions of one heartbeat: hashing the tags takes some milliseconds."""
 BLANKS: Final = "".join(map(chr, range(0x21)))
-"""What Java's ``trim`` takes away around a tag: not the wider blanks of Unicode, which would change the hash."""
+"""The characters that Java's ``trim`` removes around a tag. To remove Unicode's other blanks too would change the hash."""
 
 
 class ExpressionKind(enum.StrEnum):
-    """How the expression of a subscription is to be read; the values are those on the wire."""
+    """The language of a subscription's expression; the values are those on the wire."""
 
     TAG = "TAG"
     SQL92 = "SQL92"
 
 
 class Subscription(NamedTuple):
-    """One topic of a consumer group, as a heartbeat or a pull brings it."""
+    """The subscription of a consumer group to one topic, from a heartbeat or a pull."""
 
     topic: str
     expression: str
@@ -41,16 +41,19 @@ class Subscription(NamedTuple):
     kind: ExpressionKind
 
     def matches_code(self, code: int) -> bool:
-        """Whether a message with this tag hash (0: no tag) may be wanted. True for SQL92, which needs the properties."""
+        """Return whether a message with this tag hash (0: no tag) may match; true for SQL92, which needs the properties."""
         return not self.codes or code in self.codes
 
     def matches_tag(self, tag: str | None) -> bool:
-        """Whether a message with this tag is wanted: the check by which a client drops strangers with an equal hash."""
+        """Return whether a message with this tag matches: clients drop messages with another tag of the same hash by it."""
         return not self.tags or tag in self.tags
 
 
 def parse_subscription(topic: str, expression: str, version: int = 0, kind: str = ExpressionKind.TAG) -> Subscription:
-    """The subscription that the words of a client mean; an absent kind is TAG. ``SubscriptionInvalid`` says what is wrong."""
+    """Return the subscription that a client's expression means; an empty ``kind`` is TAG.
+
+    ``SubscriptionInvalid`` when the kind is unknown, or a tag expression is too long or has no tag. SQL92 is not checked.
+    """
     if (kind or ExpressionKind.TAG) not in ExpressionKind.__members__:
         known = " or ".join(ExpressionKind)
         raise SubscriptionInvalid(f"subscription to {topic}: expression type {kind[:32]!r} is unknown; use {known}")

@@ -1,1 +1,1 @@
-"""Where brokers and topics are: the tables of a registry, which RocketMQ calls a name server."""
+"""The routes of brokers and topics: the tables of a registry, which RocketMQ calls a name server."""

@@ -1,7 +1,8 @@
-"""Who consumes which queues of a topic (specs: remoting protocol, section 5.6).
+"""Assignment of a topic's queues to the clients of a group (specs: remoting protocol, section 5.6).
 
-Each member of a group computes its own share from the same two lists, so nobody has to be asked, and all must compute the same:
-the order of the lists does not matter, doubles count once. A client that is not among the clients of the group gets nothing.
+Each member of a group computes its own share from the same two lists, without a coordinator, so all must compute the same
+result: the order of the lists does not matter, and duplicates count once. A client that is not in the list of clients gets
+nothing.
 """
 
 import hashlib
@@ -14,16 +15,16 @@ from metaq.errors import ConfigError
 from metaq.message import MessageQueue
 
 Assign = Callable[[str, Collection[MessageQueue], Collection[str]], list[MessageQueue]]
-"""Of a client's id, all queues and the ids of all clients of the group: the client's own queues, sorted."""
+"""A function of a client's id, all queues and the ids of all clients of the group; it returns the client's queues, sorted."""
 
 Item = TypeVar("Item")
 
 VIRTUAL_NODES: Final = 10
-"""Points of each client on the ring of consistent hashing."""
+"""The number of points of each client on the ring of consistent hashing."""
 
 
 def average(client: str, queues: Collection[MessageQueue], clients: Collection[str]) -> list[MessageQueue]:
-    """AVG: neighbouring queues in blocks of equal size; the first clients have one more when they do not come out even."""
+    """Return a block of adjacent queues (AVG): blocks are of equal size, or the first clients get one queue more."""
     ordered, index, count = _places(client, queues, clients)
     if index is None:
         return []
@@ -33,34 +34,37 @@ def average(client: str, queues: Collection[MessageQueue], clients: Collection[s
 
 
 def average_by_circle(client: str, queues: Collection[MessageQueue], clients: Collection[str]) -> list[MessageQueue]:
-    """AVG_BY_CIRCLE: queues are dealt out like cards."""
+    """Return every n-th queue for n clients (AVG_BY_CIRCLE): queues are dealt out like cards."""
     ordered, index, count = _places(client, queues, clients)
     return [] if index is None else ordered[index::count]
 
 
 def consistent_hash(client: str, queues: Collection[MessageQueue], clients: Collection[str]) -> list[MessageQueue]:
-    """CONSISTENT_HASH: a client that comes or goes moves few queues, but shares are uneven."""
+    """Return the queues next to the client's points on a hash ring (CONSISTENT_HASH).
+
+    A client that joins or leaves moves few queues, but the shares are uneven.
+    """
     ring: dict[int, str] = {}
     for member in sorted(set(clients)):
-        # Of two clients on one point the later one has it, as in the Java client's map.
+        # If two clients have the same point, the later one gets it, as in the Java client's map.
         ring |= {_point(f"{member}-{number}"): member for number in range(VIRTUAL_NODES)}
     points = sorted(ring)
     return [queue for queue in _sorted(queues) if points and ring[_owner(points, _point(str(queue)))] == client]
 
 
 def broadcast(client: str, queues: Collection[MessageQueue], clients: Collection[str]) -> list[MessageQueue]:
-    """Every client of the group has every queue."""
+    """Return every queue, for every client of the group."""
     return _sorted(queues) if client in clients else []
 
 
 def configured(own: Collection[MessageQueue]) -> Assign:
-    """CONFIG: always the queues ``own``, whatever there is and whoever else consumes."""
+    """Return a function that always returns the queues ``own`` (CONFIG), whatever queues and clients there are."""
     fixed = _sorted(own)
     return lambda _client, _queues, _clients: list(fixed)
 
 
 def machine_room(rooms: Collection[str]) -> Assign:
-    """MACHINE_ROOM: shares out only the queues of brokers that are named ``room@name`` with one of ``rooms``."""
+    """Return a function that shares out only the queues of brokers named ``room@name`` in one of ``rooms`` (MACHINE_ROOM)."""
 
     def assign(client: str, queues: Collection[MessageQueue], clients: Collection[str]) -> list[MessageQueue]:
         inside = [queue for queue in queues if queue.broker_name.count("@") == 1 and _room(queue.broker_name) in rooms]
@@ -75,12 +79,15 @@ def machine_room(rooms: Collection[str]) -> Assign:
 
 
 def machine_room_nearby(inner: Assign, room_of_broker: Callable[[str], str], room_of_client: Callable[[str], str]) -> Assign:
-    """MACHINE_ROOM_NEARBY: ``inner`` shares the queues of a room among its clients, those of a room without any among all.
+    """Return a function that shares the queues of a room among the clients of that room (MACHINE_ROOM_NEARBY).
+
+    The queues of a room without clients are shared among all clients. The function raises ``ConfigError`` for a broker or a
+    client whose room is unknown (empty).
 
     Args:
-        inner: what is used within a room.
-        room_of_broker: room of a broker's name.
-        room_of_client: room of a client's id.
+        inner: the strategy within a room.
+        room_of_broker: returns the room of a broker, by its name.
+        room_of_client: returns the room of a client, by its id.
     """
 
     def assign(client: str, queues: Collection[MessageQueue], clients: Collection[str]) -> list[MessageQueue]:
@@ -104,7 +111,7 @@ def _sorted(queues: Collection[MessageQueue]) -> list[MessageQueue]:
 def _places(
     client: str, queues: Collection[MessageQueue], clients: Collection[str]
 ) -> tuple[list[MessageQueue], int | None, int]:
-    """The queues in order, the place of the client among the sorted clients (``None``: it is not there), how many clients."""
+    """Return the sorted queues, the client's index among the sorted clients (``None``: it is not there), and their number."""
     members = sorted(set(clients))
     return _sorted(queues), members.index(client) if client in members else None, len(members)
 
@@ -114,7 +121,7 @@ def _point(key: str) -> int:
 
 
 def _owner(points: Sequence[int], point: int) -> int:
-    """The first point at or after ``point``, around the ring."""
+    """Return the first point at or after ``point``, around the ring."""
     return points[bisect_left(points, point) % len(points)]
 
 
@@ -123,7 +130,7 @@ def _room(broker_name: str) -> str:
 
 
 def _grouped(items: Collection[Item], place: Callable[[Item], tuple[str, str]]) -> dict[str, list[Item]]:
-    """Items by room; ``place`` tells the room and what to call the item when it has none."""
+    """Return the items by room; ``place`` returns an item's room and its name for the error when it has none."""
     rooms: dict[str, list[Item]] = defaultdict(list)
     for item in items:
         room, name = place(item)

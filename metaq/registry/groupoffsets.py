@@ -1,4 +1,4 @@
-"""What MetaQ's consumers keep in ZooKeeper about the partitions of one broker (``metaq.registry.paths``)."""
+"""The offsets and owners that MetaQ's consumers keep in ZooKeeper for one broker's partitions (``metaq.registry.paths``)."""
 
 import logging
 from collections.abc import Iterator
@@ -14,32 +14,35 @@ logger = logging.getLogger(__name__)
 
 
 class Progress(NamedTuple):
-    """A group in one partition."""
+    """The progress of a group in one partition."""
 
     position: TextPosition | None
-    """What it will read next; ``None`` when it has stored nothing, or nothing that can be read."""
+    """The position that it reads next; ``None`` when it has stored none, or none that can be understood."""
     owner: str | None
-    """The consumer that has the partition."""
+    """The consumer that owns the partition."""
 
 
 class GroupOffsets:
-    """Reads them, and waits for each answer."""
+    """A reader of the groups' offsets and owners in ZooKeeper; its methods wait for the answers."""
 
     def __init__(self, session: Session, layout: Layout, broker: int) -> None:
-        """``broker`` is the number of the one whose partitions are meant."""
+        """Create it for the partitions of the broker with the number ``broker``."""
         self._session = session
         self._layout = layout
         self._broker = broker
 
     def groups(self) -> Iterator[tuple[str, str]]:
-        """Groups, each with the topics of which it stores offsets or owns partitions. ``RegistryUnavailable``."""
+        """Yield pairs of a group and a topic in which it stores offsets or owns partitions.
+
+        Raises ``RegistryUnavailable`` when ZooKeeper does not answer.
+        """
         layout, children = self._layout, self._session.children
         for group in children(layout.groups):
             topics = {*children(layout.offsets(group)), *children(layout.owned(group))}
             yield from ((group, topic) for topic in sorted(topics))
 
     def of(self, group: str, topic: str) -> dict[int, Progress]:
-        """By partition of this broker. ``RegistryUnavailable``."""
+        """Return a group's progress in a topic, by partition of this broker; may raise ``RegistryUnavailable``."""
         layout = self._layout
         positions = {number: _position(data) for number, data in self._partitions(layout.progress(group, topic))}
         owners = {
@@ -48,13 +51,13 @@ class GroupOffsets:
         return {number: Progress(positions.get(number), owners.get(number)) for number in positions.keys() | owners.keys()}
 
     def _partitions(self, folder: str) -> Iterator[tuple[int, bytes]]:
-        """The numbers of those that are this broker's, with what stands there."""
+        """Yield the numbers of this broker's partitions under a path, each with the data of its node."""
         numbers = {}
         for name in self._session.children(folder):
             try:
                 broker, number = parse_partition(name)
             except BadRequest:
-                continue  # somebody else's node: nothing that a MetaQ consumer would read
+                continue  # a foreign node, which no MetaQ consumer would read
             if broker == self._broker:
                 numbers[number] = f"{folder}/{name}"
         paths = list(numbers.values())

@@ -1,4 +1,4 @@
-"""All our brokers, as ZooKeeper has them: the nodes under ``BROKERS``, read again whenever one comes, changes or goes."""
+"""The live brokers, read from the nodes under ``BROKERS`` in ZooKeeper whenever one of them comes, changes or goes."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -14,31 +14,34 @@ from metaq.registry.zookeeper import ZooKeeper
 logger = logging.getLogger(__name__)
 
 LEVELS: Final = 3
-"""Cluster, broker name, replica."""
+"""The levels of nodes under ``BROKERS``: cluster, broker name, replica."""
 GRACE_SESSIONS: Final = 2
-"""Session times that others may need to be there again, when ZooKeeper itself was away or has lost its data."""
+"""How many session times other brokers may take to register again after ZooKeeper was down or has lost its data."""
 
 
 @dataclass(slots=True)
 class _Place:
-    """A node that is watched, and those under it."""
+    """A watched node, and the watched nodes under it."""
 
     unwatch: Callable[[], None]
     under: dict[str, "_Place"] = field(default_factory=dict)
 
 
 class Members:
-    """Our brokers. Changes are noted by ZooKeeper's keeper; anybody may ask."""
+    """The live brokers in ZooKeeper. The keeper of ``ZooKeeper`` notes changes; any thread or greenlet may call ``nodes``."""
 
     def __init__(self, zookeeper: ZooKeeper, clock: Clock, changed: Callable[[], None]) -> None:
-        """``changed`` is called after the start and every change, by the keeper or a task beside it; it has to be quick."""
+        """Create it; ``changed`` is called after the start and after every change.
+
+        The caller is the keeper or another task, so ``changed`` has to be quick.
+        """
         self._zookeeper = zookeeper
         self._monotonic = clock.monotonic
         self._changed = changed
         self._root: _Place | None = None
         self._here: dict[Member, BrokerNode] = {}
         self._gone: dict[Member, tuple[BrokerNode, float]] = {}
-        """With the time until which they count as here."""
+        """Nodes that are gone, each with the time until which it still counts as live."""
 
     def start(self) -> None:
         self._root = self._watched(BROKERS, 0)
@@ -49,7 +52,7 @@ class Members:
             self._root = None
 
     def nodes(self) -> Mapping[Member, BrokerNode]:
-        """Those that are there, and those that went when ZooKeeper had just come back: they may be on their way."""
+        """Return the live brokers, and those that went when ZooKeeper had just come back: they may register again soon."""
         now = self._monotonic()
         nodes = {member: node for member, (node, until) in list(self._gone.items()) if now < until}
         nodes.update(list(self._here.items()))
@@ -95,7 +98,7 @@ class Members:
         try:
             member = parse_member(path)
         except BadRequest:
-            return  # it was never here
+            return  # it was never counted
         node = self._here.pop(member, None)
         if node is None:
             return

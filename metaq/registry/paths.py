@@ -1,6 +1,7 @@
-"""What stands in ZooKeeper: MetaQ's nodes, which its clients read, and our own (specs: MetaQ text protocol, section 6).
+"""The nodes in ZooKeeper: MetaQ's, which its clients read, and our own (specs: MetaQ text protocol, section 6).
 
-Pure: paths and data, built and parsed. Data is UTF-8; E is ephemeral, P persistent. ``root`` is ``/meta`` unless changed::
+The functions are pure: they build and parse paths and data. Data is UTF-8; E is ephemeral, P persistent. ``root`` is ``/meta``
+unless it is configured::
 
     root/brokers/ids/<b>                            P  meta://host:port of the master, for old clients
     root/brokers/ids/<b>/master                     E  meta://host:port
@@ -26,9 +27,9 @@ from metaq.errors import BadRequest
 from metaq.protocol.remoting.routes import DataVersion
 
 BROKERS: Final = "/metaq/brokers"
-"""Our own nodes, whatever the root of MetaQ's is."""
+"""The parent of our own nodes, whatever the root of MetaQ's nodes is."""
 TOPICS: Final = "topics"
-"""The tree that only clients in other languages than Java still read."""
+"""The old tree of topics, which only clients in other languages than Java still read."""
 TOPICS_TO_PUBLISH: Final = "topics-pub"
 TOPICS_TO_SUBSCRIBE: Final = "topics-sub"
 _REPLICA: Final = re.compile(r"(\d+)-(?:m|s(\d+))")
@@ -44,17 +45,17 @@ class Replica(NamedTuple):
 
     @property
     def name(self) -> str:
-        """In the trees of topics."""
+        """The replica's name in the trees of topics."""
         return f"{self.broker}-m" if self.slave is None else f"{self.broker}-s{self.slave}"
 
     @property
     def node(self) -> str:
-        """Under ``ids/<b>``."""
+        """The name of the replica's node under ``ids/<b>``."""
         return "master" if self.slave is None else f"slave{self.slave}"
 
 
 def parse_replica(name: str) -> Replica:
-    """The inverse of ``Replica.name``; ``BadRequest``."""
+    """Parse a ``Replica.name``; raise ``BadRequest`` when it is none."""
     found = _REPLICA.fullmatch(name)
     if found is None:
         raise BadRequest(f"{name!r} names no replica: it is neither NUMBER-m nor NUMBER-sNUMBER")
@@ -67,63 +68,63 @@ class Layout(NamedTuple):
     root: str = "/meta"
 
     def broker(self, broker: int) -> str:
-        """Of all replicas of a broker."""
+        """Return the parent of all replicas of a broker."""
         return f"{self.root}/brokers/ids/{broker}"
 
     def replica(self, replica: Replica) -> str:
-        """A live replica."""
+        """Return the node of a live replica."""
         return f"{self.broker(replica.broker)}/{replica.node}"
 
     def checksum(self, broker: int) -> str:
-        """Its change tells slaves that the master's configuration has changed."""
+        """Return the node whose changes show slaves that the master's configuration has changed."""
         return f"{self.broker(broker)}/master_config_checksum"
 
     def topics(self, tree: str) -> str:
-        """All topics in one of the three trees."""
+        """Return the parent of all topics in one of the three trees."""
         return f"{self.root}/brokers/{tree}"
 
     def topic(self, tree: str, topic: str, replica: Replica) -> str:
-        """A replica that has a topic."""
+        """Return the node of a replica that has a topic, in one of the three trees."""
         return f"{self.topics(tree)}/{topic}/{replica.name}"
 
     @property
     def groups(self) -> str:
-        """All groups of consumers."""
+        """The parent of all consumer groups."""
         return f"{self.root}/consumers"
 
     def consumers(self, group: str) -> str:
-        """The live members of a group."""
+        """Return the parent of the live members of a group."""
         return f"{self.root}/consumers/{group}/ids"
 
     def offsets(self, group: str) -> str:
-        """The topics in which a group has consumed something."""
+        """Return the parent of the topics in which a group has stored offsets."""
         return f"{self.root}/consumers/{group}/offsets"
 
     def progress(self, group: str, topic: str) -> str:
-        """How far a group has consumed the partitions of a topic; the children are named ``<b>-<p>``."""
+        """Return the parent of a group's offsets in a topic; the children are named ``<b>-<p>``."""
         return f"{self.offsets(group)}/{topic}"
 
     def offset(self, group: str, topic: str, broker: int, partition: int) -> str:
-        """How far a group has consumed a partition."""
+        """Return the node of a group's offset in a partition."""
         return f"{self.progress(group, topic)}/{broker}-{partition}"
 
     def owned(self, group: str) -> str:
-        """The topics of which members of a group have had partitions."""
+        """Return the parent of the topics in which members of a group own, or owned, partitions."""
         return f"{self.root}/consumers/{group}/owners"
 
     def owners(self, group: str, topic: str) -> str:
-        """Who of a group has which partitions of a topic; the children are named ``<b>-<p>``."""
+        """Return the parent of the owners of a topic's partitions in a group; the children are named ``<b>-<p>``."""
         return f"{self.owned(group)}/{topic}"
 
 
 def encode_address(host: str, port: int) -> bytes:
-    """Of a broker's text protocol; IPv6 stands in brackets."""
+    """Encode the address of a broker's text protocol; an IPv6 address gets brackets."""
     place = f"[{host}]" if ":" in host else host
     return f"meta://{place}:{port}".encode()
 
 
 def decode_address(data: bytes) -> tuple[str, int]:
-    """The inverse of ``encode_address``; ``BadRequest``."""
+    """Decode an address of a broker's text protocol into host and port; raise ``BadRequest`` when it is none."""
     found = _ADDRESS.fullmatch(data.decode(errors="replace"))
     if found is None:
         raise BadRequest(f"{data[:80]!r} is not meta://HOST:PORT")
@@ -131,12 +132,15 @@ def decode_address(data: bytes) -> tuple[str, int]:
 
 
 def encode_partitions(count: int, replica: Replica) -> bytes:
-    """For ``topics-pub`` and ``topics-sub``: a key more would make the Java client skip the broker."""
+    """Encode the data of ``topics-pub`` and ``topics-sub``; one more key would make the Java client skip the broker."""
     return f'{{"numParts":{count},"broker":"{replica.name}"}}'.encode()
 
 
 def parse_partition(name: str) -> tuple[int, int]:
-    """The broker's number and the partition's, of a child of ``owners`` or ``offsets``; ``BadRequest``."""
+    """Parse the name of a child of ``owners`` or ``progress`` into the numbers of broker and partition.
+
+    Raises ``BadRequest`` when it is no such name.
+    """
     found = _PARTITION.fullmatch(name)
     if found is None:
         raise BadRequest(f"{name!r} is not BROKER-PARTITION")
@@ -144,7 +148,10 @@ def parse_partition(name: str) -> tuple[int, int]:
 
 
 def decode_offset(data: bytes) -> tuple[int | None, int]:
-    """A message id, which old clients leave out and which may be negative, and an offset in bytes; ``BadRequest``."""
+    """Decode a stored offset into a message id, which old clients leave out and which may be negative, and a byte offset.
+
+    Raises ``BadRequest`` when it is none.
+    """
     text = data.decode(errors="replace")
     message_id, separator, offset = text.rpartition("-")
     try:
@@ -154,21 +161,21 @@ def decode_offset(data: bytes) -> tuple[int | None, int]:
 
 
 class BrokerNode(NamedTuple):
-    """What one of our brokers says of itself to the others, and to our clients. Addresses are HOST:PORT."""
+    """A broker's description of itself for other brokers and for our clients. Addresses are HOST:PORT."""
 
     remoting: str
-    """For clients of the remoting protocol."""
+    """The address for clients of the remoting protocol."""
     registry: str | None
-    """Where it answers as a registry."""
+    """The address where it answers as a registry, if it does."""
     text: str
     replication: str | None
-    """Where slaves connect."""
+    """The address to which slaves connect, if it takes slaves."""
     number: int
     """0 for a master, otherwise the replica's number."""
     permission: int
-    """What the broker as a whole allows: a sum of ``READ`` and ``WRITE``."""
+    """The permission of the broker as a whole: a sum of ``READ`` and ``WRITE``."""
     version: DataVersion
-    """Of its table of topics: another one, and there is something to ask it for."""
+    """The version of its topic table: when it changes, there is a new table to ask the broker for."""
 
     def encode(self) -> bytes:
         version = [self.version.timestamp, self.version.counter]
@@ -176,7 +183,7 @@ class BrokerNode(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A replica of one of our brokers, by name."""
+    """A replica of a broker, by cluster, broker name and replica number."""
 
     cluster: str
     broker_name: str
@@ -184,12 +191,12 @@ class Member(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Of its ``BrokerNode``."""
+        """The path of its ``BrokerNode``."""
         return f"{BROKERS}/{self.cluster}/{self.broker_name}/{self.replica_number}"
 
 
 def parse_member(path: str) -> Member:
-    """The inverse of ``Member.path``; ``BadRequest``."""
+    """Parse a ``Member.path``; raise ``BadRequest`` when it is none."""
     parts = path.removeprefix(f"{BROKERS}/").split("/")
     if len(parts) != 3 or not parts[2].isdecimal():
         raise BadRequest(f"{path} is no path of a broker")
@@ -197,7 +204,7 @@ def parse_member(path: str) -> Member:
 
 
 def decode_broker_node(data: bytes) -> BrokerNode:
-    """The inverse of ``BrokerNode.encode``; keys of later versions are left out. ``BadRequest``."""
+    """Decode a ``BrokerNode``, ignoring keys of later versions; raise ``BadRequest`` when it cannot be read."""
     try:
         row = json.loads(data)
         timestamp, counter = row["version"]

@@ -1,6 +1,7 @@
-"""The registry's tables: which brokers live, and which topics they have (specs: remoting protocol, sections 2.1 to 2.5).
+"""The registry's tables of live brokers and their topics (specs: remoting protocol, sections 2.1 to 2.5).
 
-Pure: time comes in as ``now_ms``, any clock that does not jump. All of it is in memory; brokers tell it anew.
+The tables do no I/O: time comes in as ``now_ms``, from any clock that does not jump. They are in memory only; after a restart
+brokers register again.
 
 ::
 
@@ -27,30 +28,30 @@ from metaq.protocol.remoting.routes import (
 
 UNIT: Final = 1
 UNIT_SUBSCRIBED: Final = 2
-"""Bits of a queue's ``sys_flag``."""
+"""``UNIT`` and ``UNIT_SUBSCRIBED`` are bits of a queue's ``sys_flag``."""
 MAX_DEPARTED: Final = 64
-"""Brokers remembered after they went, so that a missing route can be explained."""
+"""Brokers that are remembered after they left, so that an error can explain a missing route."""
 MASTER: Final = 0
 TOPICS_BEFORE_REST: Final = 1024
-"""That are entered in a millisecond or two."""
+"""Topics entered between two calls of ``rest``: a millisecond or two of work."""
 
 
 def nobody_waits() -> None:
-    """What there is to do for others while a short registration is entered."""
+    """Do nothing: a short registration needs no rest for other work."""
 
 
 class BrokerKey(NamedTuple):
-    """One process that registers: the address is where clients reach it."""
+    """A registering process; ``address`` is where clients reach it."""
 
     cluster: str
     name: str
     number: int
-    """0 is the master; replicas have others."""
+    """0 for the master; slaves have other numbers."""
     address: str
 
 
 class MasterAddress(NamedTuple):
-    """What a replica is told about its master."""
+    """The addresses of a master, as a slave receives them."""
 
     address: str
     ha_address: str
@@ -61,9 +62,9 @@ class Registered(NamedTuple):
 
     first: bool
     replaced: str | None
-    """Address of another process that held the same name and number until now."""
+    """The address of another process that held the same name and number until now."""
     master: MasterAddress | None
-    """Only for a replica whose master lives."""
+    """The live master, for a slave only."""
 
 
 class Removed(NamedTuple):
@@ -75,28 +76,28 @@ class Removed(NamedTuple):
 
 @dataclass(slots=True)
 class Process:
-    """A broker's entry in the table of the living."""
+    """The entry of a live broker process."""
 
     address: str
     ha_address: str
     version: DataVersion | None
-    """``None``: not known to be complete, so whatever comes next counts as a change."""
+    """The version of its topics; ``None``: they may be incomplete, so the next registration counts as a change."""
     seen_ms: int
     timeout_ms: int
     connection: Hashable | None
-    """``None`` is the broker in whose process the registry is: it needs no watching."""
+    """``None`` for the broker in the registry's own process, which need not be watched."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """The processes under one broker name; never without one."""
+    """The processes under one broker name, at least one."""
 
     cluster: str
     processes: dict[int, Process] = field(default_factory=dict)
 
 
 class _Departed(NamedTuple):
-    """A broker name that nobody holds any more."""
+    """A broker name without a live process, and why the last one went."""
 
     at_ms: int
     why: str
@@ -124,9 +125,9 @@ class RouteTables:
         timeout_ms: int | None = None,
         rest: Callable[[], None] = nobody_waits,
     ) -> Registered:
-        """Enter or refresh a process. Topics are merged: those that ``table`` does not name stay as they are.
+        """Enter or refresh a process. Topics are merged: topics that ``table`` does not name stay as they are.
 
-        ``rest`` is called again and again while there are many; whatever happens to the tables meanwhile counts.
+        ``rest`` is called after every ``TOPICS_BEFORE_REST`` topics; changes to the tables during it are respected.
         """
         self._departed.pop(key.name, None)
         group = self._groups.setdefault(key.name, _Group(key.cluster))
@@ -136,13 +137,13 @@ class RouteTables:
         before = group.processes.get(key.number)
         replaced = before.address if before is not None and before.address != key.address else None
         first = before is None or replaced is not None
-        # Only one topic: perhaps the one that has just changed, sent before this registry had heard of the others.
+        # A single topic may be one that has just changed, sent before this registry had received the others.
         version = None if first and len(table.topics) == 1 else table.version
         known = None if first or before is None else before.version
         group.processes[key.number] = Process(
             key.address, ha_address, version, now_ms, self._expiry_ms if timeout_ms is None else timeout_ms, connection
         )
-        # Without a master the replica with the smallest number speaks for the name: readers need the topics.
+        # Without a master the replica with the smallest number supplies the topics, since readers need them.
         if key.number == min(group.processes) and (known is None or not known.same(table.version)):
             self._merge(key.name, table.topics.values(), rest)
         return Registered(first, replaced, self.master(key.name) if key.number != MASTER else None)
@@ -152,7 +153,7 @@ class RouteTables:
         for count, topic in enumerate(topics, 1):
             if not count % TOPICS_BEFORE_REST:
                 rest()
-                if broker not in self._groups:  # it has left
+                if broker not in self._groups:  # the broker has left meanwhile
                     return
             numbers = topic.read_queues, topic.write_queues, topic.permission, topic.sys_flag
             queue = known.get(numbers)
@@ -165,14 +166,14 @@ class RouteTables:
                 queues[broker] = queue
 
     def refresh(self, name: str, address: str, now_ms: int) -> bool:
-        """Count a sign of life; whether the process is known."""
+        """Note a sign of life; return whether the process is known."""
         process = self._process(name, address)
         if process is not None:
             process.seen_ms = now_ms
         return process is not None
 
     def query_version(self, name: str, address: str, version: DataVersion, now_ms: int) -> tuple[bool, DataVersion | None]:
-        """Whether ``version`` is news, and the version registered last. When it is not, that is a sign of life."""
+        """Return whether ``version`` differs from the registered one, and that one; an equal one is a sign of life."""
         process = self._process(name, address)
         known = None if process is None else process.version
         changed = known is None or not known.same(version)
@@ -181,15 +182,15 @@ class RouteTables:
         return changed, known
 
     def unregister(self, name: str, address: str, now_ms: int) -> list[Removed]:
-        """Remove a process that says goodbye; one at another address that took its name and number stays."""
+        """Remove a process that unregisters; one at another address that took over its name and number stays."""
         return self._remove(lambda group, process: group == name and process.address == address, "it said goodbye", now_ms)
 
     def connection_closed(self, connection: Hashable, now_ms: int) -> list[Removed]:
-        """Remove every process that registered through ``connection`` last."""
+        """Remove every process whose last registration came through ``connection``."""
         return self._remove(lambda _, process: process.connection == connection, "its connection closed", now_ms)
 
     def scan(self, now_ms: int) -> list[Removed]:
-        """Remove every process that has been silent for longer than it may be."""
+        """Remove every process that has been silent for longer than its timeout."""
 
         def silent(_: str, process: Process) -> bool:
             return process.connection is not None and now_ms - process.seen_ms > process.timeout_ms
@@ -218,7 +219,7 @@ class RouteTables:
         return removed
 
     def _forget_topics(self, broker: str, why: str, now_ms: int) -> None:
-        lost, kept = [], {}  # one pass over all of them: looking thousands up again in any order takes three times as long
+        lost, kept = [], {}  # one pass over all topics: looking up thousands of them again takes three times as long
         for topic, queues in self._topics.items():
             if queues.pop(broker, None) is not None:
                 lost.append(topic)
@@ -232,7 +233,7 @@ class RouteTables:
     # -- questions ----------------------------------------------------------------------------------------------------
 
     def route(self, topic: str, now_ms: int) -> TopicRoute:
-        """Where the topic is, or ``UnknownTopic``, which says why it is nowhere."""
+        """Return the route of a topic; raise ``UnknownTopic``, with the reason, when no live broker has it."""
         queues = self._topics.get(topic)
         if queues is None:
             raise UnknownTopic(f"no route for topic {topic}: {self._why_nowhere(topic, now_ms)}")
@@ -252,16 +253,16 @@ class RouteTables:
         return BrokerData(group.cluster, name, {number: group.processes[number].address for number in sorted(group.processes)})
 
     def members(self, cluster: str, name: str) -> BrokerData:
-        """The processes under a broker name; none when nobody holds it."""
+        """Return the live processes under a broker name; there may be none."""
         return self._broker(name) if name in self._groups else BrokerData(cluster, name, {})
 
     def master(self, name: str) -> MasterAddress | None:
-        """The master under a broker name, while it lives."""
+        """Return the addresses of the live master under a broker name, or ``None``."""
         process = self._groups[name].processes.get(MASTER) if name in self._groups else None
         return None if process is None else MasterAddress(process.address, process.ha_address)
 
     def cluster_info(self) -> ClusterInfo:
-        """Every broker, and which cluster it belongs to."""
+        """Return every live broker, and the brokers of each cluster."""
         return ClusterInfo({name: self._broker(name) for name in self._groups}, self._clusters())
 
     def _clusters(self) -> dict[str, list[str]]:
@@ -271,15 +272,15 @@ class RouteTables:
         return clusters
 
     def topics(self) -> list[str]:
-        """Every topic that some live broker has."""
+        """Return all topics of live brokers, sorted."""
         return sorted(self._topics)
 
     def topics_of_cluster(self, cluster: str) -> list[str]:
-        """The topics of the brokers of one cluster."""
+        """Return the topics of the brokers of one cluster, sorted."""
         return self._topics_with(lambda queue: self._groups[queue.broker_name].cluster == cluster)
 
     def system_topics(self) -> tuple[list[str], str | None]:
-        """The names of clusters and brokers, which are topics of their own, and the address of some broker."""
+        """Return the names of clusters and brokers, which are topics of their own, and the address of any live broker."""
         names: list[str] = []
         for cluster, brokers in self._clusters().items():
             names += [cluster, *brokers]
@@ -287,11 +288,11 @@ class RouteTables:
         return names, address
 
     def unit_topics(self) -> list[str]:
-        """Topics that belong to a unit."""
+        """Return the topics that belong to a unit, sorted."""
         return self._topics_with(lambda queue: bool(queue.sys_flag & UNIT))
 
     def unit_subscribed_topics(self, *, only_outside_units: bool = False) -> list[str]:
-        """Topics that a unit subscribes to; perhaps only those that belong to no unit themselves."""
+        """Return the topics that a unit subscribes to, sorted; with ``only_outside_units`` those that belong to no unit."""
         unwanted = UNIT if only_outside_units else 0
         return self._topics_with(lambda queue: bool(queue.sys_flag & UNIT_SUBSCRIBED) and not queue.sys_flag & unwanted)
 
@@ -301,11 +302,11 @@ class RouteTables:
     # -- administration -----------------------------------------------------------------------------------------------
 
     def wipe_write_permission(self, broker: str) -> int:
-        """Let nobody send to the broker until its topics change; how many topics it has."""
+        """Remove the write permission of a broker's topics until it registers a change; return their number."""
         return self._change_permissions(broker, lambda permission: permission & ~WRITE)
 
     def add_write_permission(self, broker: str) -> int:
-        """The opposite; readable too."""
+        """Give a broker's topics read and write permission until it registers a change; return their number."""
         return self._change_permissions(broker, lambda _: READ | WRITE)
 
     def _change_permissions(self, broker: str, change: Callable[[int], int]) -> int:
@@ -318,7 +319,7 @@ class RouteTables:
         return count
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget a topic, perhaps only on the brokers of one cluster, until a broker that has it registers a change."""
+        """Remove a topic, on the brokers of one cluster or on all, until a broker that has it registers a change."""
         queues = self._topics.get(topic, {})
         for name in [name for name in queues if cluster is None or self._groups[name].cluster == cluster]:
             del queues[name]
@@ -326,7 +327,7 @@ class RouteTables:
             self._topics.pop(topic, None)
 
     def add_topic(self, topic: str, queues: Mapping[str, QueueData]) -> None:
-        """Enter a topic on live brokers by hand; ``BadRequest`` names a broker that is not live."""
+        """Enter a topic on live brokers by hand; raise ``BadRequest``, entering nothing, when one of them is not live."""
         for name in queues:
             if name not in self._groups:
                 raise BadRequest(f"no live broker is called {name}; nothing was entered for topic {topic}")

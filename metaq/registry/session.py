@@ -1,16 +1,17 @@
-"""One session with ZooKeeper: connected again and again, requests in it, and how long it certainly lives.
+"""A session with ZooKeeper: reconnects, requests, and a lease that says how long the session certainly lives.
 
-kazoo connects by itself, and tells of it by callbacks; here no callback does more than leave a note. A connection that stays
-away for a session time is begun anew, without the old session: kazoo's own loop ends for good at an answer that it does not
-expect, and where only the way back is lost, its tries would keep that session alive, and with it a master that may not write.
+kazoo connects by itself and reports that in callbacks; here no callback does more than leave a note. When a connection stays
+lost for a session time, a new client is made, without the old session, for two reasons: kazoo's own loop ends for good at an
+answer that it does not expect; and if only the way back is lost, its attempts would keep the old session alive, and with it a
+master that may not write.
 
 The lease
-    ZooKeeper ends a session S (the negotiated time) after it heard of it last, no sooner. What its leader has heard is not what
-    a follower has answered: a follower tells the leader of its sessions when the leader asks, twice a tick. So a renewal is a
-    transaction, which only the leader with a quorum can answer, and the lease counts from the last but two of them: it holds
-    even if the leader has heard of neither of the two after that. With a renewal every S/6 that is two thirds of S after the
-    last one. A new leader begins all sessions anew, and only after the quorum has left the old one, which from then on answers
-    no transaction.
+    ZooKeeper ends a session no sooner than S (the negotiated time) after it last heard from it. A follower may have answered
+    a request of which the leader has not heard: a follower reports its sessions when the leader asks, twice a tick. So a
+    renewal is a transaction, which only a leader with a quorum can answer. The lease counts from the third newest renewal: it
+    holds even if the leader has noticed neither of the two later ones. With a renewal every S/6 the lease ends two thirds of S
+    after the newest one. A new leader begins the times of all sessions anew, and only after the quorum has left the old
+    leader, which from then on answers no transaction.
 """
 
 import logging
@@ -26,23 +27,23 @@ from metaq.store.files.filecache import Run, run_here
 
 logger = logging.getLogger(__name__)
 _kazoo_logger = logger.getChild("kazoo")
-_kazoo_logger.setLevel(logging.ERROR)  # it would warn at every try of a connection, several times a second
+_kazoo_logger.setLevel(logging.ERROR)  # it would warn at every attempt to connect, several times a second
 
 DEFAULT_PORT: Final = 2181
 CONNECTED: Final = "CONNECTED"
 LOST: Final = "LOST"
-"""kazoo's names of states."""
+"""``CONNECTED`` and ``LOST`` are kazoo's names of states."""
 RENEWALS: Final = 6
-"""In one session time."""
+"""The number of lease renewals in one session time."""
 CLOCK_DRIFT: Final = 0.05
-"""How much faster than ours ZooKeeper's clock may run."""
+"""The share by which ZooKeeper's clock may run faster than ours."""
 FIRST_RETRY_S: Final = 0.1
 LAST_RETRY_S: Final = 1.0
 STOP_S: Final = 3.0
 
 
 def import_kazoo() -> Any:
-    """The package, when it is first needed: it is an extra. ``ConfigError``."""
+    """Import and return kazoo when it is first needed, since it is an extra; raise ``ConfigError`` when it is missing."""
     try:
         import kazoo.client  # noqa: PLC0415
     except ImportError as error:
@@ -51,12 +52,12 @@ def import_kazoo() -> Any:
 
 
 def threads() -> Any:
-    """What has everything done by threads (``make_handler``)."""
+    """Return a kazoo handler that uses threads, for ``make_handler``."""
     return import_kazoo().handlers.threading.SequentialThreadingHandler()
 
 
 def greenlets() -> Any:
-    """The same for greenlets."""
+    """Return a kazoo handler that uses greenlets, for ``make_handler``."""
     import_kazoo()
     from kazoo.handlers.gevent import SequentialGeventHandler  # noqa: PLC0415 - clients need no gevent
 
@@ -64,14 +65,14 @@ def greenlets() -> Any:
 
 
 class Node(NamedTuple):
-    """What stands at a path; the version rises with each change."""
+    """The data of a node and its version, which rises with each change."""
 
     data: bytes
     version: int
 
 
 class Create(NamedTuple):
-    """Make a node that must not be there, under one that is; an ephemeral one goes with this session."""
+    """Operation: create a node that must not exist, under a parent that must; an ephemeral one ends with this session."""
 
     path: str
     data: bytes
@@ -79,7 +80,7 @@ class Create(NamedTuple):
 
 
 class Set(NamedTuple):
-    """Change a node that has this version; -1 is any."""
+    """Operation: set the data of a node that must have this version; -1 is any."""
 
     path: str
     data: bytes
@@ -87,14 +88,14 @@ class Set(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """Remove a node that has this version and no children."""
+    """Operation: delete a node that must have this version, and no children."""
 
     path: str
     version: int = -1
 
 
 class Check(NamedTuple):
-    """Demand that a node has this version."""
+    """Operation: require that a node has this version."""
 
     path: str
     version: int = -1
@@ -104,7 +105,7 @@ Operation = Create | Set | Delete | Check
 
 
 def parse_hosts(text: str) -> list[tuple[str, int]]:
-    """``HOST:PORT,HOST:PORT``, without a port 2181; ``BadRequest``."""
+    """Parse ``HOST:PORT,HOST:PORT``, where the port is 2181 if it is missing; raise ``BadRequest`` for anything else."""
     found = []
     for part in filter(None, map(str.strip, text.split(","))):
         host, separator, port = part.rpartition(":")
@@ -119,9 +120,10 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
 
 
 class Session:
-    """One after the other, as they expire. Any thread or greenlet may use it; no request is made from callbacks.
+    """A connection to ZooKeeper with one session after the other, as they expire.
 
-    Who inherits calls ``_reconnected`` while ``connected`` is false, and is woken by ``_wake`` whenever that changes.
+    Any thread or greenlet may use it, but no request may be made from its callbacks. A subclass calls ``_reconnected`` while
+    ``connected`` is false, and is woken by ``_wake`` whenever that changes.
     """
 
     def __init__(
@@ -132,16 +134,16 @@ class Session:
         make_handler: Callable[[], Any] = threads,
         run: Run = run_here,
     ) -> None:
-        """``make_handler`` decides between threads and greenlets, ``run`` where host names are resolved.
+        """Create it; ``make_handler`` decides between threads and greenlets, ``run`` where host names are resolved.
 
-        ``BadRequest``; ``ConfigError`` without kazoo.
+        Raises ``BadRequest`` when ``hosts`` cannot be parsed, and ``ConfigError`` without kazoo.
         """
         self._kazoo = import_kazoo()
         self.hosts = hosts
         self._places = parse_hosts(hosts)
         self._asked_s = session_ms / 1000
         self.session_s = self._asked_s
-        """What ZooKeeper has granted; before that, what it is asked for."""
+        """The session time in seconds that ZooKeeper has granted; before the first connection, the requested one."""
         self._clock = clock
         self._make_handler = make_handler
         self._run = run
@@ -155,19 +157,19 @@ class Session:
         self._renewed: deque[float] = deque(maxlen=3)
         self._renewed_session: int | None = None
         self.connected = False
-        """Whether requests can be made now; the session may live without."""
+        """True while requests can be made; the session may live on without a connection."""
         self.lease_end = 0.0
-        """The reading of the monotonic clock until which this session is certainly alive; 0 when that is not known.
-        Renewed while there is a connection, after ``hold_lease``."""
+        """The monotonic time until which this session is certainly alive; 0 when that is not known. It is renewed after
+        ``hold_lease``, while there is a connection."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def hold_lease(self) -> None:
-        """From now on renew ``lease_end``."""
+        """Begin to renew ``lease_end``, until ``stop``."""
         self._tasks.spawn(self._renew)
 
     def stop(self) -> None:
-        """End the session: its ephemeral nodes go at once, if ZooKeeper can be told within ``STOP_S``."""
+        """End the session: its ephemeral nodes go at once if ZooKeeper can be reached within ``STOP_S``."""
         self.lease_end = 0.0
         self._ended.set()
         self._wake.set()
@@ -179,7 +181,7 @@ class Session:
             closed.wait(STOP_S)
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call it so much later, from a task of its own, unless this is stopped before."""
+        """Call a function after some seconds, in a task of its own, unless this is stopped before."""
         self._tasks.spawn(self._call_after, seconds, call)
 
     def _call_after(self, seconds: float, call: Callable[[], None]) -> None:
@@ -189,12 +191,12 @@ class Session:
 
     @property
     def session(self) -> int | None:
-        """The number of the session while it is connected."""
+        """The number of the session while it is connected, otherwise ``None``."""
         identity = None if self._client is None else self._client.client_id
         return None if identity is None else int(identity[0])
 
     def _reconnected(self) -> float:
-        """kazoo does it, and this sees to it that kazoo does; how long to wait before the next look."""
+        """Make sure that kazoo reconnects, with a new client if need be; return the seconds until the next call."""
         if self._was_connected:
             self._was_connected = False
             self._anew_at = self._clock.monotonic() + self._asked_s
@@ -206,7 +208,7 @@ class Session:
         return LAST_RETRY_S if self._client is None else 2 * self._asked_s
 
     def _begin(self) -> None:
-        """Make a new client, which connects by itself; the one before can be gone for good."""
+        """Make a new client, which connects by itself; the former one may have stopped for good."""
         if self._client is not None:
             logger.warning("zookeeper does not answer hosts=%s hint=is it running there?", self.hosts)
             self._tasks.spawn(self._close, self._client)
@@ -232,13 +234,13 @@ class Session:
         try:
             client.stop()
             client.close()
-        except Exception as error:  # noqa: BLE001 - kazoo raises whatever its sockets do, and there is nothing to mend
+        except Exception as error:  # noqa: BLE001 - kazoo passes on any error of its sockets, and nothing can be repaired
             logger.info("zookeeper connection not closed in order hosts=%s reason=%s", self.hosts, error)
         if closed is not None:
             closed.set()
 
     def _resolved(self) -> Iterable[str]:
-        """Addresses in numbers: kazoo would resolve names where it waits for answers, and nobody else could go on."""
+        """Yield the numeric addresses of the hosts: kazoo would resolve names in its loop, and block all others meanwhile."""
         for host, port in self._places:
             try:
                 found = self._run(partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM))
@@ -249,8 +251,8 @@ class Session:
                 yield f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
     def _learn_session_time(self, client: Any) -> None:
-        """Have ``session_s`` set at each connection. kazoo keeps what the server granted to itself: it only lets two thirds
-        of it out of this method, as the time within which it reads (milliseconds)."""
+        """Have ``session_s`` set at each connection. kazoo does not publish the granted time: its method ``_connect`` only
+        returns two thirds of it, as its read timeout (milliseconds)."""
         connect = client._connection._connect
 
         def learn(*place: Any) -> Any:
@@ -261,7 +263,7 @@ class Session:
         client._connection._connect = learn
 
     def _state_changed(self, client: Any, state: str) -> None:
-        """Called by kazoo, where nothing may block."""
+        """Note a new state; called by kazoo, so it must not block."""
         if client is not self._client:
             return
         self.connected = state == CONNECTED
@@ -272,11 +274,11 @@ class Session:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def get(self, path: str) -> Node | None:
-        """What stands there. ``RegistryUnavailable``."""
+        """Return the node at a path, or ``None`` when there is none; may raise ``RegistryUnavailable``."""
         return self.get_all([path])[0]
 
     def get_all(self, paths: Sequence[str]) -> list[Node | None]:
-        """The same at several places, which are asked for at once: some hundreds at most. ``RegistryUnavailable``."""
+        """Return the nodes at several paths, some hundreds at most, which are requested at once; as ``get`` otherwise."""
         client = self._connected()
         return [self._found(answer) for answer in [client.get_async(path) for path in paths]]
 
@@ -288,14 +290,17 @@ class Session:
         return Node(data, stat.version)
 
     def children(self, path: str) -> list[str]:
-        """The names under a path, sorted; none when it is not there. ``RegistryUnavailable``."""
+        """Return the names of a node's children, sorted, none without the node; may raise ``RegistryUnavailable``."""
         try:
             return sorted(self._ask(self._connected().get_children_async(path)))
         except self._kazoo.exceptions.NoNodeError:
             return []
 
     def make(self, path: str, data: bytes = b"") -> bool:
-        """A persistent node, with its parents; whether it was not there. ``RegistryUnavailable``, ``OutcomeUnknown``."""
+        """Create a persistent node, with its parents; return false when it existed already.
+
+        Raises ``RegistryUnavailable`` when nothing was sent, ``OutcomeUnknown`` when no answer came.
+        """
         try:
             self._ask(self._connected().create_async(path, data, makepath=True), OutcomeUnknown)
         except self._kazoo.exceptions.NodeExistsError:
@@ -303,11 +308,11 @@ class Session:
         return True
 
     def commit(self, operations: Sequence[Operation]) -> bool:
-        """All of them or, when one of them cannot be done, none; which of the two.
+        """Do all operations in one transaction, or none if one of them cannot be done; return whether they were done.
 
         Raises:
-            RegistryUnavailable: nothing was asked.
-            OutcomeUnknown: it was, and the answer did not come.
+            RegistryUnavailable: the request was not sent.
+            OutcomeUnknown: it was sent, and no answer came.
         """
         transaction = self._connected().transaction()
         for operation in operations:
@@ -330,10 +335,13 @@ class Session:
         return client
 
     def _ask(self, answer: Any, unanswered: type[RegistryUnavailable] = RegistryUnavailable) -> Any:
-        """The answer; a refusal for a reason of the tree of nodes is raised as kazoo's own error, for the caller to take."""
+        """Wait for an answer and return it; raise ``unanswered`` when none comes within ``session_s``, or for an error.
+
+        That a node does not exist, or does already, is raised as kazoo's own error, for the caller to handle.
+        """
         answer.wait(self.session_s)
         if not answer.ready():
-            self.connected = False  # kazoo would have noticed a server that is silent: its own loop has ended
+            self.connected = False  # kazoo would have noticed a silent server: its own loop has ended
             self._stuck = True
             self._wake.set()
             raise unanswered(f"ZooKeeper {self.hosts} did not answer within {self.session_s:.1f} s")
@@ -345,13 +353,13 @@ class Session:
         except errors.KazooException as error:
             raise unanswered(f"ZooKeeper {self.hosts}: {type(error).__name__} {error}") from error
 
-    # Several of these can be on their way at once: each begins a request, another one waits for what became of it.
+    # Several of these requests can be under way at once: one method begins a request, another one waits for its outcome.
 
     def _begin_create(self, path: str, data: bytes) -> Any:
         return self._connected().create_async(path, data, ephemeral=True, makepath=True)
 
     def _created(self, answer: Any) -> bool:
-        """Whether the node is new."""
+        """Return whether the node was created; false when it existed already."""
         try:
             self._ask(answer, OutcomeUnknown)
         except self._kazoo.exceptions.NodeExistsError:
@@ -359,12 +367,14 @@ class Session:
         return True
 
     def _begin_look(self, path: str, seen: Callable[[object], None] | None = None) -> Any:
-        """The answer is a node's state, or ``None``. ``seen`` is called by kazoo at its next change, at the latest when the
-        connection is lost, and may not block."""
+        """Begin a request whose answer is a node's state, or ``None``.
+
+        kazoo calls ``seen``, which must not block, at the node's next change, at the latest when the connection is lost.
+        """
         return self._connected().exists_async(path, watch=seen)
 
     def _watch_children(self, path: str, seen: Callable[[object], None]) -> bool:
-        """The same for its children; whether the node is there."""
+        """Have ``seen`` called at the next change of a node's children, as ``_begin_look`` does; return whether it exists."""
         try:
             self._ask(self._connected().get_children_async(path, watch=seen))
         except self._kazoo.exceptions.NoNodeError:

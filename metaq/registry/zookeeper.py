@@ -1,9 +1,9 @@
-"""What has to stand in ZooKeeper for as long as this process lives, and what is to be told of changes there.
+"""A ZooKeeper session that keeps this process's ephemeral nodes in place and reports changes of watched nodes.
 
-All of it is done by the keeper, a greenlet or thread of its own, never in a callback of kazoo:
+The keeper, a greenlet or thread of its own, does all of this, never a callback of kazoo:
 
-- ephemeral nodes that were lost with their session, or removed by somebody, are made again;
-- what is watched is looked at again after every change and every reconnection.
+- it makes ephemeral nodes again that were lost with their session, or that somebody removed;
+- it looks at watched nodes again after every change and every reconnection.
 """
 
 import logging
@@ -19,14 +19,14 @@ from metaq.registry.session import Create, Delete, Session
 logger = logging.getLogger(__name__)
 
 UNSETTLED_S: Final = 0.25
-"""Pause before what did not work is tried again."""
+"""The pause before a failed step is tried again."""
 AT_ONCE: Final = 200
-"""Requests that are on their way together."""
+"""The most requests that are under way together."""
 
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """An ephemeral node that has to stand there."""
+    """An ephemeral node that this process keeps in place."""
 
     path: str
     data: Callable[[], bytes]
@@ -36,14 +36,14 @@ class _Kept:
     unsettled: bool = True
     written: bytes = b""
     session: int | None = None
-    """In which it was written."""
+    """The session in which it was written; ``None`` when it is not in place."""
     complaint: str = ""
-    """What was said last of why it does not stand there."""
+    """The last logged reason why it is not in place."""
 
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """A path that somebody wants to hear of."""
+    """A watched path, and the function to call after a change."""
 
     path: str
     changed: Callable[[], None]
@@ -52,20 +52,20 @@ class _Watched:
 
 
 class ZooKeeper(Session):
-    """A session with a keeper."""
+    """A session with a keeper, which maintains nodes and watches."""
 
     def __init__(self, *arguments: Any) -> None:
-        """See ``Session``."""
+        """Create it, with the arguments of ``Session``."""
         super().__init__(*arguments)
-        self._guard = self._tasks.lock_object()  # guards the tables that follow; nothing blocks under it
+        self._guard = self._tasks.lock_object()  # guards the tables that follow; nothing blocks while it is held
         self._kept: dict[str, _Kept] = {}
-        self._watched: dict[_Watched, None] = {}  # in their order
+        self._watched: dict[_Watched, None] = {}  # in the order of the calls
         self._dropped: set[str] = set()
         self.connected_at = 0.0
-        """The reading of the monotonic clock when the connection was made, the last time."""
+        """The monotonic time when the connection was last made."""
 
     def start(self) -> None:
-        """Connect, for as long as it takes, and keep what is to be kept; returns at once."""
+        """Start the keeper, which connects, however long that takes, and keeps nodes in place; return at once."""
         self._tasks.spawn(self._keep)
 
     def keep(
@@ -76,14 +76,14 @@ class ZooKeeper(Session):
         after: str | None = None,
         same: Callable[[bytes, bytes], bool] = eq,
     ) -> None:
-        """Have an ephemeral node stand at ``path`` from now on, with its parents, and again whenever it is lost.
+        """Keep an ephemeral node at ``path`` from now on, with its parents: it is made again whenever it is lost.
 
         Args:
-            path: where.
-            data: what it holds; asked by the keeper, whenever the node is made, and after ``touch``.
-            after: another kept node, before which this one is not made: whoever holds that one may have this one.
-            same: whether what another session left there is our own (found, ours): then it is replaced at once. Anybody
-                else's is waited for, and complained of.
+            path: the node's path.
+            data: returns the node's data; the keeper calls it whenever it makes the node, and after ``touch``.
+            after: the path of another kept node that has to be in place first: its holder may have this one, too.
+            same: called with the data found and our own when a node of another session is in the place. If it returns true
+                the node counts as our own and is replaced at once. Otherwise the keeper logs it and waits until it is gone.
         """
         kept = _Kept(path, data, after, same)
         kept.seen = partial(self._note, kept)
@@ -93,9 +93,9 @@ class ZooKeeper(Session):
         self._wake.set()
 
     def touch(self, path: str) -> None:
-        """The data of a kept node has changed: it is deleted and made anew, in one transaction.
+        """Have a kept node deleted and made anew, in one transaction, since its data has changed.
 
-        MetaQ's clients read a node's data only when the list of its parent changes.
+        A change of the data alone would not do: MetaQ's clients read a node's data only when the list of its parent changes.
         """
         with self._guard:
             kept = self._kept.get(path)
@@ -103,23 +103,23 @@ class ZooKeeper(Session):
             self._note(kept)
 
     def drop(self, path: str) -> None:
-        """Remove a kept node, and keep it no longer; nothing when it is not kept."""
+        """Remove a node and keep it no longer; do nothing when it is not kept."""
         with self._guard:
             if self._kept.pop(path, None) is not None:
                 self._dropped.add(path)
         self._wake.set()
 
     def held(self, path: str) -> bool:
-        """Whether a kept node stands there, by all that is known."""
+        """Return whether a kept node is in place, as far as is known: it was written in the current session."""
         with self._guard:
             kept = self._kept.get(path)
         return kept is not None and kept.session is not None and kept.session == self.session
 
     def watch(self, path: str, changed: Callable[[], None]) -> Callable[[], None]:
-        """Have ``changed`` called soon, and after every change of the node at ``path``, of its existence or its children, and
-        after every reconnection, until the function that is returned is called.
+        """Have ``changed`` called soon, after every change of a node or its children, and after every reconnection.
 
-        The keeper calls it, once for several changes; it may make requests, and has to be quick.
+        That the node comes or goes is a change, too. The keeper makes the calls, perhaps one for several changes; ``changed``
+        may make requests, and has to be quick. Returns a function that ends the watch.
         """
         watched = _Watched(path, changed)
         watched.seen = partial(self._note, watched)
@@ -133,12 +133,12 @@ class ZooKeeper(Session):
             self._watched.pop(watched, None)
 
     def _note(self, entry: _Kept | _Watched, _: object = None) -> None:
-        """Called by kazoo too, where nothing may block: have the keeper look."""
+        """Have the keeper look at an entry; kazoo calls this, too, so it must not block."""
         entry.unsettled = True
         self._wake.set()
 
     def _keep(self) -> None:
-        """The keeper."""
+        """Run the keeper until ``stop``."""
         complaint = ""
         while not self._ended.is_set():
             self._wake.clear()
@@ -154,10 +154,10 @@ class ZooKeeper(Session):
             self._wake.wait(pause)
 
     def _settle(self) -> float:
-        """Do whatever is to be done now; how long to wait for the next time."""
+        """Do what is due now; return the seconds until the next call."""
         session = self.session
         if session is None:
-            return 0.0  # the connection has just gone
+            return 0.0  # the connection has just been lost
         if not self._was_connected:
             self._was_connected = True
             logger.info("zookeeper connected hosts=%s session=%#x", self.hosts, session)
@@ -168,7 +168,7 @@ class ZooKeeper(Session):
         for path in dropped:
             self._remove(path, session)
         due = [one for one in kept if one.unsettled or one.session != session]
-        for late in (False, True):  # what others stand after comes first
+        for late in (False, True):  # nodes that others wait for come first
             ready = [one for one in due if (one.after is not None) == late and (one.after is None or self.held(one.after))]
             for start in range(0, len(ready), AT_ONCE):
                 self._place(ready[start : start + AT_ONCE], session)
@@ -177,11 +177,11 @@ class ZooKeeper(Session):
                 self._look(one)
         if any(one.unsettled for one in kept) or any(one.unsettled for one in watched):
             return UNSETTLED_S
-        self._ask(self._begin_look("/"))  # that it is answered shows that kazoo still works
+        self._ask(self._begin_look("/"))  # the answer shows that kazoo still works
         return self.session_s
 
     def _unsettle(self) -> None:
-        """After a reconnection: watches are gone, and nobody knows what has happened."""
+        """Have everything looked at again after a reconnection: watches are gone, and anything may have changed."""
         with self._guard:
             for kept in self._kept.values():
                 kept.unsettled = True
@@ -195,7 +195,7 @@ class ZooKeeper(Session):
                 self._dropped.discard(path)
 
     def _place(self, nodes: Sequence[_Kept], session: int) -> None:
-        """Have these nodes stand there: all are tried at once, and looked at, whoever made them."""
+        """Put nodes in place: request them all at once, then look at what is there, whoever made it."""
         try:
             begun = []
             for kept in nodes:
@@ -212,7 +212,7 @@ class ZooKeeper(Session):
             raise
 
     def _judge(self, kept: _Kept, data: bytes, stat: Any, session: int, *, new: bool) -> None:
-        """What stands there is as it should be, or is to be replaced."""
+        """Note that a node is in place as it should be, or replace it."""
         if stat is None:
             kept.session, kept.unsettled = None, True
         elif stat.owner_session_id == session and (new or (kept.session == session and kept.written == data)):
@@ -221,10 +221,10 @@ class ZooKeeper(Session):
             self._replace(kept, data, session, mine=stat.owner_session_id == session)
 
     def _replace(self, kept: _Kept, data: bytes, session: int, *, mine: bool) -> None:
-        """A node is there already: with former data, of a former session of ours, or somebody else's."""
+        """Replace a node that is there already: one with old data, of a former session of ours, or of another process."""
         found = self.get(kept.path)
         if found is not None and not mine and not kept.same(found.data, data):
-            kept.session = None  # the watch, or the next round, tells when it has gone
+            kept.session = None  # the watch, or the next round, shows when it has gone
             complaint = f"another session has it: {found.data[:200].decode(errors='replace')!r}"
             if complaint != kept.complaint:
                 hint = "a former run of this broker, whose session ends by itself, or two with one number or name"
@@ -233,7 +233,7 @@ class ZooKeeper(Session):
             return
         if found is not None and self.commit([Delete(kept.path, found.version), Create(kept.path, data, ephemeral=True)]):
             self._stands(kept, data, session)
-        kept.unsettled = True  # our own transaction has used up the watch, or somebody was faster: look once more
+        kept.unsettled = True  # our own transaction has used up the watch, or another client was faster: look once more
 
     def _stands(self, kept: _Kept, data: bytes, session: int) -> None:
         if kept.session != session:
@@ -241,12 +241,12 @@ class ZooKeeper(Session):
         kept.written, kept.session, kept.complaint = data, session, ""
 
     def _look(self, watched: _Watched) -> None:
-        """Watch for the next change first, so that none is missed, then tell of those until now."""
+        """Watch for the next change first, so that none is missed, then report those until now."""
         watched.unsettled = False
         try:
             there = self._ask(self._begin_look(watched.path, watched.seen)) is not None
             if there and not self._watch_children(watched.path, watched.seen):
-                watched.unsettled = True  # it went between the two
+                watched.unsettled = True  # the node was removed between the two requests
                 return
             watched.changed()
         except RegistryUnavailable:

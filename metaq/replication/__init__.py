@@ -1,1 +1,1 @@
-"""Copying the log of a master to its slaves."""
+"""Replication: a master's log is copied to its slaves, and the replicas elect the master."""

@@ -1,8 +1,8 @@
-"""The tables that a slave copies beside the log: the files of the folder ``config``, as they are.
+"""The tables that a slave copies beside the log: the files of the folder ``config``, unchanged.
 
-What they say of the log (how far offsets, transactions and deliveries are covered) may be ahead of a slave's log by what is on
-its way, and more after a power cut. Such a one does not count (``metaq.store.copies.snapshots``), so the newest that a slave's
-durable log covers stays as the backup.
+A snapshot refers to a place in the log up to which it covers offsets, transactions or deliveries. That place may be ahead of a
+slave's log, by the bytes that are under way, and by more after a power cut. Such a snapshot does not count
+(``metaq.store.copies.snapshots``), so the newest one that the slave's durable log covers is kept as the backup.
 """
 
 from pathlib import Path
@@ -14,12 +14,12 @@ from metaq.store.files.disk import Disk, replace_file
 from metaq.store.files.documents import BACKUP, decode_document
 
 DERIVED: Final = ("consumerOffset.json", "delayOffset.json", "halves.json", "transactions.json")
-"""Snapshots of what the log tells: worth nothing beside another log than theirs."""
+"""Snapshots of state that the log holds, too: worthless beside any other log."""
 NAMES: Final = ("topics.json", "subscriptionGroup.json", *DERIVED)
 
 
 class Documents:
-    """What of a folder one slave has been sent."""
+    """The tables of a folder, and the versions of them that one slave has been sent."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder = folder
@@ -27,7 +27,7 @@ class Documents:
         self._sent: dict[str, int] = {}
 
     def changed(self) -> dict[str, str]:
-        """Name → text of those that were written since the last call."""
+        """Return name → text of the tables that were written since the last call; all of them at the first call."""
         found = {}
         for name in NAMES:
             path = self._folder / name
@@ -43,14 +43,17 @@ class Documents:
 
 
 def check(folder: Path, documents: dict[str, str]) -> None:
-    """``CorruptRecord`` when a master has sent what is no such file."""
+    """Raise ``CorruptRecord`` when a text that a master has sent is not such a table."""
     for name in NAMES:
         if name in documents:
             decode_document(documents[name].encode(), folder / name)
 
 
 def keep(folder: Path, disk: Disk, documents: dict[str, str], durable_end: int) -> None:
-    """Write what a master has sent, other names than it may send left out; the own log is durable up to ``durable_end``."""
+    """Write the tables that a master has sent; names that it may not send are ignored.
+
+    The slave's own log is durable up to ``durable_end``, which decides about the backups of snapshots.
+    """
     disk.make_directories(folder)
     for name in NAMES:
         if name in documents:
@@ -60,7 +63,7 @@ def keep(folder: Path, disk: Disk, documents: dict[str, str], durable_end: int) 
 
 
 def _keep_covered(path: Path, disk: Disk, durable_end: int) -> None:
-    """Have the snapshot that is there as the backup, if the durable log covers it."""
+    """Make the present snapshot the backup if the durable log covers it."""
     try:
         data = disk.read_file(path)
         content = decode_document(data, path)
@@ -71,7 +74,7 @@ def _keep_covered(path: Path, disk: Disk, durable_end: int) -> None:
 
 
 def forget_derived(folder: Path, disk: Disk) -> None:
-    """Remove what belongs to a log that is being replaced, backups too."""
+    """Remove the snapshots of a log that is being replaced, and their backups."""
     for path in [folder / name for name in DERIVED]:
         for each in (path, path.with_name(path.name + BACKUP)):
             disk.unlink(each)

@@ -1,21 +1,22 @@
-"""Who of a broker's replicas is master, by ZooKeeper (argument: docs/replication.md; the nodes: ``metaq.replication.nodes``).
+"""Election of a broker's master through ZooKeeper (argument: docs/replication.md; nodes: ``metaq.replication.nodes``).
 
-- A replica becomes master by one transaction: it makes ``master`` and changes ``state`` from the version that it has read.
-- Only a replica of ``in_sync`` may: those hold everything that was acknowledged at REPLICA. It begins with the same ones, which
-  its first acknowledgement waits for, unless it has others agreed on before (``metaq.replication.insync``).
-- One whose log is *suspect* may lack some of that (``metaq.store.files.ending``). It leaves the others of ``in_sync`` the
-place, also
-  when they are not there. When all of them are there and suspect, the one with the longest log of the newest epoch goes on.
-- Of those that are not suspect, too, the longest log goes first, but nobody waits longer than ``GRACE_S`` for it.
-- A node of ``replicas`` says how a log stands while there is no master, in which it does not grow: ``version`` is that of the
-  ``state`` with which its replica saw so. With the version of now it is of this vacancy. Else it may be of a process that was
-  killed since, or of a log that was another one: nothing is concluded from it.
-- The epoch rises with every master. One that reads a state of another master, or cannot change it, is master no more.
-- A master writes while its lease lasts, which ends before ZooKeeper removes ``master``: there are never two that write.
+- A replica becomes master by one transaction: it creates ``master`` and changes ``state`` from the version that it has read.
+- Only a replica in ``in_sync`` may do so: those hold everything that was acknowledged at REPLICA. The new master begins with
+  the same set, and its first acknowledgement waits for all of them unless it has another set agreed on before
+  (``metaq.replication.insync``).
+- A replica whose log is *suspect* may lack some acknowledged messages (``metaq.store.files.ending``). It yields to the others
+  in ``in_sync``, even when they are not there. When all of them are there and suspect, the one with the longest log of the
+  newest epoch becomes master.
+- Among replicas that are not suspect the longest log also goes first, but the others wait for it no longer than ``GRACE_S``.
+- A node under ``replicas`` describes a log while there is no master, when the log does not grow. Its ``version`` is the version
+  of ``state`` at which its replica saw that there is no master. If that is the current version, the node is of this vacancy.
+  Otherwise it may be of a process that has been killed, or of an older log: nothing is concluded from it.
+- The epoch rises with every master. A master that reads another master's state, or cannot change the state, steps down.
+- A master writes only while its lease lasts, which ends before ZooKeeper removes ``master``: two masters never write at once.
 
-Without ``state`` the group is new, or ZooKeeper has lost its data. Then a replica may make one that has never been in a group
-and has the longest log of those that are there; or the one that is master by its own memory, when all that were in sync with it
-are there and none of them has begun a later epoch.
+Without ``state`` the group is new, or ZooKeeper has lost its data. Then two kinds of replicas may create it: one that has never
+been in a group and has the longest log of those that are there; or the one that still is master by its own memory, when all
+replicas that were in sync with it are there and none of them has begun a later epoch.
 """
 
 import logging
@@ -35,19 +36,19 @@ from metaq.store.messagestore import FIRST_EPOCH
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
-"""Pause between two looks, if nothing was heard meanwhile."""
+"""The pause between two looks at ZooKeeper when no change is reported."""
 GRACE_S: Final = 2.0
-"""How long others may come, where a new group has its first master, or one that is preferred; the session of that one may have
-ended, and another one is made."""
+"""How long a replica waits for others: in a new group, for one with a longer log, and for a preferred one, whose session may
+have ended so that it needs a new one."""
 PREFERRED_S: Final = 30.0
-"""How long one that is preferred may take while ZooKeeper has its node. On a busy machine it takes seconds; who has not stood
-for election after this time never will, and without a master nobody is served."""
+"""How long a preferred replica may take while its node is in ZooKeeper. On a busy machine it takes seconds; one that has not
+stood for election after this time never will, and without a master no client is served."""
 
 Address = tuple[str, int]
 
 
 class Election:
-    """One replica's part in the elections of its group. Its greenlet alone talks to ZooKeeper, but for what a master asks."""
+    """One replica's part in the elections of its group. Only its greenlet uses ZooKeeper, except for requests of a master."""
 
     def __init__(
         self,
@@ -62,8 +63,11 @@ class Election:
         moved: Callable[[Address], None],
         monotonic: Callable[[], float],
     ) -> None:
-        """``group``: cluster/broker name. ``elected`` is told the epoch to begin and of whom the next master may be elected,
-        ``moved`` where another master is that is new; they and ``deposed`` are quick."""
+        """Create it for a group, which is named cluster/broker name.
+
+        ``elected`` receives the epoch to begin, and the replicas of which the next master may be elected. ``deposed`` is called
+        when this replica is no longer master. ``moved`` receives the address of a new master. All three have to be quick.
+        """
         base = f"/metaq/groups/{group}"
         self._state_path, self._master_path, self._replicas_path = f"{base}/state", f"{base}/master", f"{base}/replicas"
         self._zookeeper = zookeeper
@@ -80,18 +84,18 @@ class Election:
         self._state: State | None = None
         self._version = 0
         self._leading: State | None = None
-        """The state that this replica has made as master."""
+        """The state that this replica has written as master; ``None`` while it is not master."""
         self._session: int | None = None
-        """In which it became master."""
+        """The session in which it became master."""
         self._tried: tuple[Master, int | None] | None = None
-        """As what it stood for election last, and in which session; it may have been elected without hearing of it."""
+        """The master node and the session of its last attempt: it may have been elected without receiving the answer."""
         self._alone_since: float | None = None
         self._vacant = -1
-        """The version of the state while there is no master, as this replica says it."""
+        """The version of the state at which this replica sees no master, as its node says; -1 while it sees one."""
         self._told: Candidate | None = None
         self._said = ""
         self.master: Master | None = None
-        """As far as is known."""
+        """The master as far as is known."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -105,7 +109,7 @@ class Election:
         self._greenlet = gevent.spawn(self._look_forever)
 
     def stop(self) -> None:
-        """Leave the group; the others elect at once."""
+        """Leave the group; the others elect a master at once."""
         if self._greenlet is not None:
             self._greenlet.kill()
         self._leading = None
@@ -116,12 +120,12 @@ class Election:
 
     @property
     def leading(self) -> bool:
-        """Whether this replica was elected, and has not heard of another one since."""
+        """True when this replica was elected and has not learned of another master since."""
         return self._leading is not None
 
     @property
     def master_address(self) -> Address | None:
-        """Where to follow the master; ``None`` when there is none, or it is this replica."""
+        """The address at which to follow the master; ``None`` when there is none, or it is this replica."""
         if self.master is None or self.master.replica == self._replica:
             return None
         host, _, port = self.master.replication.rpartition(":")
@@ -130,32 +134,40 @@ class Election:
     # -- while it leads -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """The fence before each append: ``Fenced`` when another replica may be master by now."""
+        """Raise ``Fenced`` when another replica may be master by now; called before each append."""
         zookeeper = self._zookeeper
         if self._leading is None or zookeeper.session != self._session or self._monotonic() >= zookeeper.lease_end:
             raise Fenced("this replica may not be the master any more: ZooKeeper has not confirmed it for a while; try again")
 
     def agree(self, in_sync: frozenset[int]) -> bool:
-        """Have the master elected from these replicas from now on. ``OutcomeUnknown``, ``RegistryUnavailable``."""
+        """Have the next master elected from these replicas from now on; return whether that is agreed.
+
+        It is not when this replica is no longer master, or the state has changed meanwhile. Raises ``OutcomeUnknown`` or
+        ``RegistryUnavailable`` when ZooKeeper does not answer.
+        """
         leading = self._leading
         if leading is None or not self._is_own(leading):
             return False
         wanted, version = leading._replace(in_sync=tuple(sorted(in_sync))), self._version
         if not self._zookeeper.commit([Set(self._state_path, wanted.encode(), version)]):
-            self._read()  # an outcome that was unknown before may have raised the version, or another replica has
+            self._read()  # an earlier change with unknown outcome may have raised the version, or another replica has
             return False
-        if self._leading is not leading:  # it was deposed meanwhile, or has handed over
+        if self._leading is not leading:  # it was deposed, or has handed over, meanwhile
             return False
         self._leading = self._state = wanted
         self._version = version + 1
         return True
 
     def _is_own(self, leading: State) -> bool:
-        """Whether the state that was read last is the one of this master: its version is no leave to change another one's."""
+        """Return whether the state that was read last is this master's; it must not change another master's."""
         return self._state is not None and (self._state.epoch, self._state.master) == (leading.epoch, leading.master)
 
     def hand_over(self, replica: int) -> None:
-        """Be master no more, and let another replica in sync be the next; the caller has stopped writing before."""
+        """Step down and let another replica in sync be the next master; the caller has stopped writing before.
+
+        Raises ``BadRequest`` when that replica is not in sync, ``RegistryUnavailable`` when nothing was changed, and
+        ``OutcomeUnknown``, after a call of ``deposed``, when another replica may be master by now.
+        """
         leading = self._leading
         if leading is None or replica not in leading.in_sync:
             raise BadRequest(f"replica {replica} is not in sync; in sync are {sorted(leading.in_sync) if leading else 'none'}")
@@ -169,21 +181,26 @@ class Election:
         except OutcomeUnknown:  # another replica may be master by now
             self._deposed()
             raise
-        except RegistryUnavailable:  # nothing was changed; the next look tells who is master
+        except RegistryUnavailable:  # nothing was changed; the next look shows the master
             self._leading = self._leading or leading
             raise
 
     def successor(self, minimum: int) -> int | None:
-        """Another replica that could be master instead: one of ``in_sync`` that ZooKeeper has heard of lately, if those without
-        this one are so many. ``RegistryUnavailable``."""
+        """Return another replica in ``in_sync`` that could become master, or ``None``.
+
+        It has a live node in ZooKeeper and is not suspect. There is none when fewer than ``minimum`` other replicas are there.
+        May raise ``RegistryUnavailable``.
+        """
         leading, others = self._leading, self._others()
         if leading is None or len(others) < minimum:
             return None
         return min((number for number in leading.in_sync if number in others and not others[number].log.suspect), default=None)
 
     def take_over(self, *, accept_loss: bool) -> None:
-        """Make a state with this replica alone in sync, by an operator's order, where ZooKeeper has none or an old one.
-        ``BadRequest`` when that may lose messages, unless the operator accepts it."""
+        """Write a state with this replica alone in sync, on an operator's request, where ZooKeeper has none or an old one.
+
+        Raises ``BadRequest`` when that may lose messages and ``accept_loss`` is not set.
+        """
         log, found = self._log(), self._zookeeper.get(self._state_path)
         state = None if found is None or not found.data else State.decode(found.data)
         loss = self._loss(log, state)
@@ -197,7 +214,7 @@ class Election:
         self._wake.set()
 
     def _loss(self, log: Log, state: State | None) -> str | None:
-        """Why messages that were acknowledged may be lost when this replica becomes master now, and who would be better."""
+        """Return why acknowledged messages may be lost if this replica becomes master now, and better ones; or ``None``."""
         others = self._others()
         in_sync = frozenset(others if state is None else state.in_sync) - {self._replica}
         better = [number for number, other in others.items() if number in in_sync and other.log.suspect is None]
@@ -232,7 +249,7 @@ class Election:
                 logger.debug("election not looked at reason=%s", error)
             except AssertionError:
                 raise  # the broker's own state is wrong: the process ends
-            except Exception:  # whatever stands in ZooKeeper: who does not look any more is never master again
+            except Exception:  # go on whatever is in ZooKeeper: a replica that stops looking is never master again
                 logger.exception("election failed")
 
     def _read(self) -> None:
@@ -251,7 +268,7 @@ class Election:
         self._tell_of_log(vacant=self._leading is None and (master is None or master.replica == self._replica))
         if self._leading is not None:
             if master is None and self._state is None and not self._make_anew(self._leading):
-                return  # it waits, and writes nothing: its lease is of a session that is over
+                return  # it waits, and writes nothing: its lease belongs to a session that is over
             if self._still_leads(self._leading):
                 return
             logger.warning("master no more epoch=%d now=%s", self._leading.epoch, self.master)
@@ -265,10 +282,10 @@ class Election:
             self._alone_since = None
 
     def _tell_of_log(self, *, vacant: bool) -> None:
-        """Have this replica's node say what others have to know while there is no master."""
+        """Update this replica's node with the facts that others need while there is no master."""
         self._vacant = self._version if vacant else -1
         log = self._log()
-        now = Candidate(log if vacant else Log(0, 0, log.suspect), self._vacant)  # while there is a master it grows on and on
+        now = Candidate(log if vacant else Log(0, 0, log.suspect), self._vacant)  # with a master the log grows all the time
         if now != self._told:
             self._told = now
             self._zookeeper.touch(f"{self._replicas_path}/{self._replica}")
@@ -279,7 +296,10 @@ class Election:
         return ours and self._zookeeper.session == self._session
 
     def _make_anew(self, leading: State) -> bool:
-        """ZooKeeper has lost its data. If nobody else was elected since this replica was, it makes the state anew."""
+        """Write the state anew after ZooKeeper has lost its data, if no other replica was elected since this one.
+
+        Returns false when another one may have been.
+        """
         reason = self._later_master(leading)
         if reason is not None:
             self._say("state of the replicas not made anew", reason)
@@ -295,7 +315,10 @@ class Election:
         return True
 
     def _later_master(self, leading: State) -> str | None:
-        """Who may have been elected later; that was one of those in sync, and its log tells."""
+        """Return why another replica may have been elected later, or ``None``.
+
+        Only one of those in sync can have been, and its log shows the epoch.
+        """
         others = self._others()
         for number in leading.in_sync:
             if number != self._replica and number not in others:
@@ -308,7 +331,7 @@ class Election:
         return None
 
     def _others(self) -> dict[int, Candidate]:
-        """The other replicas that are there, by number; what somebody else has put there is passed over."""
+        """Return the other replicas that have a node, by number; nodes that cannot be read are ignored."""
         found = {}
         for name in self._zookeeper.children(self._replicas_path):
             node = self._zookeeper.get(f"{self._replicas_path}/{name}")
@@ -321,13 +344,13 @@ class Election:
         return found
 
     def _say(self, what: str, reason: str) -> None:
-        """Once."""
+        """Log why an election is held up, once for each reason."""
         if reason != self._said:
             logger.warning("election held up what=%s reason=%s", what, reason)
         self._said = reason
 
     def _stand(self, former: Master | None) -> None:
-        """Try to become master; ``former`` is what this replica has left, as another process or in another session."""
+        """Try to become master; ``former`` is a master node that this replica has left as another process or session."""
         now = self._monotonic()
         if self._alone_since is None:
             self._alone_since = now
@@ -336,7 +359,7 @@ class Election:
         if reason is not None:
             self._say("not standing for election", reason)
         if reason is not None or (alone_s < GRACE_S and self._waits_for_others()):
-            if former is not None:  # others do not see that there is no master
+            if former is not None:  # else the others do not see that there is no master
                 self._zookeeper.commit([Check(self._state_path, self._version), Delete(self._master_path)])
             return
         state, session = self._state, self._zookeeper.session
@@ -359,7 +382,7 @@ class Election:
         self._elected(state.epoch, frozenset(state.in_sync))
 
     def _obstacle(self, alone_s: float) -> str | None:
-        """Why this replica must not stand for election now."""
+        """Return why this replica must not stand for election now, or ``None``."""
         log, state = self._log(), self._state
         if state is None:
             return self._obstacle_to_the_first(log, alone_s)
@@ -370,7 +393,10 @@ class Election:
         return None if log.suspect is None else self._obstacle_to_a_suspect(log, state)
 
     def _obstacle_to_a_suspect(self, log: Log, state: State) -> str | None:
-        """Another one of those that were in sync may have what this log lacks, unless all are known to be no better."""
+        """Return why a suspect replica must not stand: another one in sync may have what its log lacks.
+
+        ``None`` when all of them are known to be no better.
+        """
         others, lacks = self._others(), f"it may lack messages that were acknowledged ({log.suspect})"
         for number in state.in_sync:
             if number == self._replica:
@@ -388,12 +414,12 @@ class Election:
         return None
 
     def _may_come(self, preferred: int, alone_s: float) -> bool:
-        """Whether one that is preferred is waited for."""
+        """Return whether to wait for the preferred replica."""
         other = self._others().get(preferred)
         return alone_s < GRACE_S or (alone_s < PREFERRED_S and other is not None and other.log.suspect is None)
 
     def _waits_for_others(self) -> bool:
-        """Whether one that was in sync, too, is to go first, since its log is longer, or has not told yet how long that is."""
+        """Return whether another replica in sync goes first: its log is longer, or it has not yet reported how long that is."""
         log, state = self._log(), self._state
         if log.suspect is not None or state is None or state.preferred == self._replica:
             return False

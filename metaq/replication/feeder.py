@@ -1,4 +1,4 @@
-"""The master's side of replication: one feeder, two greenlets for each slave (``metaq.replication.frames``)."""
+"""The master's side of replication: one feeder, with two greenlets for each slave (``metaq.replication.frames``)."""
 
 import contextlib
 import logging
@@ -28,20 +28,20 @@ logger = logging.getLogger(__name__)
 PIECE_BYTES: Final = 512 * 1024
 HEARTBEAT_S: Final = 0.5
 SILENCE_S: Final = 10.0
-"""After which a slave that reports nothing is taken for gone; a heartbeat asks it for a report."""
+"""A slave that reports nothing for this time is taken for gone; a heartbeat asks it for a report."""
 HELLO_TIMEOUT_S: Final = 10.0
 MOST_NAMELESS: Final = 64
-"""Connections that have not become slaves. With one more the oldest of them ends: slaves say who they are at once, so one that
-comes while others hold connections open without a word finds room."""
+"""The most connections that have not become slaves yet. One more ends the oldest of them. Slaves send their hello at once, so a
+slave finds room even while others hold silent connections open."""
 MOST_SLAVES: Final = 32
 DOCUMENTS_S: Final = 1.0
 COMPARING_S: Final = 1.0
-"""How often a slave hears that its log is still compared."""
+"""How often a slave is informed that its log is still being compared."""
 REPORTS_AT_ONCE: Final = 64 * 1024
 
 
 class Identity(NamedTuple):
-    """Which replica of which broker this is."""
+    """The identity of this replica: its broker, and its own number."""
 
     cluster: str
     broker_name: str
@@ -50,14 +50,14 @@ class Identity(NamedTuple):
 
 
 class State(Protocol):
-    """What a master tells about itself again and again."""
+    """The state of a master that it sends to its slaves whenever it changes."""
 
     @property
     def readable_end(self) -> int: ...
 
 
 class Feeder:
-    """Sends the log of a master to all slaves that ask for it."""
+    """The sender of a master's log to all slaves that connect."""
 
     def __init__(
         self,
@@ -72,8 +72,11 @@ class Feeder:
         certificate: Certificate | None = None,
         damaged: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """``documents`` makes what one slave is sent of the tables; ``run`` takes reads of cold parts off the hub; ``keeper``
-        lets only administrators in; ``damaged`` are ranges of the log that are known to be so."""
+        """Create it.
+
+        ``documents`` makes the ``Documents`` of one slave; ``run`` takes reads of the disk off the hub; ``keeper``, if any,
+        admits only administrators; ``damaged`` are the ranges of the log that are known to be damaged.
+        """
         self.store = store
         self.epochs = epochs
         self.in_sync = in_sync
@@ -86,11 +89,11 @@ class Feeder:
         self._damaged = damaged
         self._slaves: dict[int, _Slave] = {}
         self._nameless: dict[socket.socket, str] = {}
-        """Connections that have not become slaves, the oldest first, with their addresses."""
+        """Connections that have not become slaves yet, the oldest first, with their addresses."""
         self._woken_for: tuple[int, int, frozenset[int]] | None = None
-        """Where the log ended, and what else slaves are told."""
+        """The state at the last wake of all slaves: the log's end, and what else they are sent."""
         self._refused: dict[int, str] = {}
-        """Why, as it was logged."""
+        """The reason of the last logged refusal, by replica."""
         self._greenlets: set[Any] = set()
         self._stopped = False
 
@@ -100,8 +103,8 @@ class Feeder:
         self._spawn(self._look_forever)
 
     def serve(self, connection: socket.socket, address: str) -> None:
-        """Take a connection, of a slave or of somebody else."""
-        if self._stopped:  # the next role of this replica has not begun yet; who is fed from here would never leave
+        """Take a new connection, of a slave or of some other client, and serve it in a greenlet of its own."""
+        if self._stopped:  # the next role of this replica has not begun; nothing would end a slave that is fed from here
             connection.close()
             return
         if len(self._nameless) >= MOST_NAMELESS:
@@ -110,12 +113,12 @@ class Feeder:
         self._spawn(self._serve, connection, address)
 
     def _end_oldest(self) -> None:
-        """What it waits for ends, and its greenlet closes it."""
+        """Shut down the oldest connection that is not a slave's; its greenlet then stops waiting and closes it."""
         connection = next(iter(self._nameless))
         reason = f"{MOST_NAMELESS} others wait, too"
         logger.warning("connection dropped address=%s reason=%s", self._nameless.pop(connection), reason)
         with contextlib.suppress(OSError):  # the other side has hung up
-            socket.socket.shutdown(connection, socket.SHUT_RDWR)  # TLS's own would take its state away from who waits in it
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)  # TLS's own would break a greenlet that waits in it
 
     def _spawn(self, work: Callable[..., None], *arguments: Any) -> Any:
         greenlet = gevent.spawn(work, *arguments)
@@ -124,16 +127,16 @@ class Feeder:
         return greenlet
 
     def stop(self) -> None:
-        """Feed no more, whoever connects."""
+        """End all connections, and take no more."""
         self._stopped = True
         gevent.killall(list(self._greenlets))
         for slave in list(self._slaves.values()):
             slave.close()
 
     def wake(self) -> None:
-        """The log may have grown, or readers see more of it, or other replicas be in sync."""
+        """Wake all slaves if the log has grown, readers see more of it, or the set in sync has changed."""
         state = (self.store.log.end, self.state.readable_end, self.in_sync.members)
-        if state == self._woken_for:  # most reports change nothing that slaves are told
+        if state == self._woken_for:  # most reports change nothing that slaves are sent
             return
         self._woken_for = state
         for slave in self._slaves.values():
@@ -147,7 +150,7 @@ class Feeder:
     # -- one slave ----------------------------------------------------------------------------------------------------
 
     def _serve(self, connection: socket.socket, address: str) -> None:
-        """The life of one connection."""
+        """Serve one connection until it ends."""
         slave: _Slave | None = None
         try:
             with gevent.Timeout(HELLO_TIMEOUT_S, ProtocolError(f"no hello within {HELLO_TIMEOUT_S:.0f} s")):
@@ -174,7 +177,7 @@ class Feeder:
                 self.in_sync.left(slave.replica)
 
     def _secure(self, connection: socket.socket) -> socket.socket:
-        """The connection, in TLS when it begins so."""
+        """Return the connection, in TLS if its first byte begins a TLS handshake."""
         if connection.recv(1, socket.MSG_PEEK)[:1] != bytes((TLS,)):
             return connection
         if self._certificate is None:
@@ -190,7 +193,7 @@ class Feeder:
         return secured
 
     def _identify(self, connection: socket.socket, hello: bytes, address: str) -> dict[str, str]:
-        """Have a slave prove who it is; the members of the answer that prove it of this master."""
+        """Have a slave prove who it is; return the members of the answer by which this master proves the same."""
         if self._keeper is None:
             return {}
         challenge = secrets.token_hex(16)
@@ -216,7 +219,7 @@ class Feeder:
         return slave
 
     def _answer(self, hello: Hello, connection: socket.socket) -> dict[str, Any]:
-        """The first control frame; it says at which epoch this master is."""
+        """Return the content of the first control frame: how to follow, with this master's epoch, or a refusal."""
         refusal = self._refusal(hello)
         if refusal is not None:
             if self._refused.get(hello.replica) != refusal:  # it tries again every second
@@ -242,7 +245,7 @@ class Feeder:
         return {**said, "follow": end}
 
     def _first_difference(self, hello: Hello, end: int, connection: socket.socket) -> int | None:
-        """Where a slave's log is another one before ``end``; it hears that this is being found out."""
+        """Return where a slave's log first differs before ``end``, or ``None``; the slave is sent the progress meanwhile."""
         due = self.in_sync.monotonic() + COMPARING_S
         at = hello.proved
 
@@ -255,12 +258,12 @@ class Feeder:
         return first_difference(self.store.log, at, hello.ranges, end, self._damaged, self.read, tell)
 
     def _common_end(self, hello: Hello) -> int | None:
-        """The log offset up to which this log and that of a slave are the same, if they have anything in common."""
+        """Return the log offset up to which this log and a slave's are the same; ``None`` if they have nothing in common."""
         theirs = [Epoch(*epoch) for epoch in hello.epochs]
-        if hello.begin > 0 and theirs == [FIRST]:  # it was copying a log anew that has not told yet which epochs there were
+        if hello.begin > 0 and theirs == [FIRST]:  # it was copying a log anew, and its part does not show the epochs yet
             return hello.end if hello.end < self.store.log.begin or self._has_record(hello) else None
         end = common_end(self.epochs.table, self.store.log.end, theirs, hello.end)
-        return None if end == 0 else end  # no log is given up as a whole: an operator may have named the wrong master
+        return None if end == 0 else end  # a log is never given up as a whole: an operator may have named the wrong master
 
     def _refusal(self, hello: Hello) -> str | None:
         own = self.identity
@@ -283,7 +286,7 @@ class Feeder:
         return None
 
     def _has_record(self, hello: Hello) -> bool:
-        """Whether the last record of a slave is in this log, too."""
+        """Return whether this log holds the last record of a slave, too."""
         if hello.last is None:
             return hello.begin == hello.end
         offset, size, checksum = hello.last
@@ -292,12 +295,12 @@ class Feeder:
 
 
 def checksum_text(record: memoryview | bytes) -> str:
-    """The checksum property of a whole record, by which two logs are compared."""
+    """Return the checksum property of a whole record, by which two logs are compared."""
     return bytes(record[len(record) - CHECKSUM_SIZE :]).decode("latin-1")
 
 
 def _read_hello(connection: socket.socket) -> bytes:
-    """The JSON of a hello."""
+    """Return the JSON of a hello."""
     head = _read_exactly(connection, frames.HELLO_HEAD)
     return _read_exactly(connection, frames.hello_length(head))
 
@@ -313,7 +316,7 @@ def _read_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 class _Slave:
-    """One slave that follows."""
+    """A slave that follows this master."""
 
     def __init__(self, feeder: Feeder, hello: Hello, connection: socket.socket) -> None:
         self._feeder = feeder
@@ -327,7 +330,7 @@ class _Slave:
         self._reader: Any = None
 
     def feed(self) -> None:
-        """Send until the connection ends, and take reports meanwhile."""
+        """Send the log until the connection ends, and take reports meanwhile; always raises the reason in the end."""
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = gevent.spawn(self._read_reports)
         try:
@@ -348,8 +351,8 @@ class _Slave:
         self._connection.close()
 
     def _send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """All of them, mostly without copying the log's part."""
-        if isinstance(self._connection, ssl.SSLSocket):  # it takes one piece only
+        """Send all parts, mostly without copying the bytes of the log."""
+        if isinstance(self._connection, ssl.SSLSocket):  # it cannot send several parts at once
             self._connection.sendall(b"".join(parts))
             return
         sent = self._connection.sendmsg(parts)
@@ -365,7 +368,7 @@ class _Slave:
         return [encode_data(start, len(data)), data]
 
     def _control(self) -> bytes:
-        """What has changed since it was told; empty when nothing has."""
+        """Return a control frame with what has changed since the last one; empty when nothing has."""
         feeder = self._feeder
         now: dict[str, Any] = {
             "epoch": feeder.epochs.current.number,
@@ -384,7 +387,7 @@ class _Slave:
         return encode_control(feeder.store.log.end, said) if said else b""
 
     def _read_reports(self) -> Exception | None:
-        """Take reports until the connection ends; returns why it did."""
+        """Take reports until the connection ends; return its error, or ``None`` when the slave closed it."""
         rest, held_end = b"", 0
         try:
             while data := self._connection.recv(REPORTS_AT_ONCE):

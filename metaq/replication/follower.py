@@ -1,4 +1,4 @@
-"""The slave's side of replication (``metaq.replication.frames``): one greenlet follows a master, others wait for the disk."""
+"""The slave's side of replication (``metaq.replication.frames``): one greenlet follows a master, others write to the disk."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -28,35 +28,35 @@ logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 3.0
 SILENCE_S: Final = 5.0
-"""After which a master that sends nothing, not even a heartbeat, is taken for gone."""
+"""A master that sends nothing for this time, not even a heartbeat, is taken for gone."""
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 1.0
 RECEIVE_BYTES: Final = 1024 * 1024
 WORK_S: Final = 0.01
-"""How long to take in what comes before others have a turn."""
+"""How long to process what comes before other greenlets run."""
 REPORT_S: Final = 0.25
-"""After which a control frame, such as each heartbeat, is answered with a report that says nothing new."""
+"""Once the last report is older than this, a control frame, such as a heartbeat, is answered even if nothing is new."""
 PROGRESS_S: Final = 5.0
-"""Pause between two log lines of a copy that takes long."""
+"""The pause between two log lines about a long copy."""
 
 Address = tuple[str, int]
 
 
 class Replaced(Exception):
-    """What this log holds is given up at the next opening of the store, which has to be at once."""
+    """Raised when the log has to be cut or replaced, for which the store must be opened anew at once."""
 
 
 class Refused(ProtocolError):
-    """The master does not take this slave."""
+    """Raised when the master refuses this slave."""
 
 
 class NoMaster(ProtocolError):
-    """The other replica takes no slaves now. One that was just elected has to open its store first."""
+    """Raised when the other replica takes no slaves now. One that was just elected has to open its store first."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What the master has said last."""
+    """The state of the master as it was last reported."""
 
     epoch: int = 0
     log_end: int = 0
@@ -64,13 +64,13 @@ class Seen:
     begin: int = 0
     in_sync: frozenset[int] = frozenset()
     address: str = ""
-    """Of the master; empty while there is no connection."""
+    """The address of the master that is followed; empty while none is."""
     problem: str | None = None
-    """Why there is none."""
+    """Why none is followed; ``None`` while one is."""
 
 
 class Follower:
-    """Copies the log of a master into a store, to which nobody else writes."""
+    """A copier of a master's log into a store to which nothing else writes."""
 
     def __init__(
         self,
@@ -89,10 +89,13 @@ class Follower:
         peers: Peers = STRANGER,
         proved_end: int = 0,
     ) -> None:
-        """``run_sync`` is for syncs of the log, which wait for nothing else; ``took`` is given the names of tables that the
-        master has sent, and that are written; ``published`` the queues in which readers see more; ``replaced`` is called when
-        the store has to be closed and opened anew; ``proved_end`` is where a record ends before which the log is known to be
-        right."""
+        """Create it.
+
+        ``run_sync`` makes syncs of the log, apart from other disk calls. ``took`` receives the names of tables that the master
+        has sent and that are written; ``published`` receives the queues in which readers can see more. ``replaced`` is called
+        when the store has to be closed and opened anew. ``proved_end`` is the end of a record before which the log is known to
+        be right.
+        """
         self.seen = Seen()
         self._store = store
         self._epochs = epochs
@@ -110,11 +113,11 @@ class Follower:
         self._on_disk = store.settings.durability.on_disk
         self._proved_end = proved_end
         self._agreed = False
-        """What is in the log now has been proved, or was copied."""
+        """True when all that the log holds was proved, or was copied, in an earlier connection."""
         self._connection: socket.socket | None = None
         self._sync_due = Event()
         self._tables: dict[str, str] = {}
-        """Sent by the master, and not kept yet."""
+        """Tables that the master has sent, and that are not written yet."""
         self._tables_due = Event()
         self._keeping = BoundedSemaphore(1)
         self._keeper: Any = None
@@ -135,14 +138,14 @@ class Follower:
             self._greenlets.append(gevent.spawn(self._sync_forever))
 
     def stop(self) -> None:
-        """Follow no more. What came whole is in the log, and tables are kept."""
+        """Stop following. Complete records that came are in the log, and the tables are written."""
         gevent.killall(self._greenlets)
         self._close()
-        self._keep_tables()  # when those that are being written are
+        self._keep_tables()  # waits until those that are being written are done
         gevent.kill(self._keeper)
 
     def go_to(self, master: Address) -> None:
-        """There is a new master: wait no longer, neither for another try nor for an old one that is silent."""
+        """Follow a new master at once: end the connection to the old one, and any pause before the next try."""
         if master != self._followed:
             self._go_now.set()
             self._close()
@@ -174,7 +177,7 @@ class Follower:
                 pause_s = FIRST_PAUSE_S
 
     def _report_problem(self, error: Exception) -> None:
-        """Once a problem, not once a try."""
+        """Log a problem once, not at every try."""
         problem = str(error)
         if problem != self.seen.problem:
             level = logging.INFO if isinstance(error, NoMaster) else logging.WARNING
@@ -184,7 +187,7 @@ class Follower:
         self.seen.problem, self.seen.address = problem, ""
 
     def _take_back(self) -> None:
-        """Whatever was staged when the connection ended is whole: keep it."""
+        """Append what was staged when the connection ended: these records are complete."""
         if not self._store.settled:
             try:
                 self._publish(self._store.append())
@@ -194,13 +197,13 @@ class Follower:
     # -- following ----------------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Follow until the connection ends, which raises."""
+        """Follow the master until the connection ends; always raises the reason in the end."""
         address = self._followed = self._find_master()
         if address is None:
             raise ProtocolError("nobody knows a master")
         self._tried = f"{address[0]}:{address[1]}"
         self._store.check_healthy()
-        hello = self._hello().encode()  # reads: before the master waits for it
+        hello = self._hello().encode()  # it reads the log: before the connection, so that the master does not wait for it
         connection = self._connection = self._peers.connect(address, CONNECT_TIMEOUT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(SILENCE_S)
@@ -237,7 +240,7 @@ class Follower:
     def _hello(self) -> Hello:
         store, own = self._store, self._identity
         self._epochs.refresh()
-        if self._agreed:  # what no sync has covered since is proved once more: the disk may have lost it
+        if self._agreed:  # bytes that no sync has covered are proved once more: the disk may have lost them
             self._proved_end = max(self._proved_end, store.durable_end)
         last: list[Any] | None = None
         found = last_record(store)
@@ -250,7 +253,11 @@ class Follower:
         )
 
     def _agree(self, first: Data | Control, claim: Claim) -> None:
-        """Do what the master's first frame says; ``Replaced`` when the store has to be opened anew for it."""
+        """Act on the first frame of the master.
+
+        Raises ``Replaced`` when the store has to be opened anew for it, ``Refused`` or ``NoMaster`` when this slave cannot
+        follow, ``ProtocolError`` for a frame that makes no sense.
+        """
         if isinstance(first, Data):
             raise ProtocolError("the master begins without saying where")
         content, store = first.content, self._store
@@ -278,7 +285,7 @@ class Follower:
             self._suspect("its log was empty")
 
     def _suspect(self, reason: str) -> None:
-        """Until the master counts this replica in sync it may lack what it had."""
+        """Mark the log as suspect until the master counts this replica as in sync: it may lack messages that it had."""
         if self._store.suspicion.reason is None:
             self._run(lambda: self._store.suspicion.rise(reason))
 
@@ -314,13 +321,13 @@ class Follower:
             self._reported = -1
 
     def _settle(self) -> None:
-        """Make what has come part of the log."""
+        """Append what has come to the log."""
         if not self._store.settled:
             self._publish(self._store.append())
             self._show_progress()
 
     def _append(self) -> None:
-        """Make what has come part of the log, let readers see what they may, and report."""
+        """Append what has come to the log, publish what readers may see, and report to the master."""
         store = self._store
         self._settle()
         self._publish(store.publish(min(self.seen.readable_end, store.durable_end if self._on_disk else store.log.end)))
@@ -346,7 +353,7 @@ class Follower:
             logger.info("copying end=%d master_end=%d behind_bytes=%d", self._store.log.end, self.seen.log_end, behind)
 
     def _keep_forever(self) -> None:
-        """Write the tables that come. The log does not wait for it: while the disk is busy one takes a tenth of a second."""
+        """Write the tables that come. The log does not wait for it: a write may take a tenth of a second on a busy disk."""
         while True:
             self._tables_due.wait()
             self._tables_due.clear()
@@ -362,12 +369,12 @@ class Follower:
                 self._run(lambda: documents.keep(self._folder, self._store.disk, tables, durable_end))
             except StoreError as error:
                 logger.error("tables of the master not kept reason=%s", error)
-                self._close()  # a master sends all of them to a slave that comes anew
+                self._close()  # a master sends all tables to a slave that connects anew
             else:
                 self._took(tables)
 
     def _sync_forever(self) -> None:
-        """Sync as slaves at DISK do before they report; one sync covers all that came meanwhile."""
+        """Sync the log, which slaves at DISK do before they report; one sync covers all that came meanwhile."""
         while True:
             self._sync_due.wait()
             self._sync_due.clear()

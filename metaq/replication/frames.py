@@ -1,16 +1,16 @@
-"""What a master and its slaves say to each other over one connection, which the slave opens. All integers big-endian, signed.
+"""The replication protocol of a master and its slaves, over one connection that the slave opens.
 
-::
+All integers are big-endian and signed::
 
     slave   hello     8 magic FF 6D 65 74 61 71 00 01 │ 4 length │ JSON: who it is, and its log (``Hello``)
             report    8 log offset: it holds everything before; as often as it likes, never less than the one before
     master  frame     8 log offset │ 4 size │ so many bytes of the log from there on
             control   8 log offset where the master's log ends │ 4 −1 │ 4 length │ JSON object (``Control``)
 
-The magic is negative as a number, which no report of a RocketMQ slave is: the two protocols are not the same, and such a slave
-is refused. Frames hold whole records mostly; a record that is longer than a frame goes on in the next one. A frame that does
-not begin where the one before ended begins the next segment. The first thing that a master says is a control frame with
-``follow``, ``copy`` or ``refused``; a master with users asks first who the slave is (``metaq.replication.peers``).
+The magic is negative as a number, which no report of a RocketMQ slave is: the two protocols differ, and such a slave is
+refused. Most frames hold whole records; a record that is longer than a frame continues in the next one. A frame that does not
+begin where the last one ended begins the next segment. The first frame of a master is a control frame with ``follow``, ``copy``
+or ``refused``; a master with users first asks the slave to prove who it is (``metaq.replication.peers``).
 """
 
 import struct
@@ -31,13 +31,13 @@ HELLO_HEAD: Final = len(MAGIC) + LENGTH.size
 MOST_REPLICA: Final = 1023
 MOST_HELLO: Final = 256 * 1024
 MOST_DATA: Final = 64 * 1024 * 1024
-"""Of one frame."""
+"""The most bytes of the log in one frame."""
 MOST_CONTROL: Final = 64 * 1024 * 1024
-"""Of one control frame: tables of 16,000 topics have some megabytes."""
+"""The most bytes of one control frame: tables of 16,000 topics have some megabytes."""
 
 
 class Hello(NamedTuple):
-    """Who a slave is, and where its log stands."""
+    """A slave's first message: its identity, and the state of its log."""
 
     cluster: str
     broker_name: str
@@ -46,18 +46,18 @@ class Hello(NamedTuple):
     """Its ``replica_number``."""
     segment_bytes: int
     begin: int
-    """Of its log; equal to ``end`` when that is empty."""
+    """The log offset where its log begins; equal to ``end`` when the log is empty."""
     end: int
     epochs: list[list[int]]
-    """Number, start and replica of each (``metaq.store.copies.epochs``)."""
+    """The epochs of its log: number, start and replica of each (``metaq.store.copies.epochs``)."""
     last: list[Any] | None
     """Log offset, size and checksum property (text) of its last record."""
     text: str
-    """Where clients of the text protocol reach it, HOST:PORT, for operators."""
+    """HOST:PORT where clients of the text protocol reach it, for operators."""
     proved: int = -1
-    """Log offset before which its log is known to be right; −1: an older version, which proves nothing."""
-    ranges: Ranges = []  # noqa: RUF012 - nobody changes a hello
-    """The rest (``metaq.replication.sameness``)."""
+    """The log offset before which its log is known to be right; −1: an older version, which proves nothing."""
+    ranges: Ranges = []  # noqa: RUF012 - a hello is never changed
+    """Checksums of the log from ``proved`` on (``metaq.replication.sameness``)."""
 
     def encode(self) -> bytes:
         body = orjson.dumps(self._asdict())
@@ -65,7 +65,7 @@ class Hello(NamedTuple):
 
     @classmethod
     def decode(cls, body: bytes) -> Self:
-        """``ProtocolError`` for what is no hello."""
+        """Decode the JSON of a hello; raise ``ProtocolError`` when it is none."""
         content = _object(body, "hello")
         try:
             hello = cls(**content)
@@ -86,7 +86,10 @@ class Hello(NamedTuple):
 
 
 def hello_length(head: bytes) -> int:
-    """Bytes that follow the first ``HELLO_HEAD`` of a connection; ``ProtocolError`` when those are no hello."""
+    """Return the size of the JSON after the first ``HELLO_HEAD`` bytes of a connection.
+
+    Raises ``ProtocolError`` when these bytes do not begin a hello.
+    """
     if head[: len(MAGIC)] != MAGIC:
         if head[0] == 0:
             raise ProtocolError("this may be a RocketMQ slave, whose replication protocol is another one")
@@ -98,21 +101,22 @@ def hello_length(head: bytes) -> int:
 
 
 class Data(NamedTuple):
-    """Bytes of the log."""
+    """A frame of bytes of the log."""
 
     log_offset: int
     data: bytes
 
 
 class Control(NamedTuple):
-    """What else a master has to say: an object with some of these members.
+    """A control frame of a master: an object with some of these members.
 
     ``epoch``, ``readable_end`` (readers may see the log before it), ``begin`` (the master keeps nothing before it), ``in_sync``
-    (numbers of the replicas): how it stands now. ``documents``: name → text of a table that has changed. ``follow``: the log
-    offset up to which the two logs are the same; with ``differs`` they should be so further on, and are not. ``comparing``: the
-    master is still finding that out, and how far it is. ``copy``: where the master's log begins, and of each partition topic,
-    number, ordinal and text position there, for a slave that has to begin anew. ``refused``: why there is nothing to follow.
-    ``no_master``: why there is nothing to follow yet. ``challenge`` and ``proof``: see ``metaq.replication.peers``.
+    (numbers of the replicas): the present state. ``documents``: name → text of each table that has changed. ``follow``: the log
+    offset up to which the two logs are the same; with ``differs`` they should be the same further on, and are not.
+    ``comparing``: the master is still comparing the logs, and has come to this log offset. ``copy``: where the master's log
+    begins, and for each partition its topic, number, ordinal and text position there, for a slave that has to begin anew.
+    ``refused``: why the slave may not follow. ``no_master``: why there is no master to follow here yet. ``challenge`` and
+    ``proof``: see ``metaq.replication.peers``.
     """
 
     log_end: int
@@ -143,7 +147,7 @@ _MEMBERS: Final[dict[str, Callable[[Any], bool]]] = {
 
 
 def encode_data(log_offset: int, size: int) -> bytes:
-    """What precedes the bytes of a frame."""
+    """Return the head of a data frame, which its bytes follow."""
     return FRAME.pack(log_offset, size)
 
 
@@ -153,12 +157,13 @@ def encode_control(log_end: int, content: dict[str, Any]) -> bytes:
 
 
 class FrameReader:
-    """Bytes that a slave receives → what they say. ``StreamLost`` when they are none of it."""
+    """The parser of the bytes that a slave receives."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def receive(self, data: bytes) -> Sequence[Data | Control]:
+        """Take bytes and return the frames that are complete by now; raise ``StreamLost`` for anything but frames."""
         self._buffer += data
         found: list[Data | Control] = []
         at = 0
@@ -168,7 +173,7 @@ class FrameReader:
         return found
 
     def _read(self, at: int, found: list[Data | Control]) -> int:
-        """Where what begins at ``at`` ends, or ``at`` when not all of it has come."""
+        """Parse the frame that begins at ``at``; return its end, or ``at`` when it has not come completely."""
         buffer = self._buffer
         start = at + FRAME.size
         if start > len(buffer):

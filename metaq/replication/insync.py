@@ -1,15 +1,15 @@
-"""Which replicas are in sync: hold everything that readers may see, and so may become master.
+"""The in-sync set: the replicas that hold everything that readers may see, and so may become master.
 
-Every *eligible* replica holds the log before ``held_end``. That log offset moves only forward, so what was acknowledged at
-REPLICA is on each of them, and stays so whichever is the next master:
+Every *eligible* replica holds the log before ``held_end``. That log offset only moves forward, so a message that was
+acknowledged at REPLICA is on each of them, and survives whichever becomes the next master:
 
-- a slave that has caught up is *required* first, then agreed on with whoever elects masters, and then counts;
-- one that lags or is gone is agreed on as no longer eligible first, and is required until then;
-- while fewer than the minimum keep up, nothing is acknowledged, so that those who are gone lack nothing: they stay eligible,
-  and can go on without this master. Only who has lost some of its log since is left out.
+- a slave that has caught up is *required* first, then agreed on as eligible, and counts from then on;
+- a slave that lags or is gone is agreed on as no longer eligible first, and is required until then;
+- while fewer than the minimum keep up, nothing is acknowledged, so those that are gone lack nothing: they stay eligible, and
+  can go on without this master. Only a slave that has since lost a part of its log is left out.
 
-Those in sync are the eligible ones that keep up. Who agrees is a parameter: ZooKeeper where masters are elected, a file of this
-replica where an operator promotes.
+Those in sync are the eligible ones that keep up. The function that agrees is a parameter: it writes to ZooKeeper where masters
+are elected, and to a file of this replica where an operator promotes.
 """
 
 import logging
@@ -24,23 +24,23 @@ from metaq.errors import MetaqError
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
-"""Pause between two looks at who lags."""
+"""The pause between two checks for slaves that lag."""
 
 Agree = Callable[[frozenset[int]], bool]
-"""Makes a set of replicas the eligible ones, of which one may be elected; false when this replica is master no more."""
+"""A function that makes a set of replicas eligible for election; it returns false when this replica is no longer master."""
 
 
 class Standing(NamedTuple):
-    """How a slave stands, for operators."""
+    """The state of a slave, for operators."""
 
     replica: int
     address: str
-    """Where its connection comes from."""
+    """The address from which it has connected."""
     text: str
     held_end: int
     lag_bytes: int
     lag_ms: int
-    """Since it last held everything; −1: it never has."""
+    """The time since it last held everything; −1: it never has."""
     in_sync: bool
 
 
@@ -49,47 +49,47 @@ class _Slave:
     address: str
     text: str
     caught_up_at: float
-    """When it last held everything that the master had then, by the monotonic clock."""
+    """When it last held everything that the master had at that time, by the monotonic clock."""
     heard_at: float
-    """When its last report came."""
+    """When its last report came, by the monotonic clock."""
     held_end: int = 0
     connected: bool = True
     complete: bool = True
-    """Its log has not lost what it had reported."""
+    """True unless its log has lost something that it had reported."""
 
 
 @dataclass(slots=True)
 class InSync:
-    """The replicas of one master, among which it counts."""
+    """The replicas of one master, the master included."""
 
     own: int
-    """Number of the master."""
+    """The replica number of the master."""
     minimum: int
-    """How many must be in sync for a put to be acknowledged, the master among them."""
+    """How many replicas must be in sync for a put to be acknowledged, the master included."""
     lag_s: float
     monotonic: Callable[[], float]
     own_end: Callable[[], int]
-    """The log offset before which the master holds everything, as safely as a put is promised to be."""
+    """Returns the log offset before which the master holds everything, as safely as puts are promised to be."""
     agree: Agree
     changed: Callable[[], None]
     """Called when ``held_end`` or the members may have changed."""
     held_before: int = 0
-    """Log offset before which readers saw everything when this master began: they go on seeing it."""
+    """The log offset before which readers could see everything when this master began; they still can."""
     eligible: frozenset[int] = frozenset()
-    """Of which the next master may be elected: agreed on. At first those that were so when this one was elected."""
+    """The agreed set from which the next master may be elected. At first the set at the election of this master."""
     members: frozenset[int] = frozenset()
-    """Those in sync."""
+    """The replicas in sync."""
     _required: frozenset[int] = frozenset()
     _slaves: dict[int, _Slave] = field(default_factory=dict)
     _history: deque[tuple[float, int]] = field(default_factory=deque)
-    """When the master's log ended where."""
+    """Pairs of a monotonic time and the end of the master's log then."""
     _held_end: int = 0
     _began: float = 0.0
     _complained: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         self._began = self.monotonic()
-        self._held_end = min(self.held_before, self.own_end())  # a power cut may have taken some of it
+        self._held_end = min(self.held_before, self.own_end())  # a power cut may have taken a part of it
         self.members = frozenset((self.own,))
         self.eligible |= self.members
         self._required = self.eligible
@@ -98,17 +98,17 @@ class InSync:
 
     @property
     def enough(self) -> bool:
-        """Whether so many are in sync that puts are safe."""
+        """True when enough replicas are in sync for puts to be safe."""
         return len(self.members) >= self.minimum
 
     @property
     def hopeful(self) -> bool:
-        """Whether enough are in sync, or may soon be: the slaves of a new master have yet to come to it."""
+        """True when enough are in sync, or may soon be: the slaves of a new master have yet to connect to it."""
         return self.enough or self.monotonic() < self._began + self.lag_s
 
     @property
     def held_end(self) -> int:
-        """All eligible replicas, and enough of them, hold the log before this log offset."""
+        """The log offset before which all eligible replicas, and at least the minimum of them, hold the log."""
         if len(self.eligible) >= self.minimum:
             ends = [self._slaves[number].held_end if number in self._slaves else 0 for number in self._required - {self.own}]
             self._held_end = max(self._held_end, min([self.own_end(), *ends]))
@@ -116,7 +116,7 @@ class InSync:
 
     @property
     def unheard_s(self) -> float:
-        """For how long not enough replicas have reported for anything to be safe; 0 when this one is enough."""
+        """For how many seconds too few replicas have reported for puts to be safe; 0 when the master alone is enough."""
         if self.minimum <= 1:
             return 0.0
         heard = sorted((slave.heard_at for slave in self._slaves.values()), reverse=True)[: self.minimum - 1]
@@ -124,7 +124,7 @@ class InSync:
         return self.monotonic() - max(since, self._began)
 
     def standings(self) -> list[Standing]:
-        """All slaves that are connected or in sync."""
+        """Return the state of all slaves that are connected, or still required."""
         end, now = self.own_end(), self.monotonic()
         return [
             Standing(
@@ -137,17 +137,17 @@ class InSync:
     # -- what slaves do -----------------------------------------------------------------------------------------------
 
     def joined(self, replica: int, address: str, text: str, held_end: int) -> None:
-        """A slave has connected, whose log ends at a log offset; how much of that is as safe as promised it reports."""
+        """Note that a slave has connected, and where its log ends; its reports say how much of that is as safe as promised."""
         before, complete = self._slaves.get(replica), held_end >= self.held_end
         heard_at = self._began if before is None else before.heard_at
         if before is not None and replica in self._required and complete:
             self._slaves[replica] = _Slave(address, text, before.caught_up_at, heard_at, min(held_end, before.held_end))
-        else:  # it is new, or has lost something: it may not hear that it is in sync before it has caught up
+        else:  # it is new, or has lost something: it must not learn that it is in sync before it has caught up
             self.members -= {replica}
             self._slaves[replica] = _Slave(address, text, -math.inf, heard_at, complete=complete)
 
     def reported(self, replica: int, held_end: int) -> None:
-        """A slave holds everything before a log offset."""
+        """Take a slave's report that it holds everything before a log offset, as safely as promised."""
         slave = self._slaves[replica]
         slave.held_end, slave.heard_at = held_end, self.monotonic()
         slave.complete = slave.complete or held_end >= self.held_end
@@ -155,13 +155,13 @@ class InSync:
             self.changed()
 
     def left(self, replica: int) -> None:
-        """Its connection has ended."""
+        """Note that a slave's connection has ended."""
         self._slaves[replica].connected = False
         if replica not in self._required:
             del self._slaves[replica]
 
     def _look(self, slave: _Slave, now: float) -> None:
-        """Find out when it last held all that there was."""
+        """Update the time when a slave last held everything that the master had."""
         if not slave.connected:
             return
         if slave.held_end >= self.own_end():
@@ -175,7 +175,10 @@ class InSync:
     # -- who is in sync -----------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Look who has caught up and who lags, and agree on it; may wait for whoever agrees. One call at a time."""
+        """Find the slaves that have caught up and those that lag, and have the new set agreed on.
+
+        It may wait for ZooKeeper or the disk in ``agree``. Only one call may run at a time.
+        """
         now = self.monotonic()
         self._history.append((now, self.own_end()))
         while self._history and self._history[0][0] < now - 2 * self.lag_s:
@@ -188,6 +191,7 @@ class InSync:
         enough = len(keep_up) >= self.minimum
         wanted = keep_up if enough else keep_up | {number for number in self.eligible if self._is_complete(number)}
         before = self.eligible, self.members
+        # agree also when only ``_required`` differs: an attempt with an unknown outcome still holds acknowledgements back
         if not wanted == self.eligible == self._required:
             self._agree_on(wanted)
         self.members = keep_up & self.eligible
@@ -208,7 +212,7 @@ class InSync:
         self._required |= self.eligible | wanted
         try:
             agreed = self.agree(wanted)
-        except MetaqError as error:  # it may hold or not: all sets that were tried are required until one is agreed on
+        except MetaqError as error:  # it may have been agreed or not: all sets that were tried stay required until one is
             if wanted != self._complained:
                 logger.warning("replicas in sync not agreed on wanted=%s reason=%s", sorted(wanted), error)
             self._complained = wanted

@@ -1,4 +1,4 @@
-"""What the replicas of a broker write into ZooKeeper for each other (who does what: ``metaq.replication.election``).
+"""The ZooKeeper nodes by which a broker's replicas elect their master (who writes what: ``metaq.replication.election``).
 
 ::
 
@@ -17,11 +17,11 @@ from metaq.store.messagestore import FIRST_EPOCH
 
 
 class State(NamedTuple):
-    """What outlives all replicas."""
+    """The persistent state of a group, which outlives all its processes."""
 
     epoch: int
     master: int
-    """Its last one."""
+    """The last master."""
     in_sync: tuple[int, ...]
     preferred: int = 0
     """The replica to which the last master has handed over; others let it go first."""
@@ -31,7 +31,7 @@ class State(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """``BadRequest`` for what is none."""
+        """Decode a state; raise ``BadRequest`` when it cannot be read or its epoch is the last one possible."""
         try:
             row = orjson.loads(data)
             state = cls(int(row["epoch"]), int(row["master"]), tuple(map(int, row["in_sync"])), int(row["preferred"]))
@@ -43,55 +43,55 @@ class State(NamedTuple):
 
 
 class Master(NamedTuple):
-    """Who is master now."""
+    """The ephemeral node of the present master."""
 
     replica: int
     epoch: int
     replication: str
-    """HOST:PORT where its slaves connect."""
+    """HOST:PORT to which its slaves connect."""
     run: str
-    """Tells one process of a replica from the next."""
+    """A random text that distinguishes one process of a replica from the next."""
 
     def encode(self) -> bytes:
         return orjson.dumps(self._asdict())
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """``BadRequest`` for what is none."""
+        """Decode a master node; raise ``BadRequest`` when it cannot be read."""
         try:
             row = orjson.loads(data)
-            int(str(row["replication"]).rpartition(":")[2])  # slaves connect there
+            int(str(row["replication"]).rpartition(":")[2])  # slaves need its port
             return cls(int(row["replica"]), int(row["epoch"]), str(row["replication"]), str(row["run"]))
         except (ValueError, TypeError, KeyError) as error:
             raise BadRequest(f"the master in ZooKeeper cannot be read: {data[:80]!r}") from error
 
 
 class Log(NamedTuple):
-    """What of a replica's log matters to an election."""
+    """The facts about a replica's log that matter to an election."""
 
     epoch: int
     end: int
     suspect: str | None = None
-    """Why it may lack what was acknowledged; ``None``: it does not."""
+    """Why it may lack acknowledged messages; ``None``: it does not."""
 
     def is_longer(self, other: "Log") -> bool:
-        """Whether its newest epoch is newer, or else it has more of that."""
+        """Return whether this log has a newer epoch than the other, or reaches further in the same one."""
         return (self.epoch, self.end) > (other.epoch, other.end)
 
 
 class Candidate(NamedTuple):
-    """Another replica that is there."""
+    """The ephemeral node of a replica that is running."""
 
     log: Log
     version: int
-    """Of the state when it saw that there was no master; −1: it sees one."""
+    """The version of the state at which it saw that there was no master; −1: it sees one."""
 
     def encode(self) -> bytes:
         return orjson.dumps({**self.log._asdict(), "version": self.version})
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """``BadRequest`` for what is none."""
+        """Decode a replica's node; raise ``BadRequest`` when it cannot be read."""
         try:
             row = orjson.loads(data)
             return cls(Log(int(row["epoch"]), int(row["end"]), row["suspect"]), int(row["version"]))

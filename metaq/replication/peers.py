@@ -1,4 +1,4 @@
-"""How registries, masters and slaves know each other: TLS, and a proof that both sides have the secret of one administrator.
+"""Authentication of registries, masters and slaves: TLS, and proofs that both sides have an administrator's secret.
 
 ::
 
@@ -27,21 +27,24 @@ SLAVE: Final = b"slave"
 MASTER: Final = b"master"
 MOST_PROOF: Final = 1024
 TLS: Final = 0x16
-"""The first byte of a TLS handshake, and of nothing that a slave says."""
+"""The first byte of a TLS handshake; no hello of a slave begins with it."""
 
 Credential = Callable[[], Credentials | None]
 
 
 class Doorkeeper(Protocol):
-    """What a master asks about who connects."""
+    """A master's access to its users, to check those that connect."""
 
     def secret_of(self, name: str, address: str, proves: Callable[[str], bool]) -> str | None:
-        """Of an administrator, when ``proves`` says that it is the one; ``AccessDenied`` when too many were wrong before."""
+        """Return an administrator's secret if ``proves`` accepts it, otherwise ``None``.
+
+        Raises ``AccessDenied`` after too many wrong proofs.
+        """
         ...
 
 
 class Proof(NamedTuple):
-    """What a slave answers to a challenge."""
+    """A slave's answer to a challenge."""
 
     user: str
     nonce: str
@@ -53,7 +56,7 @@ class Proof(NamedTuple):
 
     @classmethod
     def decode(cls, body: bytes) -> Self:
-        """``ProtocolError`` for what is no proof."""
+        """Decode the JSON of a proof; raise ``ProtocolError`` when it is none."""
         try:
             proof = cls(**orjson.loads(body))
         except (orjson.JSONDecodeError, TypeError) as error:
@@ -64,20 +67,20 @@ class Proof(NamedTuple):
 
 
 def prove(secret: str, side: bytes, challenge: str, nonce: str, hello: bytes) -> str:
-    """The proof of one side."""
+    """Return the proof of one side, in hexadecimal digits."""
     said = b"\0".join((side, challenge.encode(), nonce.encode(), hello))
     return hmac.new(secret.encode(), said, hashlib.sha256).hexdigest()
 
 
 class Peers:
-    """How this process connects to registries and masters."""
+    """The settings with which this process connects to registries and masters."""
 
     def __init__(self, credentials: Credential, tls_ca: str) -> None:
-        """``credentials`` are those of now, if any; ``ConfigError`` when the certificates cannot be used."""
+        """Create it; ``credentials`` returns the current ones, if any. Raises ``ConfigError`` for an unusable ``tls_ca``."""
         self.credentials = credentials
         self._tls: Any = None
         if tls_ca:
-            # not create_default_context, which makes one of the standard library's, whose sockets stop the loop
+            # not create_default_context: it makes a context of the standard library, whose sockets would block the loop
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
             try:
@@ -86,7 +89,7 @@ class Peers:
                 raise ConfigError(f"cluster_tls_ca {tls_ca}: cannot be used: {error}") from error
 
     def connect(self, address: tuple[str, int], timeout_s: float) -> socket.socket:
-        """A connection, TLS agreed; ``OSError``."""
+        """Return a new connection, in TLS if that is configured; raise ``OSError`` when it fails."""
         connection = socket.create_connection(address, timeout_s)
         if self._tls is None:
             return connection
@@ -99,14 +102,14 @@ class Peers:
 
 
 STRANGER: Final = Peers(lambda: None, "")
-"""Neither proves who it is nor speaks TLS."""
+"""A peer that neither proves who it is nor uses TLS."""
 
 
 class Certificate:
-    """The server's side of TLS, on a port where it may be spoken or not."""
+    """The server's side of TLS, on a port that takes connections with and without it."""
 
     def __init__(self, chain: str, key: str) -> None:
-        """``ConfigError`` when they cannot be used."""
+        """Load a certificate chain and its key from files; raise ``ConfigError`` when they cannot be used."""
         self._tls: Any = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
@@ -115,22 +118,22 @@ class Certificate:
             raise ConfigError(f"tls_certificate {chain}, tls_key {key}: cannot be used: {error}") from error
 
     def secured(self, connection: socket.socket) -> ssl.SSLSocket:
-        """The connection in TLS; its handshake is still to be done (``do_handshake``)."""
+        """Return the connection in TLS; the caller still has to do the handshake (``do_handshake``)."""
         secured: ssl.SSLSocket = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         return secured
 
 
 class Claim:
-    """A slave's side of the proof, on one connection."""
+    """A slave's side of the mutual proof, on one connection."""
 
     def __init__(self, credentials: Credentials | None, hello: bytes) -> None:
-        """``hello`` is its JSON."""
+        """Create it for the JSON of the slave's hello."""
         self._credentials = credentials
         self._hello = hello
         self._expected = ""
 
     def answer(self, challenge: str) -> bytes:
-        """What to send; ``ProtocolError`` without credentials."""
+        """Return the proof to send; raise ``ProtocolError`` without credentials, or when the master asks twice."""
         if self._credentials is None:
             raise ProtocolError("the master has users and asks who this is; set cluster_user")
         if self._expected:
@@ -141,7 +144,7 @@ class Claim:
         return Proof(name, nonce, prove(secret, SLAVE, challenge, nonce, self._hello)).encode()
 
     def check(self, proof: str) -> None:
-        """``ProtocolError`` when a master that has to prove itself does not."""
+        """Raise ``ProtocolError`` when the master has to prove itself, because credentials are set, and its proof is wrong."""
         if self._credentials is None:
             return
         if not self._expected or not hmac.compare_digest(self._expected.encode(), proof.encode()):
@@ -149,7 +152,7 @@ class Claim:
 
 
 def check_claim(keeper: Doorkeeper, proof: Proof, challenge: str, hello: bytes, address: str) -> str:
-    """A master's own proof, in return for that of a slave at ``address``, a host; ``AccessDenied`` when that is wrong."""
+    """Check the proof of a slave at the host ``address``; return the master's own, or raise ``AccessDenied`` if it is wrong."""
 
     def is_made_with(secret: str) -> bool:
         return hmac.compare_digest(prove(secret, SLAVE, challenge, proof.nonce, hello), proof.proof)

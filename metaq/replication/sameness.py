@@ -1,15 +1,15 @@
-"""That two logs are the same: checksums of ranges, which a slave sends and its master compares with its own log.
+"""Comparison of a slave's log with its master's, by checksums of ranges that the slave sends.
 
-Epochs tell up to where two logs were written by the same masters, not that both still have what was written. So a slave proves,
-each time that it connects, what is behind the last log offset before which its log is known to be right::
+Epochs show up to where two logs were written by the same masters, not that both still hold what was written. So a slave proves,
+each time that it connects, the part of its log after the last log offset before which the log is known to be right::
 
     proved │ range │ range │ … │ range │ end          [[end of a range, its CRC-32], …]
 
-The master answers with the begin of the first range that is another one in its log. Ranges are short, so that little is copied
-again, and grow with what there is to prove: a hello has at most ``MOST_RANGES``. None is longer than ``MOST_RANGE_BYTES``:
-that is what the master reads for somebody who knows nothing of the log.
+The master answers with the begin of the first range that differs in its own log. Ranges are short, so that little is copied
+again. They grow with the length to prove, since a hello has at most ``MOST_RANGES``. None is longer than ``MOST_RANGE_BYTES``:
+that much the master reads even for a client that knows nothing of the log.
 
-Where damage of its own is known to it, the master compares nothing: what the slave has there may be right.
+Where the master knows of damage in its own log it compares nothing: the slave's bytes there may be right.
 """
 
 import zlib
@@ -25,18 +25,21 @@ RANGE_BYTES: Final = 1024 * 1024
 MOST_RANGES: Final = 4096
 MOST_RANGE_BYTES: Final = 64 * 1024 * 1024
 AT_ONCE: Final = 512 * 1024
-"""Read and summed up in one go: half a millisecond."""
+"""Bytes that are read and summed in one go, in half a millisecond."""
 
 Ranges = list[list[int]]
-"""Of each its end and its CRC-32."""
+"""A list of ranges, each with its end and its CRC-32."""
 
 
 def _nobody() -> None:
-    """Who need not hear how far it is."""
+    """Do nothing: no one needs the progress."""
 
 
 def ranges(log: CommitLog, start: int, read: Read) -> Ranges:
-    """What proves a log from a log offset to its end. ``CorruptRecord`` when that is more than a hello can prove."""
+    """Return the checksums of the log from ``start`` to its end.
+
+    Raises ``CorruptRecord`` when that part is longer than a hello can prove.
+    """
     size = max(RANGE_BYTES, -(-(log.end - start) // MOST_RANGES))
     if size > MOST_RANGE_BYTES:
         raise CorruptRecord(
@@ -55,9 +58,9 @@ def first_difference(
     read: Read,
     tell: Callable[[], None],
 ) -> int | None:
-    """Where the first of these ranges begins that is another one in this log; ``tell`` is called again and again meanwhile.
+    """Return the begin of the first range that differs in this log, or ``None``; ``tell`` is called from time to time.
 
-    Those that end behind ``end`` are not compared, nor what has aged out here, nor what is ``damaged``.
+    Ranges that end after ``end``, begin before this log does, or touch a ``damaged`` range are not compared.
     """
     for stop, checksum in theirs:
         begin, start = start, stop
@@ -70,7 +73,7 @@ def first_difference(
 
 
 def are_ranges(theirs: object, start: int, end: int) -> bool:
-    """Whether what was sent is ranges from a log offset to another one."""
+    """Return whether a received value is a list of adjacent ranges from ``start`` to ``end``."""
     if not isinstance(theirs, list) or len(theirs) > MOST_RANGES:
         return False
     if not all(isinstance(row, list) and [type(part) for part in row] == [int, int] for row in theirs):
@@ -80,7 +83,7 @@ def are_ranges(theirs: object, start: int, end: int) -> bool:
 
 
 def _checksum(log: CommitLog, start: int, end: int, read: Read, tell: Callable[[], None]) -> int:
-    """Of all bytes, also of those behind the last record of a segment."""
+    """Return the CRC-32 of all bytes of a range, those after the last record of a segment included."""
     checksum, at = 0, start
     while at < end:
         segment = log.find(at)

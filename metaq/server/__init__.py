@@ -1,1 +1,1 @@
-"""The broker process: sessions, handlers, timers. Runs on gevent."""
+"""The broker process: sessions, handlers and timers, on gevent."""

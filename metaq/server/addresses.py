@@ -1,4 +1,4 @@
-"""Where a broker listens, and which address clients are told."""
+"""The addresses that a broker listens on, and the one that it advertises to clients."""
 
 import ipaddress
 from typing import Final, NamedTuple
@@ -14,18 +14,18 @@ NONE: Final = "none"
 
 
 class Addresses(NamedTuple):
-    """Where a broker can be reached, with real ports."""
+    """The addresses of a broker, with the actual port numbers."""
 
     text: Address
     remoting: Address | None
     registry: Address | None
-    """Of the embedded registry."""
+    """The embedded registry's address."""
     advertised: Address
-    """What clients are told."""
+    """The address that clients receive."""
 
 
 def advertised(settings: Settings, listening: Address) -> Address:
-    """The address that clients are told; ``ConfigError`` when it is none they could connect to."""
+    """Return the address that clients receive. Raise ``ConfigError`` when it is not one that they could connect to."""
     if not settings.advertise:
         if ipaddress.ip_address(listening[0]).is_unspecified:
             raise ConfigError(
@@ -39,7 +39,10 @@ def advertised(settings: Settings, listening: Address) -> Address:
 
 
 def bind(front: Front, settings: Settings) -> Addresses:
-    """Bind all that the settings name; ``ConfigError`` names the setting of an address that is taken."""
+    """Bind all addresses that the settings name.
+
+    Raise ``ConfigError`` with the name of the setting when an address is in use.
+    """
     text = front.bind("listen", settings.listen)
     remoting = registry = None
     if settings.remoting_listen != NONE:

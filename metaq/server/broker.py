@@ -1,4 +1,4 @@
-"""The composition root: builds a broker from its settings, starts it, and stops it in reverse."""
+"""The composition root: builds a broker from its settings, starts it, and stops it in reverse order."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -90,22 +90,22 @@ logger = logging.getLogger(__name__)
 IDLE_SCAN_S: Final = 5.0
 EXPIRE_TRANSACTIONS_S: Final = 0.5
 LEAVE_S: Final = 0.15
-"""How long a broker whose role changes tells clients to go elsewhere before it closes their connections: what arrives at a
-closed one is answered by nobody."""
+"""Before a broker that changes its role closes its connections, it refuses requests for this long, so that clients turn to
+another broker: a request that arrives at a closed connection gets no answer."""
 GIVE_UP_S: Final = 0.5
-"""How long it waits then for clients to take their answers."""
+"""Seconds to wait afterwards for clients to read their answers."""
 
 
 class Family(Protocol):
     """Handlers of related requests."""
 
     def requests(self) -> Mapping[int, RequestHandler]:
-        """Code → method."""
+        """Return the handler methods by request code."""
         ...
 
 
 class Broker:
-    """One broker: a store, its addresses and sessions, the handlers, and the duties that look after the store."""
+    """One broker: a store, its addresses and sessions, the handlers, and the duties that maintain the store."""
 
     def __init__(
         self,
@@ -118,9 +118,11 @@ class Broker:
         gate: Gate | None = None,
         owner: Configurable | None = None,
     ) -> None:
-        """Bind the addresses, unless they are ``bound``, and open the store, of which ``tell`` hears; nothing is served before
-        ``start``. ``bound`` and ``gate`` are those of the broker before, in another role. ``owner`` has the settings in force
-        for longer than one role, and takes those that administrators change."""
+        """Bind the addresses, unless they are ``bound``, and open the store; nothing is served before ``start``.
+
+        ``tell`` receives the progress of the opening. ``bound`` and ``gate`` come from the broker that had another role before.
+        ``owner`` holds the settings in force across roles, and takes those that administrators change.
+        """
         self.settings, self._owner = settings, owner or self
         self.run, self._hub = run_in_pool, get_hub()
         self._front = front = self._open_front(bound, gate)
@@ -167,7 +169,7 @@ class Broker:
 
     @property
     def gate(self) -> Gate:
-        """Who comes in, and as whom."""
+        """The users and their authentication."""
         return self._front.gate
 
     def _open_front(self, bound: Mapping[str, Listener] | None, gate: Gate | None) -> Front:
@@ -195,7 +197,7 @@ class Broker:
         )
 
     def _take_role(self) -> None:
-        """A slave takes no messages, and writes nothing but what comes from the master."""
+        """Set up the role. A slave takes no messages from clients, and writes only what comes from the master."""
         if self.role.is_master:
             self._duties.keepers.append(self.epochs)
         else:
@@ -206,12 +208,12 @@ class Broker:
             hide_from(self.store, self.role.readable_end)
 
     def configure(self, settings: Settings) -> None:
-        """Take over what can change while it runs, users too.
+        """Take over the settings that can change in a running broker, and read the users again.
 
-        ``ConfigError`` when a topic of the settings cannot be made: it is found before anything has changed.
+        Raise ``ConfigError`` when a topic of the settings cannot be made; nothing has changed then.
         """
         context, topics, groups = self.context, self.context.topics, self.context.groups
-        other_topics = settings.topics != self.settings.topics  # else what an administrator made of them stays
+        other_topics = settings.topics != self.settings.topics  # if not, administrators' changes to topics stay
         if other_topics:
             topics.check_settings(settings.topics, settings.max_topics)
         topics.max_topics, groups.max_groups = settings.max_topics, settings.max_groups
@@ -230,15 +232,15 @@ class Broker:
         self.gate.reload()
 
     def keep(self, keeper: Keeper) -> None:
-        """Retention leaves what somebody needs."""
+        """Have retention keep the records that ``keeper`` still needs."""
         self._duties.keepers.append(keeper)
 
     def add_family(self, family: Family) -> None:
-        """Answer more requests; before ``start``."""
+        """Add handlers of more requests. Call it before ``start``."""
         self._front.answer(family.requests())
 
     def every(self, pause_s: float, duty: Callable[[], None]) -> None:
-        """Do a duty again and again until the broker stops."""
+        """Repeat a duty, with pauses, until the broker stops."""
         self._duties.every(pause_s, duty)
 
     def _embed_registry(self) -> Registry:
@@ -264,7 +266,7 @@ class Broker:
         return InZooKeeper(self.settings, self.addresses, topics, self._registry, clock, self.peers, is_master=is_master)
 
     def _topic_changed(self, name: str) -> None:
-        """A topic was made, changed or removed."""
+        """Publish that a topic was made, changed or removed."""
         self.registration.topic_changed(name)
         if self._zookeeper is not None:
             self._zookeeper.topic_changed(name)
@@ -285,17 +287,17 @@ class Broker:
         )
 
     def _why_unknown(self) -> str | None:
-        """Why clients do not find this broker; ``None`` when they do."""
+        """Return why clients cannot find this broker, or ``None`` when they can."""
         return self.registration.problem or (None if self._zookeeper is None else self._zookeeper.problem)
 
     def _forget_topic(self, name: str) -> None:
-        """A topic was deleted."""
+        """Drop what is kept about a deleted topic: counters, offsets, statistics."""
         self.context.counters.topics.pop(name, None)
         self.context.offsets.remove_topic(name)
         self.context.statistics.forget(topic=name)
 
     def _answer_text(self) -> None:
-        """Who answers the text protocol's commands."""
+        """Set the handlers of the text protocol's commands."""
         self._gets = GetHandler(self.context, self.holds, self._looks, self._hub.loop)
         admin = AdminHandler(self.context, self._front, self._duties.save_topics, self._operators.numbers)
         puts = PutHandler(self.context, self.turns)
@@ -318,7 +320,7 @@ class Broker:
         }
 
     def _answer_remoting(self) -> None:
-        """Who answers the remoting protocol's requests."""
+        """Set the handlers of the remoting protocol's requests."""
         half_messages = HalfMessages(self.context, self.turns, self.halves)
         decisions = HalfHandler(half_messages, self._looks)
         self._check_back = CheckBack(half_messages, self._duties.rest, self.run)
@@ -339,7 +341,7 @@ class Broker:
             self.add_family(family)
 
     def _administration(self, later: Later) -> list[Family]:
-        """Who answers administrators."""
+        """Return the handlers of administrators' requests."""
         context, advertised = self.context, self.addresses.advertised
         return [
             TopicsHandler(context, self._duties, later, self._forget_topic, self.registration.wait_told),
@@ -357,14 +359,14 @@ class Broker:
 
     @property
     def ready(self) -> str:
-        """The line that says where it serves."""
+        """The line that names the addresses served."""
         addresses = self.addresses
         named = {"listen": addresses.text, "remoting": addresses.remoting, "registry": addresses.registry}
         where = " ".join(f"{name}={address[0]}:{address[1]}" for name, address in named.items() if address is not None)
         return f"metaq ready {where} data={self.settings.data}"
 
     def start(self) -> None:
-        """Serve."""
+        """Accept connections, start the duties, and register the broker."""
         recovery = self.recovery
         logger.info(
             "recovered ending=%s walked_from=%d end=%d records=%d gaps=%d",
@@ -385,7 +387,7 @@ class Broker:
             self._zookeeper.start()
 
     def _start_writing(self) -> None:
-        """What a master puts into the log of its own accord, and keeps beside it."""
+        """Start the duties that only a master has: they append records to the log and save its tables."""
         self._schedule.start()
         self._duties.every(SAVE_S, self._schedule.save)
         self._duties.every(APPEND_S, self._offsets.append)
@@ -417,14 +419,14 @@ class Broker:
         self._end(self.settings.drain_timeout_ms / 1000, durably=True)
 
     def give_up(self) -> Mapping[str, Listener]:
-        """Stop, but leave the addresses bound, for the broker that comes after this one in another role."""
+        """Stop, and return the listeners, still bound, for the next broker, which has another role."""
         self.measured.leaves = True
         if self._zookeeper is not None:
             self._zookeeper.stop()
         self.registration.stop()
         bound = self._front.release()
         gevent.sleep(LEAVE_S)
-        self._end(GIVE_UP_S, durably=self.role.is_master)  # a slave is to be master, and puts wait for it
+        self._end(GIVE_UP_S, durably=self.role.is_master)  # a slave skips the final sync: puts wait for its promotion
         return bound
 
     def _end(self, deadline: float, *, durably: bool) -> None:

@@ -27,34 +27,35 @@ logger = logging.getLogger(__name__)
 GC_ALLOCATIONS = 10_000
 """A turn keeps some thousands of small objects until it ends; they are no reason to look for cycles."""
 GC_YOUNG = 3
-"""Collections of the youngest objects before those that they left are looked at: after 20 that was a stop of 70 ms."""
+"""Collections of the youngest generation before the middle one is collected. With 20, that collection stopped the loop for 70
+ms."""
 GC_MIDDLE = 500
-"""Of those, before all objects are looked at."""
+"""Collections of the middle generation before all objects are looked at."""
 
 STARTED_NOT = 1
-"""Exit code: it did not start; the reason is on standard error."""
+"""Exit code of a process that could not start; the reason is on standard error."""
 
 
 class _ToldToStop(Exception):
-    """SIGTERM or SIGINT came while the store was opened."""
+    """Raised while the store is opened, after SIGTERM or SIGINT has arrived."""
 
 
 class Server(Configurable, Protocol):
-    """What a process serves."""
+    """The broker or registry that a process runs."""
 
     @property
     def measured(self) -> Monitored:
-        """What it lets be seen of itself now."""
+        """The source of metrics and readiness, as it is now."""
         ...
 
     @property
     def gate(self) -> Gate:
-        """Who asks."""
+        """The users and their authentication."""
         ...
 
     @property
     def ready(self) -> str:
-        """The line that says where it serves, known from the start."""
+        """The line that names the addresses served, known from the start."""
         ...
 
     def start(self) -> None: ...
@@ -70,10 +71,11 @@ def run(
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the process's exit code. At SIGHUP ``read`` reads the settings again.
 
-    A signal before it serves ends the recovery of its store, which the next start begins anew.
+    A signal that arrives during recovery of the store ends it; the next start begins the recovery anew.
 
-    Once it serves it prints one line to standard output: ``metaq ready listen=HOST:PORT … data=DIR pid=N http=HOST:PORT``, the
-    last without ``http_listen``. ``listen`` is the address beside which that is when the settings leave it open.
+    Once the server is up, one line goes to standard output: ``metaq ready listen=HOST:PORT … data=DIR pid=N http=HOST:PORT``.
+    The last part is missing when there is no HTTP port. When ``http_listen`` is not set, the HTTP port is the one after that of
+    ``listen``.
     """
     logs.configure(settings.log_level, settings.log_format)
     Hub.SYSTEM_ERROR = (*Hub.SYSTEM_ERROR, AssertionError)  # a failed assertion ends the process
@@ -93,7 +95,8 @@ def run(
         monitor.close()
         logger.info("stopped")
         return 0
-    # What lives now lives until the end: a full collection would look at 100,000 objects and stop the loop for 10 ms.
+    # Objects that are alive now live until the end: a full collection would look at 100,000 of them and stop the loop for 10
+    # ms.
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG, GC_MIDDLE)
     monitor.serving(lambda: server.measured, server.gate)
@@ -117,7 +120,7 @@ def run(
 
 
 def _tell(monitor: Monitor, notifier: Notifier, stopping: Event) -> Tell:
-    """Who hears how far the opening of the store is, and ends it when nobody wants it any more."""
+    """Return a callback that reports the progress of opening the store, and ends the opening once a signal has arrived."""
 
     def tell(step: Step) -> None:
         monitor.recovering(step)

@@ -1,4 +1,4 @@
-"""The front: the addresses a process listens on, the connections that came in, and who answers what they ask.
+"""The front of a process: its listeners, its connections, and the handlers that answer them.
 
 Every address speaks both protocols, with the same handlers.
 """
@@ -51,8 +51,10 @@ class Front:
         bound: Mapping[str, "Listener"] | None = None,
         gate: Gate | None = None,
     ) -> None:
-        """The handlers are filled in before ``start``. ``bound`` are listeners by setting that were bound before, and ``gate``
-        knows the users already."""
+        """Prepare a front without handlers, which the owner fills in before ``start``.
+
+        ``bound`` are listeners, by setting, that are bound already; ``gate`` is one that has loaded the users already.
+        """
         self.sessions: set[Session] = set()
         self.memory = Memory(self.sessions, self.now)
         self.configure(settings)
@@ -73,22 +75,22 @@ class Front:
         self._watchers: list[Any] = []
 
     def configure(self, settings: Settings) -> None:
-        """Take over the limits of connections; those of a line and a body are for connections that come from now on."""
+        """Take over the limits for connections. Those for the length of a line and a body apply to new connections only."""
         self._settings = settings
         self.max_unsent_bytes = settings.max_unsent_bytes
         self.memory.most = settings.max_connections_bytes
         self.handshake_timeout_s = min(settings.handshake_timeout_ms, settings.idle_timeout_ms) / 1000
         self._limits = TextLimits(settings.max_line_bytes, settings.max_body_bytes)
-        self._heads: dict[str, PutHead] = {}  # of lines that keep the limits
+        self._heads: dict[str, PutHead] = {}  # parsed heads of lines that keep these limits
 
     def answer(self, handlers: Mapping[int, RequestHandler]) -> None:
-        """Answer these requests, too, by code, or in the place of those who did; what each needs is told by ``admission``."""
+        """Add handlers for request codes, replacing those that exist. ``admission`` knows the right that each code needs."""
         self._requests.update({code: (admission(code), handler) for code, handler in handlers.items()})
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def bind(self, setting: str, value: str) -> Address:
-        """Take the address that a setting names; the port is the real one."""
+        """Bind the address that a setting names, and return it with the actual port."""
         listener = self._bound.get(setting)
         if listener is None:
             listener = Listener(setting, resolve(setting, value, self._settings))
@@ -96,7 +98,7 @@ class Front:
         return listener.address
 
     def start(self) -> None:
-        """Take connections."""
+        """Begin to accept connections."""
         self.pace.start()
         for listener in self.listeners.values():
             listener.listen()
@@ -105,7 +107,8 @@ class Front:
             self._watchers.append(watcher)
 
     def release(self) -> Mapping[str, "Listener"]:
-        """Take no more connections, drop those that say nothing, and leave the listeners to another front."""
+        """Accept no more connections, close those that have sent nothing, and return the listeners, still bound, for another
+        front."""
         for watcher in self._watchers:
             watcher.close()
         self._watchers = []
@@ -117,12 +120,12 @@ class Front:
         return self.listeners
 
     def close_listeners(self) -> None:
-        """Take no more connections, and drop those that say nothing."""
+        """Stop accepting connections, close the listeners, and close connections that have sent nothing."""
         for listener in self.release().values():
             listener.socket.close()
 
     def close_idle(self) -> None:
-        """Close connections that have been silent for too long and wait for nothing."""
+        """Close connections that have been silent for longer than ``idle_timeout_ms`` and are owed no answer."""
         oldest = self.now() - self._settings.idle_timeout_ms / 1000
         for session in [session for session in self.sessions if session.last_io < oldest and not session.owed]:
             logger.info("connection idle, closed session=%s", session)
@@ -205,7 +208,7 @@ class Front:
             return
         needs, handler = found
         try:
-            needs.check_size(request)  # first: a signature is computed over the body
+            needs.check_size(request)  # first: checking a signature reads the whole body
             self.gate.identify(session, request)
             needs.check_right(session.principal)
             answer = handler(session, request)
@@ -213,7 +216,7 @@ class Front:
             answer = failure(error)
         except AssertionError:
             raise  # the broker's own state is wrong: the process ends
-        except Exception:  # the stream is in step, so the connection stays
+        except Exception:  # the stream is still in step, so the connection stays open
             logger.exception("request failed code=%d session=%s", request.code, session)
             answer = Answer(Response.SYSTEM_ERROR, remark=f"request {request.code} met an error of the broker, see its log")
         if answer is not None:
@@ -224,7 +227,7 @@ class Front:
         self._pause()
 
     def _pause(self) -> None:
-        """Measure turns no more when no connection is left and none will come: another front may do it."""
+        """Stop measuring turns once no connection is left and none will come: the loop may belong to another front by then."""
         if not (self._watchers or self.sessions):
             self.pace.stop()
 

@@ -1,16 +1,17 @@
-"""What systemd is told: it is ready, it stops, it is alive, it needs more time (sd_notify(3)).
+"""Messages to systemd: ready, stopping, alive, needs more time (sd_notify(3)).
 
-One datagram, lines of NAME=VALUE, to the socket that ``NOTIFY_SOCKET`` names; ``@`` begins an abstract one. Without it nothing
-is told.
+Each message is one datagram with lines of NAME=VALUE, sent to the socket that ``NOTIFY_SOCKET`` names; a leading ``@`` means an
+abstract socket. Without that variable nothing is sent.
 
 =========================  ============================================================================================
-READY=1, STOPPING=1        it serves; it has been told to stop
-WATCHDOG=1                 the loop turns. Asked for by ``WATCHDOG_USEC``, sent twice as often, by a timer of the loop itself
+READY=1, STOPPING=1        the server is up; the server is shutting down
+WATCHDOG=1                 the loop turns. Sent when ``WATCHDOG_USEC`` is set, twice per period, by a timer of the loop itself
 EXTEND_TIMEOUT_USEC=30…    while it opens or closes its store, which may take longer than any limit of a unit
 STATUS=…                   a line for ``systemctl status``
 =========================  ============================================================================================
 
-No time is asked for by a process that does nothing: one that waits for a disk which is gone is killed when its time is over.
+A process that makes no progress asks for no more time: if it waits for a disk that is gone, systemd kills it at the end of its
+timeout.
 """
 
 import logging
@@ -30,18 +31,21 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 1.0
 EXTEND_USEC: Final = 30_000_000
 LEAST_WORK_S: Final = 0.01
-"""Of processor time from one look to the next: this thread alone needs a hundredth of it."""
+"""Seconds of processor time between two looks that count as progress: this thread alone uses about a hundredth of that."""
 
-# The loop stands still while tables are made of an open store, so what tells of it is a thread of the system.
+# The loop stands still while tables are built from an open store, so a native thread sends the requests for more time.
 _start_thread: Final = monkey.get_original("_thread", "start_new_thread")
 _sleep: Final = monkey.get_original("time", "sleep")
 
 
 class Notifier:
-    """The way to systemd, or to nobody."""
+    """The connection to systemd, or a stand-in that sends nothing when there is no systemd."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """``ConfigError`` when ``NOTIFY_SOCKET`` names no socket that takes anything."""
+        """Connect to systemd's socket, if there is one.
+
+        Raise ``ConfigError`` when ``NOTIFY_SOCKET`` names a socket that cannot be reached.
+        """
         self._socket = _connect(environment.get("NOTIFY_SOCKET", ""))
         pid = environment.get("WATCHDOG_PID", "")
         asked = not pid or int(pid) == os.getpid()
@@ -49,23 +53,26 @@ class Notifier:
         self._timer: Any = None
 
     def tell(self, *lines: str) -> None:
-        """Send lines, as one. It never waits: a systemd that takes nothing must not stop the loop."""
+        """Send the lines as one datagram.
+
+        Never waits: a systemd that does not read must not stop the loop. Failures are logged.
+        """
         if self._socket is not None:
             try:
-                # not send(), which would be gevent's: the thread beside the loop tells, too
+                # not socket.send(), which is gevent's: a native thread may call this too
                 os.write(self._socket.fileno(), "\n".join(lines).encode())
             except OSError as error:
                 logger.warning("systemd not told lines=%s reason=%s", ",".join(lines), error)
 
     def watch(self, loop: Any) -> None:
-        """From now on say that the loop turns, as long as it does."""
+        """Begin to send ``WATCHDOG=1`` from a timer of the loop, if systemd asked for it."""
         if self._socket is not None and self._watchdog_s:
             self._timer = loop.timer(0, self._watchdog_s / 2)
             self._timer.start(self.tell, "WATCHDOG=1")
 
     @contextmanager
     def extending(self, status: str) -> Iterator[None]:
-        """Ask for time again and again, as long as the process works."""
+        """Ask for more time again and again during the block, as long as the process makes progress."""
         if self._socket is None:
             yield
             return
@@ -92,7 +99,10 @@ def _connect(name: str) -> socket.socket | None:
 
 
 def _extend(descriptor: int, done: list[bool]) -> None:
-    """In a thread of its own: system calls on what it was given, no log and no lock."""
+    """Ask for more time until ``done`` is filled.
+
+    Runs in a native thread: it makes system calls only, and uses no log and no lock.
+    """
     before = _work()
     while True:
         _sleep(LOOK_S)
@@ -110,6 +120,6 @@ def _extend(descriptor: int, done: list[bool]) -> None:
 
 
 def _work() -> tuple[float, int]:
-    """Seconds of the processor, and blocks from and to the disk, that this process has used."""
+    """Return the processor seconds, and the blocks read from and written to disk, that this process has used."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime, used.ru_inblock + used.ru_oublock

@@ -1,4 +1,4 @@
-"""A registry as a process of its own: the registry's requests, and of the text protocol what people ask with telnet."""
+"""A registry as a process of its own: the registry's requests, and the text commands that people use with telnet."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,12 +44,12 @@ REFUSAL: Final = "this is a registry, which stores no messages; connect to a bro
 
 
 class RegistryServer:
-    """One registry."""
+    """A process that runs a registry only."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None, disk: Disk | None = None) -> None:
-        """Bind the address, take the folder and read the keys; nothing is served before ``start``."""
+        """Bind the address, lock the data folder and read the key-value configuration; nothing is served before ``start``."""
         self.settings = settings
-        """Those in force."""
+        """The settings in force."""
         self._clock = clock or SystemClock()
         disk = disk or RealDisk()
         tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
@@ -80,23 +80,23 @@ class RegistryServer:
         ]
 
     def configure(self, settings: Settings) -> None:
-        """Take over what can change while it runs, users too."""
+        """Take over the settings that can change in a running registry, and read the users again."""
         self.settings = settings
         self._front.configure(settings)
         self._front.gate.reload()
 
     @property
     def gate(self) -> Gate:
-        """Who comes in, and as whom."""
+        """The users and their authentication."""
         return self._front.gate
 
     @property
     def measured(self) -> "RegistryServer":
-        """Itself."""
+        """The registry itself, as the source of its metrics and readiness."""
         return self
 
     def reasons(self) -> list[str]:
-        """None: a registry that serves is ready."""
+        """Return no reasons: a registry that serves is ready."""
         return []
 
     def facts(self) -> Mapping[str, object]:
@@ -107,18 +107,18 @@ class RegistryServer:
 
     @property
     def ready(self) -> str:
-        """The line that says where it serves."""
+        """The line that names the address served."""
         host, port = self.address
         return f"metaq registry ready listen={host}:{port} data={self.settings.data}"
 
     def start(self) -> None:
-        """Serve."""
+        """Accept connections, and start the periodic work."""
         self._front.start()
         for greenlet in self._greenlets:
             greenlet.start()
 
     def stop(self) -> None:
-        """Take no more requests, send every answer that is due, and leave the folder to others."""
+        """Take no more requests, send every answer that is due, and unlock the data folder."""
         self._front.close_listeners()
         sessions = self._front.sessions
         for session in list(sessions):

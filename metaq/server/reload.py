@@ -1,6 +1,6 @@
-"""SIGHUP: the settings are read again, and those that can change in a running process are put in force (``metaq.config.LIVE``).
+"""SIGHUP: read the settings again and put in force those that can change in a running process (``metaq.config.LIVE``).
 
-What is wrong with the file leaves everything as it was, and what needs a restart is told; the log says all of it.
+If the file has an error, everything stays as it was. Settings that need a restart are not changed. The log reports all of it.
 """
 
 import logging
@@ -20,23 +20,29 @@ logger = logging.getLogger(__name__)
 
 
 class Configurable(Protocol):
-    """What takes over settings while it runs, from a file or from an administrator."""
+    """A server that takes over new settings while it runs, from the file or from an administrator."""
 
     @property
     def settings(self) -> Settings:
-        """Those in force."""
+        """The settings in force."""
         ...
 
     def configure(self, settings: Settings) -> None:
-        """Put in force what can change. ``MetaqError`` when something is wrong with it: then nothing has changed."""
+        """Put in force the settings that can change.
+
+        Raise ``MetaqError`` when one of them is wrong: then nothing has changed.
+        """
         ...
 
 
 class Reload:
-    """Waits for SIGHUP from the first moment of the process on, and reads once it serves."""
+    """Catches SIGHUP from the start of the process on, and reloads the settings once the server runs."""
 
     def __init__(self, read: Callable[[], Settings], hung_up: Callable[[], None]) -> None:
-        """``read`` reads the sources again; ``hung_up`` is called when the terminal of the process is gone."""
+        """Install the signal handler.
+
+        ``read`` reads the settings again; ``hung_up`` is called when the process has lost its terminal.
+        """
         self._read = read
         self._hung_up = hung_up
         self._in_terminal = _in_terminal()
@@ -45,11 +51,11 @@ class Reload:
         self._watcher = gevent.signal_handler(signal.SIGHUP, self._asked.set)
 
     def start(self, server: Configurable) -> None:
-        """It serves."""
+        """Begin to reload settings into the server; a SIGHUP that came earlier counts."""
         self._greenlet = gevent.spawn(self._forever, server)
 
     def stop(self) -> None:
-        """Read no more."""
+        """Stop reacting to SIGHUP."""
         self._watcher.cancel()
         gevent.kill(self._greenlet)
 
@@ -57,14 +63,14 @@ class Reload:
         while True:
             self._asked.wait()
             self._asked.clear()
-            if self._in_terminal and not _in_terminal():  # closing a window sends the same signal, and means the end
+            if self._in_terminal and not _in_terminal():  # a closed terminal window sends SIGHUP too
                 self._hung_up()
                 return
             try:
                 self._reload(server)
             except AssertionError:
                 raise  # the process's own state is wrong: it ends
-            except Exception as error:  # logged with its trace; the next signal is answered all the same
+            except Exception as error:  # logged with its trace; the next signal is handled as usual
                 reason, trace = (error, None) if isinstance(error, MetaqError) else (repr(error), error)
                 logger.error("settings not reloaded, those before stay in force reason=%s", reason, exc_info=trace)
 

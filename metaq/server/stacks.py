@@ -1,4 +1,4 @@
-"""What each thread and each greenlet is doing."""
+"""The stacks of all threads and greenlets of this process, as text."""
 
 import gc
 import io
@@ -7,8 +7,11 @@ from gevent.util import print_run_info
 
 
 def stacks() -> str:
-    """The stacks, innermost call last. The loop stands still meanwhile, some tens of milliseconds."""
-    gc.unfreeze()  # gevent finds greenlets among the objects that the garbage collector looks at
+    """Return the stacks of all threads and greenlets, innermost call last.
+
+    The event loop stands still for some tens of milliseconds.
+    """
+    gc.unfreeze()  # gevent finds greenlets through gc.get_objects(), which leaves out frozen objects
     try:
         text = io.StringIO()
         print_run_info(file=text)

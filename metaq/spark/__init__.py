@@ -1,6 +1,6 @@
-"""Topics as tables of Apache Spark: a data source, and what reads and writes for it.
+"""Topics as tables of Apache Spark: a data source, a session, and the offset report.
 
-Spark runs in processes of its own, never in a broker's, and nothing here brings gevent to it.
+Spark runs in processes of its own, never in a broker's, and this package does not bring gevent into them.
 """
 
 from metaq.spark.session import session

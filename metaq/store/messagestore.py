@@ -1,10 +1,10 @@
-"""The store's face: put, append, sync, read, positions, checkpoints.
+"""The message store, as the broker uses it: put, append, sync, read, text positions, checkpoints.
 
-One writer, which never gives up control between ``put`` and ``append``. Calls that may wait for the disk take a ``Run`` or a
-``Read`` from the caller, who decides where the waiting is done; other calls of the store may happen meanwhile.
+There is one writer, which never yields control between ``put`` and ``append``. Calls that may wait for the disk take a ``Run``
+or a ``Read`` from the caller, which decides where the wait takes place; other calls of the store may run meanwhile.
 
-What a turn of the broker's loop brings is staged by ``put`` and becomes part of the log by one ``append``: all of it or
-nothing. Readers see whole appends, at MEMORY when they are written, at DISK when they are synced.
+``put`` stages the messages of one turn of the broker's event loop, and one ``append`` adds them to the log: all of them or
+none. Readers see whole appends: with durability MEMORY when they are written, with DISK when they are synced.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ LOG: Final = "commitlog"
 QUEUES: Final = "consumequeue"
 INDEX: Final = "index"
 FIRST_EPOCH: Final = 1
-"""Not 0: the message at log offset 0 must not get the id 0, which tells Java clients that a put failed."""
+"""Not 0, or the message at log offset 0 would get the id 0, which means to Java clients that a put failed."""
 
 
 Message = tuple[ConsumeQueue, int, bytes, int, bytes, int, bytes | None, int, tuple[str, ...]]
@@ -52,7 +52,7 @@ Message = tuple[ConsumeQueue, int, bytes, int, bytes, int, bytes | None, int, tu
 
 
 class MessageStore:
-    """An open data folder. Made by ``metaq.store.recovery.recovery.open_store``."""
+    """An open data folder. ``metaq.store.recovery.recovery.open_store`` makes one."""
 
     def __init__(
         self,
@@ -76,31 +76,31 @@ class MessageStore:
         )
         self.epoch = FIRST_EPOCH
         self.failure: StoreError | None = None
-        """Why nothing more is written until the store is opened anew."""
+        """The failure that has made the store read-only until it is reopened; ``None`` while it is healthy."""
         self.durable_end = 0
         self.no_room: str | None = None
-        """Why puts are refused for now, as retention last saw the disk."""
+        """Why puts are refused for now, from the disk usage that retention last saw; ``None`` when there is room."""
         self.refusal: BrokerError | None = None
-        """Why this replica takes no messages but those of its master."""
+        """Why this replica accepts only the messages of its master; ``None`` when it accepts puts."""
         self.reserved_bytes = 0
-        """Room on the disk that is promised to others than puts, which may have it when puts are refused."""
+        """Disk space kept for other purposes than puts: retention counts it as used, so it is there when puts are refused."""
         self._behind: StoreError | None = None  # why pending units could not be written
         self.messages_put = 0
         self.syncs = 0
         self._turn = 0
-        self._touched: list[tuple[ConsumeQueue, int, int, int]] = []  # per queue how to take back what was staged
-        self._keyed: list[Entry] = []  # what is staged and has keys
+        self._touched: list[tuple[ConsumeQueue, int, int, int]] = []  # queues with staged messages: their state before
+        self._keyed: list[Entry] = []  # the keys of staged messages
         self._unpublished: deque[tuple[int, list[tuple[ConsumeQueue, int, int]]]] = deque()
-        # ordered, so that the same work makes the same calls
-        self._unwritten: dict[ConsumeQueue, None] = {}  # have pending units
-        self._changed: dict[ConsumeQueue, None] = {}  # differ from the last durable checkpoint
+        # dicts serve as ordered sets, so that the same work always makes the same disk calls
+        self._unwritten: dict[ConsumeQueue, None] = {}  # queues with pending units
+        self._changed: dict[ConsumeQueue, None] = {}  # queues that differ from the last durable checkpoint
         self._checkpointed: dict[tuple[str, int], Progress] = {}
-        self._index_mark = NO_INDEX  # what the last durable checkpoint says of the key index
+        self._index_mark = NO_INDEX  # the key index in the last durable checkpoint
         self.index_covered = ""
         """The newest index file that the backup of the checkpoint names."""
         self._checkpoint_mark = -1
         self.covered = -1
-        """Both copies of the checkpoint cover the log up to here."""
+        """The log offset up to which both the checkpoint and its backup cover the log."""
         self._units_before = 0  # units in all queues when the store was opened
         self._live_mark = -1
         self._boot_id = self.disk.boot_id()
@@ -111,7 +111,7 @@ class MessageStore:
     # -- partitions ---------------------------------------------------------------------------------------------------
 
     def queue(self, topic: str, partition: int) -> ConsumeQueue:
-        """The consume queue of a partition, made when there is none; nothing is written for that."""
+        """Return the consume queue of a partition; a missing one is made in memory, nothing is written."""
         key = TopicPartition(topic, partition)
         queue = self.queues.get(key)
         if queue is None:
@@ -126,28 +126,28 @@ class MessageStore:
 
     @property
     def shortage(self) -> str | None:
-        """Why there is no room for messages; ``None`` when there is."""
+        """The reason why there is no room for messages; ``None`` when there is room."""
         error = self.log.shortage or self._behind
         return self.no_room if error is None else str(error)
 
     @property
     def writable(self) -> bool:
-        """Whether puts are taken now."""
+        """True while the store accepts puts."""
         return self.failure is None and self.refusal is None and self.shortage is None
 
     def check_healthy(self) -> None:
-        """Raise why nothing more is written until the store is opened anew."""
+        """Raise ``NotWritable`` when a failure has made the store read-only until it is reopened."""
         if self.failure is not None:
             raise NotWritable(f"the broker is read-only until it is restarted: {self.failure}")
 
     def check_master(self) -> None:
-        """Raise why this store does not know what is so now: another replica writes, or may do so by now."""
+        """Raise ``refusal`` or ``Fenced`` when this store may be out of date: another replica writes, or may do so by now."""
         if self.refusal is not None:
             raise self.refusal
         self.log.fence()
 
     def check_writable(self) -> None:
-        """Raise why a put would be refused now."""
+        """Raise the error that a put would be refused with now: ``NotWritable``, ``refusal`` or ``DiskFull``."""
         self.check_healthy()
         if self.refusal is not None:
             raise self.refusal
@@ -166,12 +166,12 @@ class MessageStore:
         tag: int = 0,
         keys: tuple[str, ...] = (),
     ) -> int:
-        """Stage one message and return where it will be; ``check_writable`` came first.
+        """Stage one message and return its log offset. The caller has called ``check_writable``.
 
         ``crc`` is the body's CRC, ``middle`` comes from ``constant_middle``, ``tail`` from ``record_tail`` when the message
-        has properties, ``tag`` is the hash of its tag, ``keys`` are what it is found by (``keys_of``). Its ordinal and text
-        position are the queue's ``next`` and ``text_end`` before the call. Raises ``DiskFull`` when the log cannot grow; the
-        turn goes on without this message.
+        has properties, ``tag`` is the hash of its tag, ``keys`` are the keys that find it (``keys_of``). Its ordinal and text
+        position are the queue's ``next`` and ``text_end`` before the call. Raises ``DiskFull`` when the log cannot grow, and
+        ``BadRequest`` for a record larger than a segment; the messages staged before stay staged.
         """
         if tail is None:
             tail = queue.tail
@@ -193,11 +193,12 @@ class MessageStore:
         return offset
 
     def put_all(self, messages: Iterable[Message], sys_flag: int = 0) -> list[int]:
-        """Stage messages one behind the other, a fifth cheaper than as many ``put``, whose arguments they are.
+        """Stage several messages, each with the arguments of ``put``, and return their log offsets.
 
-        Room for all was reserved (``CommitLog.reserve``): this does not fail half way. ``sys_flag`` is added to theirs.
+        This is a fifth cheaper than as many ``put``. The caller has reserved room for all of them (``CommitLog.reserve``), so
+        this does not fail halfway. The bits of ``sys_flag`` are added to each message's system flag.
         """
-        shared = patched = b""  # the middle is the same for most messages
+        shared = patched = b""  # most messages share one middle, so it is patched once
         log, turn, pack = self.log, self._turn, PATCHED_HEADER.pack
         offset, offsets = log.staged_end, []
         records: list[bytes] = []
@@ -224,12 +225,12 @@ class MessageStore:
         return offsets
 
     def copied(self, record: memoryview, log_offset: int) -> None:
-        """Have the keys of a staged copy entered, if it has any."""
+        """Remember the keys of a staged copy, if it has any; the append enters them."""
         if (entry := entry_of(record, log_offset)) is not None:
             self._keyed.append(entry)
 
     def touch(self, queue: ConsumeQueue) -> None:
-        """Remember how a queue was before this turn, whose append may fail."""
+        """Remember the state of a queue before this turn, whose append may fail."""
         if queue.turn != self._turn:
             queue.turn = self._turn
             self._touched.append((queue, queue.next, queue.text_end, len(queue.pending)))
@@ -237,7 +238,8 @@ class MessageStore:
     def append(self) -> list[ConsumeQueue]:
         """Write all staged messages; return the queues in which readers now see more.
 
-        On failure nothing of the turn is stored: ``DiskFull`` may be tried again, anything else makes the store read-only.
+        On failure nothing of the turn is stored. After ``DiskFull`` or ``Fenced`` the store goes on; any other ``StoreError``
+        makes it read-only.
         """
         touched = self._touched
         if not touched:
@@ -270,7 +272,10 @@ class MessageStore:
         return self.publish(self.log.end) if self.settings.durability is Durability.MEMORY else []
 
     def publish(self, end: int) -> list[ConsumeQueue]:
-        """Let readers see every append that ends at or before ``end``; the store does so by itself at MEMORY and DISK."""
+        """Let readers see every append that ends at or before ``end``; return the queues in which they see more.
+
+        With durability MEMORY or DISK the store itself calls this.
+        """
         seen = []
         while self._unpublished and self._unpublished[0][0] <= end:
             for queue, ordinal, text_end in self._unpublished.popleft()[1]:
@@ -279,14 +284,14 @@ class MessageStore:
         return seen
 
     def hide(self, changes: list[tuple[ConsumeQueue, int, int]]) -> None:
-        """Readers see so much of these queues (next ordinal and text end) when all of the log as it is now is published."""
+        """Let readers see these queues up to a next ordinal and text end once the log, up to its present end, is published."""
         self._unpublished.append((self.log.end, changes))
 
     def sync(self, run: Run = run_here) -> list[ConsumeQueue]:
-        """Make what is appended now durable; return the queues in which readers see more. One call at a time.
+        """Make everything appended so far durable; return the queues in which readers see more. One call at a time.
 
-        A failure makes the store read-only: after it the kernel may report the next sync as good without having written.
-        It is raised again for as long as there is something to sync.
+        A failure makes the store read-only: after a failed sync the kernel may report the next one as successful although the
+        data was never written. The failure is raised again as long as there is something to sync.
         """
         end = self.log.end
         if end > self.durable_end:
@@ -302,16 +307,16 @@ class MessageStore:
         return [] if self.settings.durability.on_replicas else self.publish(self.durable_end)
 
     def _fail(self, error: StoreError) -> None:
-        """Take no more messages, and tell the next process that the page cache may hold what the disk does not."""
+        """Make the store read-only, and leave a mark for the next process: the page cache may hold what the disk does not."""
         if self.failure is None:
             self.failure = error
-            with contextlib.suppress(StoreError):  # the failure is what is reported
+            with contextlib.suppress(StoreError):  # the first failure is the one to report
                 write_live(self._live(), self._boot_id, Live(FAILED, 0))
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def write_units(self, queue: ConsumeQueue) -> bool:
-        """Write a queue's pending units; false when that fails. Without room for them no more messages are taken."""
+        """Write a queue's pending units; return false when that fails. Without room for them, puts are refused."""
         try:
             self.log.owed.check()
             queue.write()
@@ -326,13 +331,13 @@ class MessageStore:
 
     @property
     def settled(self) -> bool:
-        """Whether no message is staged. Units of staged ones must not be written: their append may still fail."""
+        """True while no message is staged. Units of staged messages must not be written: their append may still fail."""
         return not self._touched
 
     def sweep(self, rest: Rest = go_on) -> None:
         """Write all units that are pending now and set the live mark. One call at a time.
 
-        Without room for some of them, the next sweep tries again.
+        When some of them cannot be written, the live mark stays, and the next sweep tries again.
         """
         assert self.settled
         live = Live(self.log.end, self._units_before + self.messages_put)
@@ -348,7 +353,7 @@ class MessageStore:
             self._live_mark = live.mark
 
     def in_slices(self, queues: Iterable[ConsumeQueue], rest: Rest) -> Iterator[ConsumeQueue]:
-        """The queues, one by one; others go on each time that the caller has worked for a while."""
+        """Yield the queues one by one; let others go on (``rest``) whenever the caller has worked for ``slice_ms``."""
         clock, slice_s = self.clock, self.settings.slice_ms / 1000
         began = clock.monotonic()
         for queue in queues:
@@ -359,14 +364,17 @@ class MessageStore:
                 began = clock.monotonic()
 
     def drop_live_mark(self) -> None:
-        """Queue files are about to be cut and made anew: what the mark says of them ends here."""
+        """Empty the live mark, because the queue files are about to be cut and rebuilt and it would no longer be true."""
         self._live().truncate(0)
 
     def _live(self) -> File:
         return self.files.open(self.directory / LIVE_NAME)
 
     def index_keys(self, run: Run = run_here) -> None:
-        """Enter the keys of what was put since, a round of it; call it every sweep interval. One call at a time."""
+        """Enter one round of the keys not yet indexed; to be called every sweep interval. One call at a time.
+
+        A ``DiskFailed`` makes the store read-only and is raised again.
+        """
         if self.failure is not None:
             return
         try:
@@ -376,9 +384,11 @@ class MessageStore:
             raise
 
     def checkpoint(self, run: Run = run_here, rest: Rest = go_on) -> None:
-        """Make everything up to now durable and write it down, so that recovery after a power cut begins here.
+        """Make everything up to now durable and write a checkpoint, so that recovery after a power cut starts from here.
 
-        When nothing has changed it is written once more, so that its backup says the same, and then no more.
+        When nothing has changed since the last checkpoint, it is written once more, so that its backup is the same, and then
+        not again. Raises ``DiskFull``, ``DiskFailed``, which makes the store read-only, or ``NotWritable``, when another sync
+        has failed meanwhile. A read-only store makes no checkpoint.
         """
         assert self.settled
         self.log.owed.check()
@@ -401,7 +411,7 @@ class MessageStore:
                     queue.sync(run)
             flushed = index is not None and self.indexing.flush(index, run)
             index_mark = index.mark if index is not None and flushed else self._index_mark
-            self.check_healthy()  # a sync that failed meanwhile may have been the only one to be told
+            self.check_healthy()  # the kernel may have reported a failed write only to another sync that ran meanwhile
             checkpointed = {**self._checkpointed, **progress}
             run(lambda: write_checkpoint(self.disk, self.directory, Checkpoint(mark, checkpointed, index_mark)))
         except BaseException as error:  # also when the caller gives up while it waits
@@ -414,9 +424,9 @@ class MessageStore:
         self.covered, self._checkpoint_mark = self._checkpoint_mark, mark
 
     def recovered(self, checkpointed: dict[tuple[str, int], Progress], index_mark: IndexMark, covered: int) -> None:
-        """Go on from what recovery found.
+        """Take over the result of recovery, and let readers see every queue up to its end.
 
-        ``checkpointed`` and ``index_mark`` are what the durable checkpoint on disk says; it and its backup cover the log up to
+        ``checkpointed`` and ``index_mark`` come from the durable checkpoint on disk; it and its backup cover the log up to
         ``covered``.
         """
         self._checkpointed = checkpointed
@@ -432,10 +442,10 @@ class MessageStore:
                 self._changed[queue] = None
 
     def close(self, *, durably: bool = True) -> None:
-        """Make everything durable and leave the mark of an orderly stop. The store is not used after that.
+        """Make everything durable and mark the stop as orderly. The store must not be used afterwards.
 
-        When that fails (``StoreError``) the folder is free all the same, for a recovery. If not ``durably``, nothing waits for
-        the disk, and the next opening goes on here as after a kill.
+        The folder is released even when that fails (``StoreError``); the next opening then recovers. Without ``durably``,
+        nothing is synced, and the next opening recovers as after a killed process.
         """
         try:
             self.append()
@@ -450,7 +460,7 @@ class MessageStore:
             self.release()
 
     def release(self) -> None:
-        """Free the folder without more ado: the next opening recovers. Once more, or after ``close``, changes nothing."""
+        """Release the folder without writing anything: the next opening recovers. A second call does nothing."""
         self.files.clear()
         if self.lock is not None:
             self.lock.close()
@@ -459,36 +469,39 @@ class MessageStore:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def records(self, queue: ConsumeQueue, ordinal: int, hint_bytes: int, read: Read) -> Iterator[Stored | None]:
-        """The records of a partition from an ordinal on, in order, as far as readers may see.
+        """Yield the records of a partition from an ordinal on, in order, as far as readers may see.
 
-        ``None`` stands for a message that is damaged or lost. ``hint_bytes`` is about how much the caller will take.
+        ``None`` stands for a message that is damaged or lost. ``hint_bytes`` is about how many bytes the caller will take.
         """
         return self.reader.records(queue, ordinal, hint_bytes, read)
 
     def first(self, queue: ConsumeQueue, read: Read) -> tuple[int, TextPosition]:
-        """Ordinal and text position of the oldest message that is still there, or of the next one when none is."""
+        """Return ordinal and text position of the oldest message still kept; of the next one to come when there is none."""
         return self.reader.first(queue, read)
 
     def locate(self, queue: ConsumeQueue, position: int, read: Read) -> tuple[int, TextPosition]:
-        """Ordinal and position of the message that contains a text position.
+        """Return ordinal and text position of the message that contains a text position.
 
-        Where that one is lost or aged out: of the first one behind; at or behind the end: of the message that comes next.
+        When that message is lost or has aged out, return those of the first message after it; for a position at or after the
+        end, those of the next message to come.
         """
         return self.reader.locate(queue, position, read)
 
     def query(self, topic: str, key: str, begin_ms: int, end_ms: int, most: int, read: Read) -> list[Stored]:
-        """The newest readable messages of a topic that have a key and were stored in a time, both ends included.
+        """Return the newest readable messages of a topic that have a key and were stored in a time range, both ends included.
 
-        At most ``most``, never more than ``MOST_FOUND`` or, but for the first one, ``MOST_BYTES``. Raises ``Overloaded`` while
-        the key index is being made anew.
+        They are at most ``most`` and ``MOST_FOUND`` messages of together at most ``MOST_BYTES``; only the first may be larger.
+        Raises ``Overloaded`` while too much of the log is still to be indexed, and ``ColdRead`` when ``read`` may not wait and
+        would have to.
         """
         return query(self.indexing, self.reader, topic, key, begin_ms, end_ms, most, read)
 
     def record_at_offset(self, log_offset: int, read: Read) -> Stored | None:
-        """The readable record that begins at a log offset which a client names; ``None`` when none does."""
+        """Return the readable record that begins at a log offset given by a client; ``None`` when none begins there."""
         return self.reader.at_offset(log_offset, read)
 
     # -- figures ------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> StoreStatistics:
+        """Return the figures of this store as they are now."""
         return StoreStatistics.of(self)

@@ -1,4 +1,4 @@
-"""Finding messages by key: what the key index offers, compared with the records themselves."""
+"""Finding messages by key: the candidates of the key index, compared with the records themselves."""
 
 from typing import Final
 
@@ -11,17 +11,17 @@ from metaq.store.index.indexing import Indexing
 from metaq.store.reading import Reader
 
 MOST_FOUND: Final = 64
-"""Messages in the answer to one query, whatever was asked for."""
+"""Messages in the answer to one query, however many were asked for."""
 MOST_BYTES: Final = 4 << 20
-"""Of the messages in one answer, but for a first one that is larger: clients take no frame of more than 16 MiB."""
+"""Bytes of the messages in one answer, unless the first one alone is larger: clients accept no frame of more than 16 MiB."""
 READS_AT_ONCE: Final = 1000
-"""By a query that may not wait, some 5 ms; one that needs more, because many messages have its key, lets others go on."""
+"""Reads of a query that may not wait, about 5 ms. One that needs more, because its key is common, lets others go on."""
 
 
 def query(
     indexing: Indexing, reader: Reader, topic: str, key: str, begin_ms: int, end_ms: int, most: int, read: Read
 ) -> list[Stored]:
-    """See ``MessageStore.query``."""
+    """Return the messages of a topic that have a key; see ``MessageStore.query``."""
     indexing.catch_up(read)
     if read is read_cached:
         read = _few_reads()
@@ -43,7 +43,7 @@ def query(
 
 
 def _few_reads() -> Read:
-    """``read_cached``, which gives up after so many reads."""
+    """Return a ``read_cached`` that raises ``ColdRead`` after ``READS_AT_ONCE`` reads."""
     left = READS_AT_ONCE
 
     def read(file: File, size: int, offset: int) -> bytes:

@@ -1,7 +1,7 @@
 """Finding and reading records: ordinal → record, text position → ordinal.
 
-What this process appended lately is read through the map and trusted. Everything else is read from the file and trusted
-only after its checksum, topic, partition and ordinal were compared: a flipped bit costs one message and is reported.
+Records that this process appended lately are read through the map and trusted. All others are read from the file and trusted
+only after their checksum, topic, partition and ordinal were verified: a flipped bit costs one message and is reported.
 """
 
 import logging
@@ -20,27 +20,30 @@ logger = logging.getLogger(__name__)
 UNITS_AT_FIRST: Final = 64
 UNITS_AT_ONCE: Final = 512
 GAP_WORTH_READING: Final = 16 * 1024
-"""Bytes of other partitions between two records that are read along rather than asked for apart."""
+"""Bytes of other partitions between two records. Up to that many, one read over all is cheaper than two reads."""
 CURSORS_KEPT: Final = 64
 NOWHERE: Final = 1 << 63
-"""A log offset behind all that a unit can hold."""
+"""A log offset after all those that a unit can hold."""
 
 Unit = tuple[int, int, int]
 
 
 class Reader:
-    """Reads one log through the queues of its partitions."""
+    """A reader of one log, through the queues of its partitions."""
 
     def __init__(self, log: CommitLog, queues: Mapping[TopicPartition, ConsumeQueue]) -> None:
         self._log = log
         self._queues = queues
         self.damaged = 0
-        """Messages that were asked for and found damaged; counted at each reading."""
+        """Messages found damaged when they were read; each read counts."""
 
     # -- records ------------------------------------------------------------------------------------------------------
 
     def records(self, queue: ConsumeQueue, ordinal: int, hint_bytes: int, read: Read) -> Iterator[Stored | None]:
-        """The readable records from ``ordinal`` on; ``None`` for one that is damaged or lost."""
+        """Yield the readable records from ``ordinal`` on; ``None`` for one that is damaged or lost.
+
+        ``hint_bytes`` is about how many bytes the caller will take.
+        """
         log = self._log
         new = tuple.__new__  # a third of the cost of the named tuple's own constructor
         at_once = min(UNITS_AT_FIRST, max(1, hint_bytes // SMALLEST_RECORD))
@@ -67,9 +70,10 @@ class Reader:
     def hot_slices(
         self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read
     ) -> tuple[list[memoryview], int]:
-        """Readable records from ``ordinal`` on as slices of the map, neighbours in one, and the ordinal behind the last.
+        """Return readable records from ``ordinal`` on as slices of the map, and the ordinal after the last one.
 
-        Ends early where ``records`` must verify what it reads. The first record is taken whatever its size.
+        Adjacent records share one slice. Ends early where ``records`` would have to verify what it reads. The first record is
+        taken whatever its size.
         """
         slices: list[memoryview] = []
         if not queue.live_from <= ordinal < queue.readable:
@@ -79,7 +83,7 @@ class Reader:
         base = limit = size = 0
         view = memoryview(b"")
         units = queue.units(ordinal, min(most, queue.readable - ordinal), read)
-        hot = log.hot_from()  # asked when nothing waits any more: segments may go while the units are read
+        hot = log.hot_from()  # only now that nothing waits any more: segments may be deleted while the units are read
         for offset, length, _ in UNIT.iter_unpack(units):
             size += length
             if offset < hot or (size > most_bytes and end >= 0):
@@ -103,7 +107,7 @@ class Reader:
     def _cold_run(
         self, queue: ConsumeQueue, ordinal: int, units: list[Unit], hint_bytes: int, hot: int, read: Read
     ) -> Iterator[Stored | None]:
-        """The first of ``units`` and those behind it that are worth reading with it."""
+        """Yield the record of the first unit, and those of the units after it that are worth reading with it."""
         start, size, _ = units[0]
         segment = self._log.find(start)
         if segment is None or not SMALLEST_RECORD <= size <= segment.end - start:
@@ -127,15 +131,15 @@ class Reader:
                 yield None
 
     def belongs(self, queue: ConsumeQueue, ordinal: int, stored: Stored) -> bool:
-        """Whether what was read is the message of that ordinal, with every bit as written."""
+        """Return whether the bytes that were read are the message of that ordinal, intact."""
         data = stored.buffer[stored.at : stored.at + stored.size]
         if not is_intact(data, stored.log_offset):
             return False
         return identity(data)[:3] == (queue.topic, queue.partition, ordinal)
 
     def report(self, queue: ConsumeQueue, ordinal: int, unit: Unit) -> None:
-        """Count a message that was asked for and is damaged or lost, and say so in the log."""
-        aged = unit[1] >= SMALLEST_RECORD and 0 <= unit[0] < self._log.begin  # its segment went while this one was waiting
+        """Count a message that was read and found damaged, and log an error; not for fillers and records that have aged out."""
+        aged = unit[1] >= SMALLEST_RECORD and 0 <= unit[0] < self._log.begin  # its segment was deleted while this one waited
         if unit[1] != FILLER_SIZE and not aged:  # a filler was reported when it was written
             self.damaged += 1
             logger.error(
@@ -144,13 +148,13 @@ class Reader:
             )
 
     def record(self, queue: ConsumeQueue, ordinal: int, read: Read) -> Stored | None:
-        """One readable record."""
+        """Return one readable record; ``None`` when it is damaged or lost."""
         return next(self.records(queue, ordinal, 1, read))
 
     def at_offset(self, log_offset: int, read: Read) -> Stored | None:
-        """The readable record that begins at a log offset, which may be anything.
+        """Return the readable record that begins at a log offset, or ``None``; any integer may be given.
 
-        It is one only if the unit that its header names leads back to it: a body may hold bytes that look like a record.
+        A record counts only if the unit that its header names points back at it: a body may hold bytes that look like a record.
         """
         log = self._log
         segment = log.find(log_offset)
@@ -176,15 +180,15 @@ class Reader:
     # -- times --------------------------------------------------------------------------------------------------------
 
     def store_time(self, queue: ConsumeQueue, ordinal: int, read: Read) -> int | None:
-        """When a readable message was stored, in milliseconds; ``None`` when it is damaged or lost."""
+        """Return the store time of a readable message, in milliseconds; ``None`` when it is damaged or lost."""
         stored = self.record(queue, ordinal, read)
         return None if stored is None else store_ms(stored.buffer[stored.at :])
 
     def at_time(self, queue: ConsumeQueue, time_ms: int, read: Read, *, upper: bool = False) -> int:
-        """The ordinal of the first message stored at or after a time; the next one to come when there is none.
+        """Return the ordinal of the first message stored at or after a time; of the next one to come when there is none.
 
-        With ``upper`` that of the last message stored at or before it; the oldest one when there is none. Both as in RocketMQ
-        5.x (specs: remoting protocol, section 3.2.4). Damaged messages are passed over.
+        With ``upper``, return that of the last message stored at or before the time; of the oldest one when there is none. Both
+        are as in RocketMQ 5.x (specs: remoting protocol, section 3.2.4). Damaged messages are skipped.
         """
         oldest, _ = self.first(queue, read)
         if upper:
@@ -205,7 +209,7 @@ class Reader:
         return oldest
 
     def _next_stored(self, queue: ConsumeQueue, ordinal: int, high: int, read: Read) -> tuple[int, int]:
-        """Ordinal and store time of the first intact message at or behind ``ordinal``; ``high`` and 0 when there is none."""
+        """Return ordinal and store time of the first intact message at or after ``ordinal``; ``high`` and 0 without one."""
         for found in range(ordinal, high):
             stored_ms = self.store_time(queue, found, read)
             if stored_ms is not None:
@@ -215,17 +219,17 @@ class Reader:
     # -- positions ----------------------------------------------------------------------------------------------------
 
     def first(self, queue: ConsumeQueue, read: Read) -> tuple[int, TextPosition]:
-        """Ordinal and text position of the oldest readable message whose record is kept, or of the next one."""
+        """Return ordinal and text position of the oldest readable message whose record is kept, or of the next one to come."""
         begin = self._log.begin
         if queue.first_for == begin and queue.first < queue.readable:
             return queue.first, TextPosition(queue.first_position)
         ordinal, position = self.next_intact(queue, self.oldest(queue, max(queue.base, queue.first), read), read)
-        if ordinal < queue.readable:  # else those that become readable next may have aged out too
+        if ordinal < queue.readable:  # otherwise not cached: the messages that become readable next may have aged out too
             queue.first, queue.first_position, queue.first_for = ordinal, position, begin
         return ordinal, TextPosition(position)
 
     def oldest(self, queue: ConsumeQueue, low: int, read: Read) -> int:
-        """The first ordinal from ``low`` on whose record the log may still have."""
+        """Return the first ordinal from ``low`` on whose record may still be in the log."""
         high = queue.readable
         while low < high:
             middle = (low + high) // 2
@@ -236,10 +240,10 @@ class Reader:
         return low
 
     def _is_kept(self, queue: ConsumeQueue, ordinal: int, low: int, read: Read) -> bool:
-        """Whether the log still reaches back to an ordinal; ``low`` is the first one that may be kept.
+        """Return whether the log still reaches back to an ordinal; ``low`` is the first one that may be kept.
 
-        Fillers say nothing about that, so the unit before them is asked. A unit alone may be damaged: two must agree that
-        they have aged out, because a wrong answer would hide every message before this one.
+        A filler has no log offset, so the unit before it decides. A single unit may be damaged, so two must show that their
+        records have aged out: a wrong answer would hide every message before this one.
         """
         aged = 0
         for place in range(ordinal, low - 1, -1):
@@ -255,10 +259,10 @@ class Reader:
         return False
 
     def locate(self, queue: ConsumeQueue, position: int, read: Read) -> tuple[int, TextPosition]:
-        """The message that contains ``position``, else the first behind it, else the next one to come."""
+        """Return ordinal and text position of the message that contains ``position``, of the first after it, or of the next."""
         ordinal = queue.cursors.pop(position, None)
         if ordinal is not None:
-            queue.cursors[position] = ordinal  # the last to be dropped now
+            queue.cursors[position] = ordinal  # at the end of the dict: dropped last
             return ordinal, TextPosition(position)
         if position >= queue.readable_text_end:
             return queue.readable, TextPosition(queue.readable_text_end)
@@ -266,7 +270,7 @@ class Reader:
         if position <= start:
             return low, start
         high = queue.readable
-        while high - low > 1:  # the message at low begins at or before position, the one at high behind it
+        while high - low > 1:  # the message at low begins at or before position, the one at high after it
             middle = (low + high) // 2
             found, begins = self.next_intact(queue, middle, read, high)
             if begins <= position and found < high:
@@ -280,14 +284,18 @@ class Reader:
         return found, TextPosition(begins)
 
     def remember(self, queue: ConsumeQueue, position: int, ordinal: int) -> None:
-        """A sequential reader will ask for ``position`` next."""
+        """Cache the ordinal of a text position that a sequential reader will ask for next."""
         queue.cursors.pop(position, None)
         if len(queue.cursors) >= CURSORS_KEPT:
             del queue.cursors[next(iter(queue.cursors))]
         queue.cursors[position] = ordinal
 
     def next_intact(self, queue: ConsumeQueue, ordinal: int, read: Read, high: int = -1) -> tuple[int, int]:
-        """Ordinal and position of the first intact message at or behind ``ordinal``; at ``high`` the search ends."""
+        """Return ordinal and text position of the first intact message at or after ``ordinal``.
+
+        The search ends before ``high``, by default before the first message that is not readable yet. Without an intact
+        message, return that ordinal and the end of the readable text.
+        """
         end = queue.readable if high < 0 else high
         for found in range(ordinal, end):
             stored = self.record(queue, found, read)

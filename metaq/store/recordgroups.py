@@ -1,13 +1,13 @@
-"""Messages ready to be staged, and *groups* of records that recovery keeps all or none of.
+"""Messages ready to be staged, and *groups* of records: recovery keeps all records of a group or none of them.
 
 ::
 
     mark  METAQ_GROUP_END=E │ member │ member │ … │ member │
-                                                           E   log offset behind the last member
+                                                           E   log offset after the last member
 
-A group is staged in one turn, its records one behind the other: a *mark*, which says where the group ends, and its *members*,
-which carry a bit in their system flag. In a running broker one append makes the whole visible; ``whole_groups`` judges
-what a kill or a power cut has left. The bit tells members whose mark is lost from messages of their own.
+A group is staged in one turn, its records adjacent: a *mark*, which says where the group ends, and its *members*, which carry a
+bit in their system flag. In a running broker one append makes the whole group visible; after a kill or a power cut,
+``whole_groups`` decides what is kept. The bit distinguishes members whose mark is lost from records that belong to no group.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ from metaq.store.messagestore import Message, MessageStore
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 MARK_PARTITIONS: Final = frozenset((("METAQ_SYS_TRANSACTIONS", 0), ("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0)))
-"""Where marks are; anywhere else their property means nothing."""
+"""The partitions that marks are in; in any other partition their property has no meaning."""
 
 _SYS_FLAG_AT: Final = 36
 _MEMBER_IN_FIRST_BYTE: Final = GROUP_MEMBER >> 24
@@ -35,7 +35,7 @@ END_SIZE: Final = len(_NAME) + _DIGITS + 1
 
 
 class Ready(NamedTuple):
-    """A message that waits for nothing but its place in the log: the arguments of ``MessageStore.put``."""
+    """A message that only needs its place in the log: the arguments of ``MessageStore.put``."""
 
     queue: ConsumeQueue
     flag: int
@@ -49,7 +49,7 @@ class Ready(NamedTuple):
 
 
 def ready_size(ready: Ready) -> int:
-    """Bytes of the record in the log; a mark with members has ``END_SIZE`` more."""
+    """Return the bytes of the record in the log; a mark with members has ``END_SIZE`` more."""
     tail = ready.queue.tail if ready.tail is None else ready.tail
     return HEADER_SIZE + len(ready.body) + len(tail) + CHECKSUM_SIZE
 
@@ -57,8 +57,9 @@ def ready_size(ready: Ready) -> int:
 def put_together(store: MessageStore, mark: Ready, rest: Sequence[Message]) -> list[int]:
     """Stage a mark and its members so that recovery keeps all or none of them; return their log offsets.
 
-    ``store.check_writable`` came first, ``mark`` goes to one of ``MARK_PARTITIONS``. Raises ``BadRequest`` when they do not fit
-    into one segment, and ``DiskFull`` when the log cannot grow; nothing is staged then. A mark alone needs no group.
+    The caller has called ``store.check_writable``; ``mark`` goes to one of ``MARK_PARTITIONS``. Without members, the mark is
+    put as a single record. Raises ``BadRequest`` when the records do not fit into one segment, and ``DiskFull`` when the log
+    cannot grow; then nothing is staged.
     """
     assert (mark.queue.topic, mark.queue.partition) in MARK_PARTITIONS, mark.queue
     if not rest:
@@ -79,13 +80,13 @@ def put_together(store: MessageStore, mark: Ready, rest: Sequence[Message]) -> l
 
 
 def _with_end(queue: ConsumeQueue, tail: bytes | None, end: int) -> bytes:
-    """The tail of a mark in that queue, with where its group ends."""
+    """Return the tail of a mark in ``queue``, with the log offset ``end`` of its group added to the properties."""
     properties = b"" if tail is None else tail[_TOPIC_LENGTH_SIZE + tail[0] + _PROPERTIES_LENGTH_SIZE :]
     return longer_tail(queue.tail, b"%b%b%016X\x02" % (properties, _NAME, end))
 
 
 def group_end(stored: Stored) -> int | None:
-    """Where the group ends that an intact record is the mark of; ``None`` for any other record."""
+    """Return the log offset at which the group of a mark ends; ``None`` for an intact record that is not a mark."""
     view, at, size, _ = stored
     end = at + size - CHECKSUM_SIZE
     if view[end - END_SIZE : end - END_SIZE + len(_NAME)] != _NAME:
@@ -99,7 +100,7 @@ def group_end(stored: Stored) -> int | None:
 
 
 class Dropped(NamedTuple):
-    """An intact record that nobody gets: it is in quarantine, or its group is not whole. Its ordinal is not used again."""
+    """An intact record that is not delivered: it is in quarantine, or its group is not whole. Its ordinal is not used again."""
 
     stored: Stored
 
@@ -108,24 +109,24 @@ Found = Stored | Gap | Dropped
 
 
 class Ranges:
-    """Ranges of log offsets, which is asked in rising order."""
+    """A set of ranges of log offsets, to be queried in rising order."""
 
     def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
         self._left = deque(sorted(ranges))
 
     def hold(self, log_offset: int) -> bool:
-        """Whether one of them holds a log offset."""
+        """Return whether one of the ranges holds a log offset, which is not lower than in the call before."""
         while self._left and self._left[0][1] <= log_offset:
             self._left.popleft()
         return bool(self._left) and self._left[0][0] <= log_offset
 
 
 def whole_groups(found: Iterable[Stored | Gap], trusted: int, quarantine: Ranges) -> Iterator[Found]:
-    """What a walk through the log ``found``, without groups from log offset ``trusted`` on that are not whole.
+    """Yield what a walk through the log ``found``, without groups from log offset ``trusted`` on that are not whole.
 
-    Before that offset everything that was appended is known to have been whole, so damage costs one record. What is not kept is
-    reported when a record behind it is kept: one gap, and the intact records in it. What stands behind the last record
-    that is kept is not reported, like the end of any log.
+    Records in ``quarantine`` are not kept either. Before ``trusted``, every append is known to be complete, so damage costs one
+    record and not its group. Records that are not kept are reported as soon as a later record is kept: one gap, then the intact
+    records in it. Records after the last one that is kept are not reported; they are treated as the end of the log.
     """
     sieve = _Sieve()
     for item in found:
@@ -142,26 +143,28 @@ def whole_groups(found: Iterable[Stored | Gap], trusted: int, quarantine: Ranges
 
 
 class _Sieve:
-    """Holds the group that is being read, and what was not kept since the last record that was."""
+    """A filter that holds the group being read, and the records not kept since the last one that was kept."""
 
     def __init__(self) -> None:
         self._group: list[Stored] = []
         self._group_end = 0
-        self._bad: int | None = None  # where that begins
+        self._bad: int | None = None  # where the gap begins that is open now
         self._dropped: list[Dropped] = []
 
     def broken(self, log_offset: int) -> None:
-        """Nothing is kept from here on, nor of the group that was to go on here."""
+        """Open a gap, unless one is open, at a log offset or where the unfinished group begins; drop that group's records."""
         if self._bad is None:
             self._bad = self._group[0].log_offset if self._group else log_offset
         self._dropped += map(Dropped, self._group)
         self._group = []
 
     def drop(self, stored: Stored) -> None:
+        """Drop an intact record, and the unfinished group before it."""
         self.broken(stored.log_offset)
         self._dropped.append(Dropped(stored))
 
     def keep(self, records: Sequence[Stored]) -> Sequence[Found]:
+        """Return records that are kept, after the gap before them and the intact records in it, if there is one."""
         if self._bad is None:
             return records
         found: list[Found] = [Gap(self._bad, records[0].log_offset), *self._dropped, *records]
@@ -169,8 +172,8 @@ class _Sieve:
         return found
 
     def begin(self, stored: Stored) -> Sequence[Found]:
-        """A mark, or a record of its own."""
-        if self._group:  # it ends elsewhere than its mark says
+        """Take a mark, which begins a group, or a record that belongs to no group; return what can be reported now."""
+        if self._group:  # it ends before the offset in its mark
             self.broken(stored.log_offset)
         end = group_end(stored)
         if end is None:
@@ -179,7 +182,11 @@ class _Sieve:
         return ()
 
     def member(self, stored: Stored) -> Sequence[Found]:
-        """A member without a group: its mark is lost, or has aged out, which leaves no gap before it."""
+        """Take a member of a group; return what can be reported now.
+
+        A member without a group is dropped when there is a gap before it: its mark is lost. Without a gap its mark has aged
+        out, and the member is kept.
+        """
         if self._group:
             self._group.append(stored)
             if stored.log_offset + stored.size < self._group_end:

@@ -1,4 +1,4 @@
-"""Sizes and limits of a store."""
+"""The settings of a store: sizes, limits and durability."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from metaq.store.log.retention import RetentionRules
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Sizes in bytes; each is described in ``metaq.config``."""
+    """The settings of a store, sizes in bytes. Those that a broker offers are described in ``metaq.config``."""
 
     segment_bytes: int = 1024**3
     queue_file_bytes: int = 20 * 1024**2
@@ -17,12 +17,15 @@ class StoreSettings:
     hot_bytes: int = 256 * 1024**2
     open_files: int = 512
     sync_together: int = 32
-    """Queues that are worth syncing the whole file system: each costs at least two calls, which take a millisecond or more."""
+    """From this many changed queues on, a checkpoint syncs the whole file system at once.
+
+    Syncing a queue on its own takes at least two calls of a millisecond or more each.
+    """
     slice_ms: int = 5
-    """A sweep or a checkpoint of many queues lets others go on each time that it has worked so long."""
+    """How long a sweep or a checkpoint of many queues works before it lets others go on, again and again."""
     durability: Durability = Durability.DISK
     replicated: bool = False
-    """What is acknowledged is on other replicas, too: a log with a gap ends there, and what it lacks is copied again."""
+    """Acknowledged messages are on other replicas too: recovery ends the log at its first gap, and the rest is copied again."""
     broker_name: str = "metaq"
     broker_number: int = 0
     retention: RetentionRules = field(default_factory=RetentionRules)

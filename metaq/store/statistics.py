@@ -1,4 +1,4 @@
-"""What a store says of itself."""
+"""The figures that a store reports about itself."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """A snapshot; counters run from the start of the process."""
+    """A snapshot of a store's figures. Counters run from the opening of the store."""
 
     begin: int
     end: int
@@ -22,15 +22,17 @@ class StoreStatistics:
     syncs: int
     index_files: int
     index_behind_bytes: int
-    """Bytes of the log whose keys are still to be read and entered."""
+    """Bytes of the log that are still to be read for their keys."""
     index_paused: str | None
-    """Why no keys are entered for now."""
+    """Why no keys are entered for now; ``None`` when they are."""
     index_damaged: int
-    """Times that a query found an index file damaged."""
+    """Broken chains that queries found in index files."""
     failure: str | None
+    """Why the store is read-only until it is reopened; ``None`` while it is healthy."""
 
     @classmethod
     def of(cls, store: "MessageStore") -> Self:
+        """Return the figures of ``store`` as they are now."""
         return cls(
             begin=store.log.begin,
             end=store.log.end,

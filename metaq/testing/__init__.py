@@ -1,4 +1,4 @@
-"""A broker for tests: in the same process, in memory, without a port or a thread pool, and with a clock that tests move.
+"""An in-memory broker for tests: in the same process, without a port, and with a clock that tests move.
 
 ::
 
@@ -10,10 +10,10 @@
             client.producer().send("orders", b"paid 2003")
             ...
 
-Clients of it are the same as of any broker. What it does: sending (one, batch, one-way, reply), pulling with tags and SQL92,
+Its clients are the same as those of any broker. It supports sending (one, batch, one-way, reply), pulling with tags and SQL92,
 groups and rebalancing, ordered consumption, delays, retries and dead letters, queries by key and id, creating and deleting
-topics, and transactional messages, about which ``check_transactions`` asks their producers. What it does not do: answer bulk
-fetches, keep anything, enforce limits, be slow.
+topics, and transactional messages, whose producers ``check_transactions`` asks. It has no thread pool, keeps nothing on disk,
+enforces no limits, simulates no delays, and does not answer bulk fetches.
 """
 
 from metaq.testing.broker import InMemoryBroker, broker

@@ -1,4 +1,4 @@
-"""The in-memory broker: what a client asks, answered from lists and dictionaries."""
+"""The in-memory broker, which answers requests from lists and dictionaries."""
 
 import itertools
 import logging
@@ -58,11 +58,11 @@ class _Held(NamedTuple):
 
 
 class InMemoryBroker:
-    """A broker and its registry; made by ``metaq.testing.broker``. Threads may share it."""
+    """A broker and its registry in one; made by ``metaq.testing.broker``. Threads may share it."""
 
     def __init__(self, address: str, partitions: int) -> None:
         self.address = address
-        """What to give to ``metaq.connect``."""
+        """The address to pass to ``metaq.connect``."""
         self._partitions = partitions
         self.renew()  # makes the guard of what follows
         renewed_in_children(self)
@@ -100,47 +100,47 @@ class InMemoryBroker:
         }
 
     def renew(self) -> None:
-        """Be a copy in a child of a fork, which clients are told (``Session``)."""
+        """Make a new lock in a child of a fork. The child has only a copy of the broker; clients there get errors."""
         self._guard = threading.RLock()
 
     # -- for tests ----------------------------------------------------------------------------------------------------
 
     def create_topic(self, topic: str, partitions: int = _PARTITIONS) -> None:
-        """Create a topic, or give it more partitions; sends create topics by themselves, too."""
+        """Create a topic, or give it more partitions. Sends create topics, too. ``BadRequest`` when an argument is invalid."""
         checks.topic(topic)
         checks.partitions(partitions)
         with self._guard:
             self._log.create(topic, partitions)
 
     def messages(self, topic: str) -> list[ReceivedMessage]:
-        """What is stored for a topic, in the order of arrival."""
+        """Return the messages that are stored for a topic, in the order of arrival."""
         with self._guard:
             return self._log.messages(topic)
 
     def dead_letters(self, group: str, *, most: int | None = None) -> list[ReceivedMessage]:
-        """What a group has failed to consume, the oldest first; at most so many. As ``Admin.dead_letters``."""
+        """Return a group's dead letters, the oldest first, and at most ``most`` of them; compare ``Admin.dead_letters``."""
         return self.messages(f"{DEAD_LETTER_PREFIX}{group}")[:most]
 
     @property
     def delayed(self) -> int:
-        """How many messages wait until they are due: delayed ones, and those to be delivered again."""
+        """The number of messages that wait until they are due: delayed ones and those to be delivered again."""
         with self._guard:
             return self._log.parked
 
     def advance(self, seconds: float) -> None:
-        """Let time pass for delayed messages, without waiting for it."""
+        """Move the clock forward and deliver the delayed messages that are due by then."""
         with self._guard:
             self._log.advance(seconds)
             self._wake()
 
     @property
     def undecided(self) -> list[ReceivedMessage]:
-        """Half messages whose producers have not told yet what became of their local transactions."""
+        """The half messages whose producers have not yet committed or rolled them back, the oldest first."""
         with self._guard:
             return self._halves.messages()
 
     def check_transactions(self) -> None:
-        """Ask a producer of its group about each half message that is undecided; the answers come on threads of the clients."""
+        """Ask a producer of the group about each undecided half message; clients answer later, on threads of their own."""
         with self._guard:
             for half in self._halves.undecided():
                 asked = next((session for session, beat in self._beats.items() if half.group in beat.producers), None)
@@ -148,12 +148,12 @@ class InMemoryBroker:
                     asked.ask(Request.CHECK_TRANSACTION_STATE, half.question, half.record)
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """The offsets that a group has committed, by partition."""
+        """Return the offsets that a group has committed for a topic, by partition."""
         with self._guard:
             return {partition: offset for (g, t, partition), offset in self._offsets.items() if (g, t) == (group, topic)}
 
     def reset_offsets(self, group: str, topic: str, offset: int = 0) -> None:
-        """Have the group's members go on elsewhere in all partitions of a topic."""
+        """Set a group's offset in all partitions of a topic, and make its members continue from there."""
         with self._guard:
             table = {}
             for partition in range(len(self._log.topics.get(topic, ()))):
@@ -165,13 +165,13 @@ class InMemoryBroker:
     # -- for clients --------------------------------------------------------------------------------------------------
 
     def connect(self, asked: Asked, greet: object) -> Session:
-        """The transport of a new client."""
+        """Return the transport of a new client."""
         return Session(self, asked)
 
     def take(self, session: Session, question: Question, done: Done) -> None:
-        """Answer a request, now or when there is something to answer."""
+        """Answer a request: at once, or, for a pull, when there are messages. ``ClientClosed`` when the client has left."""
         with self._guard:
-            if session.closed:  # looked at here, or a heartbeat that is under way brings back who has left
+            if session.closed:  # checked under the lock, or a late heartbeat would register a client that has left
                 raise ClientClosed("the client was closed")
             if question.code == Request.PULL_MESSAGE:
                 held = _Held(session, question, done)
@@ -187,7 +187,7 @@ class InMemoryBroker:
             self._wake()
 
     def leave(self, session: Session) -> None:
-        """A client has closed."""
+        """Forget a client that has closed."""
         with self._guard:
             self._held = [held for held in self._held if held.session is not session]
             self._forget(session)
@@ -248,7 +248,7 @@ class InMemoryBroker:
         put = self._log.put
         if common.get(names.TRANSACTION) == "true":
             put = self._halves.put
-            beat = self._beats.get(session, Heartbeat("", (), ()))  # the one that names the group may still be on its way
+            beat = self._beats.get(session, Heartbeat("", (), ()))  # the heartbeat that names the group may still be in flight
             self._beats[session] = beat._replace(producers=(*beat.producers, common.get(names.PRODUCER_GROUP, "")))
         placed = [put(letter) for letter in letters]
         fields = {
@@ -323,7 +323,7 @@ class InMemoryBroker:
         self._held = [held for held in self._held if not self._pull(held)]
 
     def _pull(self, held: _Held) -> bool:
-        """Whether the pull is answered."""
+        """Answer the pull if possible; return whether it was answered."""
         try:
             answer = self._look(held.question)
         except MetaqError as error:
@@ -403,7 +403,7 @@ class InMemoryBroker:
 
     def _query_offset(self, session: Session, question: Question) -> Answer:
         header = _fields(headers.QueryConsumerOffset, question)
-        # as a broker does while a topic is young: a new group begins with its first message
+        # as a broker does for a young topic: a new group begins with its first message
         return _offset(self._offsets.get((header.consumer_group, header.topic, header.queue_id), 0))
 
     def _update_offset(self, session: Session, question: Question) -> Answer:
@@ -456,7 +456,7 @@ def _chooser(subscription: Subscription) -> Callable[[ReceivedMessage], bool]:
 
 @contextmanager
 def broker(*, partitions: int = _PARTITIONS) -> Iterator[InMemoryBroker]:
-    """An empty broker while the ``with`` block runs. ``partitions`` is how many a topic gets that a send creates."""
+    """Run an empty broker during a ``with`` block. A topic that a send creates gets ``partitions`` partitions."""
     found = InMemoryBroker(f"memory://{next(_numbers)}", partitions)
     in_process[found.address] = found.connect
     try:

@@ -15,7 +15,7 @@ _TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 
 
 class Half(NamedTuple):
-    """An undecided message, and how its producers are asked about it."""
+    """An undecided message, and the request that asks its producers about it."""
 
     group: str
     question: CheckTransaction
@@ -28,12 +28,12 @@ class _Staged(NamedTuple):
 
 
 class Halves:
-    """The undecided messages of a broker in memory. Not thread-safe."""
+    """The undecided messages of an in-memory broker. Not thread-safe."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._undecided: dict[int, _Staged] = {}
-        """By number in the half topic."""
+        """The messages by their offset in the half topic."""
 
     def put(self, letter: Letter) -> Placed:
         """Keep a message until its transaction is decided."""
@@ -44,7 +44,7 @@ class Halves:
         return placed
 
     def end(self, header: EndTransaction) -> Answer:
-        """Do what became of a transaction."""
+        """Commit or roll back a half message, as its producer asks."""
         number, outcome = header.tran_state_table_offset, header.commit_or_rollback
         staged = self._undecided.get(number)
         if staged is None or staged.log_offset != header.commit_log_offset:
@@ -62,7 +62,7 @@ class Halves:
         return Answer()
 
     def undecided(self) -> list[Half]:
-        """What to ask about, the oldest first."""
+        """Return the undecided half messages with the requests about them, the oldest first."""
         return [
             Half(
                 staged.letter.properties.get(names.PRODUCER_GROUP, ""),
@@ -73,5 +73,5 @@ class Halves:
         ]
 
     def messages(self) -> list[ReceivedMessage]:
-        """The undecided messages, the oldest first."""
+        """Return the undecided messages, the oldest first."""
         return [decode(half.record) for half in self.undecided()]

@@ -1,4 +1,4 @@
-"""Topics in memory: records as a broker would store them, and what is parked until it is due."""
+"""Topics in memory: records as a broker would store them, and delayed messages that wait until they are due."""
 
 import heapq
 import itertools
@@ -20,7 +20,7 @@ PORT: Final = 1
 ADDRESS: Final = f"{HOST}:{PORT}"
 _HOST: Final = struct.pack(">4Bi", 127, 0, 0, 1, PORT)
 DELAYS_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-"""By delay level, from 1 on."""
+"""The delays of levels 1 to 18."""
 
 
 class Letter(NamedTuple):
@@ -37,14 +37,14 @@ class Letter(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Where a message came to be."""
+    """The place of a message that was stored."""
 
     offset_id: str
     queue_offset: int
 
 
 class Log:
-    """All messages of a broker in memory. Not thread-safe."""
+    """All messages of an in-memory broker. Not thread-safe."""
 
     def __init__(self) -> None:
         self.topics: dict[str, list[list[bytes]]] = {}
@@ -56,11 +56,11 @@ class Log:
         self._sequence = itertools.count()
 
     def now_ms(self) -> int:
-        """The machine's time, and what it was advanced by."""
+        """Return the machine's time plus the time that ``advance`` has added, in milliseconds since 1970."""
         return time.time_ns() // 1_000_000 + round(self._advanced_s * 1000)
 
     def create(self, topic: str, partitions: int) -> None:
-        """Make sure that the topic has so many partitions; it keeps those that it has beyond."""
+        """Make sure that a topic has at least ``partitions`` partitions; none are taken away."""
         rows = self.topics.setdefault(topic, [])
         rows += [[] for _ in range(partitions - len(rows))]
 
@@ -76,14 +76,14 @@ class Log:
         return self._append(letter)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; what is due by then is stored, in the order in which it is due."""
+        """Move the clock forward, and store the parked messages that are due by then, in the order in which they are due."""
         self._advanced_s += seconds
         while self._parked and self._parked[0][0] <= self._advanced_s:
             self._append(heapq.heappop(self._parked)[2])
 
     @property
     def parked(self) -> int:
-        """How many messages wait until they are due."""
+        """The number of messages that wait until they are due."""
         return len(self._parked)
 
     def _append(self, letter: Letter) -> Placed:
@@ -97,7 +97,7 @@ class Log:
         return placed
 
     def encode(self, letter: Letter, queue_offset: int, log_offset: int) -> bytes:
-        """The record of a message that is stored now and there."""
+        """Return the record of a message that is stored now, at these offsets."""
         pairs = b"".join(f"{name}\x01{value}\x02".encode() for name, value in letter.properties.items())
         topic = letter.topic.encode()
         head = HEADER.pack(
@@ -120,23 +120,23 @@ class Log:
         return b"%b%b%b%b%b%b" % (head, letter.body, bytes((len(topic),)), topic, struct.pack(">h", len(pairs)), pairs)
 
     def record_at(self, log_offset: int) -> bytes | None:
-        """The record at a place in the log."""
+        """Return the record at a log offset; ``None`` when none begins there."""
         return self._records.get(log_offset)
 
     def messages(self, topic: str) -> list[ReceivedMessage]:
-        """All messages of a topic in the order in which they were stored."""
+        """Return all messages of a topic in the order in which they were stored."""
         rows = itertools.chain.from_iterable(self.topics.get(topic, ()))
         found = [decode(row) for row in rows]
         return sorted(found, key=lambda message: message.log_offset)
 
     def first_since(self, topic: str, partition: int, time_ms: int) -> int:
-        """The queue offset of the first message stored at this time or later; the end when there is none."""
+        """Return the queue offset of the first message stored at ``time_ms`` or later; the end offset when there is none."""
         rows = self.topics[topic][partition]
         return next((place for place, row in enumerate(rows) if decode(row).store_ms >= time_ms), len(rows))
 
 
 def decode(record: bytes) -> ReceivedMessage:
-    """A record as its message."""
+    """Decode a record to its message."""
     return decode_messages(record, BROKER_NAME, damaged_too=True)[0]
 
 

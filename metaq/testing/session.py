@@ -1,4 +1,4 @@
-"""One client of the in-memory broker, as the broker sees it."""
+"""The broker's side of one client of the in-memory broker."""
 
 import logging
 import queue
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Answers(Protocol):
-    """The broker."""
+    """The broker, as a session uses it."""
 
     def take(self, session: "Session", question: Question, done: Done) -> None:
         """Answer a request."""
@@ -29,7 +29,7 @@ class Answers(Protocol):
 
 
 class Session:
-    """One client of the broker: a ``Transport``. What it is told, it is told by a thread of its own, as over a connection."""
+    """One client of the broker: a ``Transport``. A thread of its own delivers answers to the client, as over a connection."""
 
     def __init__(self, broker: Answers, asked: Asked) -> None:
         self._broker = broker
@@ -59,13 +59,13 @@ class Session:
         self._deliveries.put(None)
 
     def answer(self, done: Done, answer: Answer) -> None:
-        """Let the client have an answer."""
+        """Deliver an answer to the client, on the session's thread."""
         fields = dict(answer.fields or {})
         response = RemotingCommand(answer.code, 0, RESPONSE_FLAG, fields, answer.body, answer.remark, "JAVA", VERSION, JSON)
         self._deliveries.put(lambda: done(response))
 
     def ask(self, code: Request, header: tuple[object, ...], body: bytes = b"") -> None:
-        """Ask the client; what it answers is dropped."""
+        """Send a request to the client; its answer is dropped."""
         request = RemotingCommand(code, 0, ONEWAY_FLAG, encode_header(header), body, None, "JAVA", VERSION, JSON)
         self._deliveries.put(lambda: self._asked(ADDRESS, request, lambda answer: None))
 

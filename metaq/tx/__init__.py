@@ -1,1 +1,1 @@
-"""Transactions: branches, the marks in the log that they are made of, and half messages."""
+"""Transactions: XA and local branches, the marks in the log that record them, and half messages."""

@@ -1,4 +1,4 @@
-"""Tables of transaction branches: pure state machines over opaque messages (specs: text protocol, section 5).
+"""Tables of transaction branches: state machines over opaque messages, without any I/O (specs: text protocol, section 5).
 
 An XA branch::
 
@@ -7,15 +7,15 @@ An XA branch::
                └──commit, rollback, └──commit, rollback──▶ gone
                   expire──▶ gone
 
-An open branch holds its messages in memory. Of a prepared one only a number is kept, its *place*, by which its owner finds the
-messages in the log: one dictionary entry and the text of its key. A heuristic one was decided by an operator; it is remembered
-until FORGET. BEGIN opens a new branch of the same name beside it, which hides it until that branch is gone.
+An open branch holds its messages in memory. A prepared one is only a number, its *place*, by which the caller finds the
+messages in the log: it costs one dictionary entry and the text of its key. A heuristic one was decided by an operator; it is
+remembered until FORGET. BEGIN opens a new branch of the same name beside it, which hides it until the new branch is gone.
 
-A step that the log must remember has two halves, because an append fails or succeeds only later: the command itself, after
-which the branch is *busy* and refuses every other command with RMFAIL, and one of ``prepared``, ``refused``, ``done`` and
-``failed``.
+A step that the log must remember has two halves, because an append fails or succeeds only later. The first is the command
+itself, after which the branch is *busy* and refuses every other command with RMFAIL. The second is a call of ``prepared``,
+``refused``, ``done`` or ``failed``.
 
-Keys are canonical texts (``metaq.tx.xid``). Nothing here reads a clock: times come as seconds of any monotonic one.
+Keys are canonical texts (``metaq.tx.xid``). This module reads no clock: callers pass seconds of any monotonic one.
 """
 
 import enum
@@ -33,7 +33,7 @@ _STALE_KEPT: Final = 1024
 
 
 class XaCode(enum.IntEnum):
-    """Return codes of X/Open XA, by the specification's names without ``XA_`` and ``XAER_``."""
+    """Return codes of X/Open XA, under the specification's names without ``XA_`` and ``XAER_``."""
 
     OK = 0
     RDONLY = 3
@@ -51,28 +51,28 @@ class XaCode(enum.IntEnum):
 
 
 class XaError(MetaqError):
-    """A transaction command that is refused; the status is 500, the body ``wire``."""
+    """A refused transaction command: the reply has the status 500 and the body ``wire``."""
 
     def __init__(self, code: XaCode, text: str, *, bare: bool = False) -> None:
-        """``bare``: clients expect the text alone, as of local transactions and of puts."""
+        """Make a refusal; ``bare`` when clients expect the text without the code, as for local transactions and for puts."""
         super().__init__(text)
         self.code = code
         self.bare = bare
 
     @property
     def wire(self) -> str:
-        """``XAException:code=<n>,msg=<text>``, or the text alone; in one line, as clients match no further."""
+        """``XAException:code=<n>,msg=<text>``, or the text alone; on one line, because clients match only the first."""
         text = " ".join(str(self).splitlines())
         return text if self.bare else f"XAException:code={int(self.code)},msg={text}"
 
 
 class Outcome(enum.StrEnum):
-    """What an operator decided about a prepared branch."""
+    """An operator's decision on a prepared branch."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
     COMPLETE = "complete"
-    """Dropped: neither."""
+    """The branch is dropped, as neither committed nor rolled back."""
 
 
 _HEURISTIC: Final = {
@@ -83,7 +83,7 @@ _HEURISTIC: Final = {
 
 
 class _Step(enum.Enum):
-    """What a busy branch is on its way to."""
+    """The step that a busy branch is in."""
 
     PREPARE = "prepared"
     COMMIT = "committed"
@@ -93,34 +93,34 @@ class _Step(enum.Enum):
 
 
 class Work(NamedTuple, Generic[T]):
-    """What a branch consists of: of an open one its messages, of a prepared one its place."""
+    """The content of a branch: the messages of an open one, or the place of a prepared one."""
 
     messages: list[T]
     place: int | None
 
 
 class Counts(NamedTuple):
-    """What a table holds now."""
+    """The numbers of branches that a table holds now."""
 
     open: int
     prepared: int
     heuristic: int
     oldest_open_s: float | None
-    """When the oldest open branch began, by the clock of ``begin``."""
+    """When the oldest open branch began, by the clock of ``begin``; ``None`` without one."""
 
 
 # -- open branches ----------------------------------------------------------------------------------------------------
 
 
 class Room:
-    """Limits of branches, and the bytes that all open ones hold, those of several tables together."""
+    """Limits of branches, and the bytes that all open ones hold; several tables may share one."""
 
     __slots__ = ("max_branch_bytes", "max_branches", "max_open_transaction_bytes", "max_timeout_s", "open_bytes")
 
     def __init__(
         self, *, max_branches: int, max_branch_bytes: int, max_open_transaction_bytes: int, max_timeout_s: float
     ) -> None:
-        """``max_branches`` of one table, undecided ones included; a timeout beyond ``max_timeout_s`` is cut to it silently."""
+        """Set the limits. ``max_branches``: of one table, with undecided ones. Longer timeouts become ``max_timeout_s``."""
         self.max_branches = max_branches
         self.max_branch_bytes = max_branch_bytes
         self.max_open_transaction_bytes = max_open_transaction_bytes
@@ -128,12 +128,12 @@ class Room:
         self.open_bytes = 0
 
     def take_limits(self, other: "Room") -> None:
-        """Have the limits of another from now on; what is over one of them stays, and nothing is added to it."""
+        """Adopt the limits of another room; what exceeds one of them stays, but cannot grow."""
         self.max_branches, self.max_branch_bytes = other.max_branches, other.max_branch_bytes
         self.max_open_transaction_bytes, self.max_timeout_s = other.max_open_transaction_bytes, other.max_timeout_s
 
     def check_branches(self, count: int) -> None:
-        """``XaError`` when there can be no branch more."""
+        """Raise ``XaError`` (RMERR) when a table that has ``count`` branches may not have another."""
         if count >= self.max_branches:
             raise XaError(
                 XaCode.RMERR,
@@ -142,7 +142,7 @@ class Room:
             )
 
     def check_bytes(self, held: int, size: int) -> None:
-        """``XaError`` when a branch that holds so many bytes can take no ``size`` more."""
+        """Raise ``XaError`` (RMERR) when a branch that holds ``held`` bytes may not take ``size`` more."""
         if held + size > self.max_branch_bytes:
             raise XaError(
                 XaCode.RMERR,
@@ -170,7 +170,7 @@ class OpenBranch(Generic[T]):
         self.held = 0
 
     def put(self, message: T, size: int) -> None:
-        """Add a message of ``size`` bytes; beyond a limit it is refused and the branch stays."""
+        """Add a message of ``size`` bytes. ``XaError`` (RMERR) when that would exceed a limit; the branch stays open."""
         room, held = self._room, self.held + size
         if held > room.max_branch_bytes or room.open_bytes + size > room.max_open_transaction_bytes:
             room.check_bytes(self.held, size)
@@ -180,13 +180,13 @@ class OpenBranch(Generic[T]):
 
 
 class OpenBranches(Generic[K, T]):
-    """Branches whose messages are in memory, and when they expire."""
+    """Branches whose messages are in memory, and their deadlines."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self._branches: dict[K, OpenBranch[T]] = {}
         self._deadlines: list[tuple[float, int, K]] = []
-        """A heap of (seconds, the branch's number, its key); entries outlive their branches."""
+        """A heap of (seconds, number of the branch, key); entries may outlive their branches."""
         self._begun = 0
 
     def __len__(self) -> int:
@@ -196,7 +196,7 @@ class OpenBranches(Generic[K, T]):
         return key in self._branches
 
     def begin(self, key: K, now_s: float, timeout_s: float) -> None:
-        """Open a branch that is not there."""
+        """Open a branch that does not exist yet; it expires after ``timeout_s``, never when that is 0."""
         self._begun += 1
         self._branches[key] = OpenBranch(self._room, self._begun, now_s)
         if timeout_s <= 0:
@@ -206,11 +206,14 @@ class OpenBranches(Generic[K, T]):
             self._forget_stale()
 
     def _forget_stale(self) -> None:
-        """Short transactions would leave an entry each until their deadline: 20,000 a second for a minute are some 150 MB."""
+        """Drop the entries of ended branches.
+
+        Each short transaction leaves one until its deadline: 20,000 a second for a minute would be some 150 MB.
+        """
         self._deadlines = sorted(entry for entry in self._deadlines if self._is_current(entry))
 
     def _is_current(self, entry: tuple[float, int, K]) -> bool:
-        """Not of an earlier branch of the same name."""
+        """Return whether the branch of this entry is open; one of the same name may have followed it."""
         branch = self._branches.get(entry[2])
         return branch is not None and branch.number == entry[1]
 
@@ -218,22 +221,22 @@ class OpenBranches(Generic[K, T]):
         return self._branches[key]
 
     def messages(self, key: K) -> list[T]:
-        """What a branch holds."""
+        """Return the messages of a branch."""
         return self._branches[key].messages
 
     def close(self, key: K) -> list[T]:
-        """End a branch; what it held."""
+        """End a branch; return the messages that it held."""
         branch = self._branches.pop(key)
         self._room.open_bytes -= branch.held
         return branch.messages
 
     def expire(self, now_s: float, spared: Container[K]) -> list[K]:
-        """End the branches whose time is over and that are not spared; their keys."""
+        """End the branches whose timeout has passed and that are not in ``spared``; return their keys."""
         expired: list[K] = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             entry = heappop(self._deadlines)
             key = entry[2]
-            # one that is spared is past its vote: it is gone, or needs no deadline any more
+            # a spared branch is being prepared or committed: after that it is not open any more, whatever the outcome
             if self._is_current(entry) and key not in spared:
                 self.close(key)
                 expired.append(key)
@@ -241,7 +244,7 @@ class OpenBranches(Generic[K, T]):
 
     @property
     def oldest_s(self) -> float | None:
-        """When the oldest branch began."""
+        """The time at which the oldest branch began; ``None`` without one."""
         return next((branch.began_s for branch in self._branches.values()), None)
 
 
@@ -262,25 +265,31 @@ class Branches(Generic[T]):
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def begin(self, key: str, now_s: float, timeout_s: float) -> None:
-        """Open a branch that expires after ``timeout_s``, never when it is 0; one that exists is left as it is."""
+        """Open a branch that expires after ``timeout_s``, never when that is 0; one that is open or prepared stays as it is.
+
+        ``XaError`` (RMERR) when there are too many branches.
+        """
         self._check_idle(key)
         if key not in self._open and key not in self._prepared:
             self._room.check_branches(len(self._open) + len(self._prepared) + len(self._heuristic))
             self._open.begin(key, now_s, timeout_s)
 
     def open(self, key: str) -> OpenBranch[T]:
-        """An open branch, to be put into before anything else happens; the errors of a put where there is none."""
+        """Return an open branch, valid until the next command. ``XaError``, as a put reports it, when it is not open."""
         if key not in self._open or key in self._busy:
             self._check_undecided(key, bare=True)
             raise XaError(XaCode.PROTO, f"Cannot put into XA transaction '{key}': it has been prepared.")
         return self._open[key]
 
     def put(self, key: str, message: T, size: int) -> None:
-        """Add a message of ``size`` bytes to an open branch; beyond a limit it is refused and the branch stays."""
+        """Add a message of ``size`` bytes to an open branch. ``XaError`` (RMERR) beyond a limit; the branch stays open."""
         self.open(key).put(message, size)
 
     def prepare(self, key: str) -> list[T]:
-        """The messages to be parked; ``prepared`` or ``refused`` follows. None: read only, answer 3, and it is gone."""
+        """Begin to prepare and return the messages, which the caller parks; then it calls ``prepared`` or ``refused``.
+
+        Without messages the branch is read-only: it is gone, and the answer is RDONLY (3).
+        """
         self._check_undecided(key)
         if key in self._prepared:
             raise XaError(XaCode.PROTO, "Cannot call prepare now.")
@@ -292,25 +301,28 @@ class Branches(Generic[T]):
         return messages
 
     def size(self, key: str) -> int:
-        """Bytes that an open branch holds."""
+        """Return the bytes that an open branch holds."""
         return self._open[key].held
 
     def commit(self, key: str, *, one_phase: bool) -> Work[T]:
-        """What is to be made visible; ``done`` or ``failed`` follows, also when it is nothing."""
+        """Begin to commit; return what to make visible, if anything. Then the caller calls ``done`` or ``failed``."""
         self._check_undecided(key)
         if key in self._open and not one_phase:
             raise XaError(XaCode.PROTO, "Cannot do 2 phase commit if the transaction has not been prepared.")
         return self._start(key, _Step.COMMIT)
 
     def rollback(self, key: str) -> Work[T]:
-        """What is dropped: an open branch at once; of a prepared one (it has a place) ``done`` or ``failed`` follows."""
+        """Roll back an open branch at once, or begin to roll back a prepared one; return what is dropped.
+
+        With a place in the result, the branch was prepared: then the caller calls ``done`` or ``failed``.
+        """
         self._check_undecided(key)
         if key in self._open:
             return Work(self._open.close(key), None)
         return self._start(key, _Step.ROLLBACK)
 
     def forget(self, key: str) -> bool:
-        """Whether there is an operator's decision to forget, so that ``done`` or ``failed`` follows."""
+        """Return whether there is an operator's decision to forget; if so, the caller then calls ``done`` or ``failed``."""
         self._check_idle(key)
         if key in self._open or key in self._prepared or key not in self._heuristic:
             return False
@@ -318,7 +330,7 @@ class Branches(Generic[T]):
         return True
 
     def decide(self, key: str, outcome: Outcome) -> Work[T]:
-        """An operator's decision on a prepared branch; ``done`` or ``failed`` follows."""
+        """Begin an operator's decision on a prepared branch; then the caller calls ``done`` or ``failed``."""
         self._check_undecided(key)
         if key in self._open:
             raise XaError(XaCode.PROTO, f"XA transaction '{key}' has not been prepared; only its client can decide it.")
@@ -326,29 +338,29 @@ class Branches(Generic[T]):
         return self._start(key, _Step.DECIDE)
 
     def recover(self, qualifier: str | None) -> list[str]:
-        """Sorted keys of everything prepared or heuristic, of one resource manager or of all."""
+        """Return the sorted keys of all prepared and heuristic branches, of one resource manager or of all."""
         keys = self._prepared.keys() | self._heuristic.keys()
         return sorted(key for key in keys if not qualifier or qualifier_of(key) == qualifier)
 
     def expire(self, now_s: float) -> list[str]:
-        """Roll back the open branches whose time is over, unless they are busy; their keys."""
+        """Roll back the open branches whose timeout has passed, unless they are busy; return their keys."""
         return self._open.expire(now_s, self._busy)
 
     # -- second halves ------------------------------------------------------------------------------------------------
 
     def prepared(self, key: str, place: int) -> None:
-        """The messages are parked."""
+        """Note that the messages are parked at ``place``: the branch is prepared."""
         self._end(key, _Step.PREPARE)
         self._open.close(key)
         self._prepared[key] = place
 
     def refused(self, key: str) -> None:
-        """The messages could not be parked: the branch is rolled back."""
+        """Roll back a branch whose messages could not be parked."""
         self._end(key, _Step.PREPARE)
         self._open.close(key)
 
     def done(self, key: str) -> None:
-        """The log has the commit, the rollback, the decision or that it is forgotten."""
+        """Complete a commit, a rollback, a decision or a FORGET, which the log now holds."""
         step = self._end(key, _Step.COMMIT, _Step.ROLLBACK, _Step.DECIDE, _Step.FORGET)
         if step is _Step.FORGET:
             del self._heuristic[key]
@@ -360,7 +372,7 @@ class Branches(Generic[T]):
             self._heuristic[key] = self._deciding.pop(key)
 
     def failed(self, key: str) -> None:
-        """The log could not take it: what was open is rolled back, what was prepared or heuristic is that again."""
+        """Undo a step that could not be stored: an open branch is rolled back, a prepared or heuristic one is as it was."""
         step = self._end(key, _Step.COMMIT, _Step.ROLLBACK, _Step.DECIDE, _Step.FORGET)
         if step is _Step.DECIDE:
             del self._deciding[key]
@@ -368,27 +380,27 @@ class Branches(Generic[T]):
             self._open.close(key)
 
     def move(self, key: str, place: int) -> None:
-        """The messages of a prepared branch were parked again elsewhere; one that was decided meanwhile stays decided."""
+        """Set the new place of a branch whose messages were parked again; one that was decided meanwhile stays decided."""
         if key in self._prepared:
             self._prepared[key] = place
 
-    # -- what the log says, mark by mark in its order; again any number of times ----------------------------------------
+    # -- restoring, mark by mark in the order of the log; a mark may be applied again -----------------------------------
 
     def restore_prepared(self, key: str, place: int) -> None:
-        """A branch was prepared, or its messages moved."""
+        """Restore a branch that was prepared, or whose messages moved."""
         self._prepared[key] = place
 
     def restore_decided(self, key: str) -> None:
-        """A branch was committed or rolled back."""
+        """Remove a branch that was committed or rolled back."""
         self._prepared.pop(key, None)
 
     def restore_heuristic(self, key: str, outcome: Outcome) -> None:
-        """An operator decided a prepared branch."""
+        """Restore an operator's decision on a prepared branch."""
         self._prepared.pop(key, None)
         self._heuristic[key] = outcome
 
     def restore_forgotten(self, key: str) -> None:
-        """The operator's decision is known."""
+        """Remove an operator's decision that was forgotten."""
         self._heuristic.pop(key, None)
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -397,31 +409,31 @@ class Branches(Generic[T]):
         return key in self._open or self.is_kept(key)
 
     def is_kept(self, key: str) -> bool:
-        """Whether a branch is prepared, or was decided by an operator."""
+        """Return whether a branch is prepared or heuristic."""
         return key in self._prepared or key in self._heuristic
 
     def messages(self, key: str) -> list[T] | None:
-        """What an open branch holds; ``None`` of one that is not open."""
+        """Return the messages of an open branch; ``None`` when it is not open."""
         return self._open.messages(key) if key in self._open else None
 
     def place(self, key: str) -> int | None:
-        """Where a prepared branch is; it may be busy."""
+        """Return the place of a prepared branch, which may be busy; ``None`` when it is not prepared."""
         return self._prepared.get(key)
 
     def is_busy(self, key: str) -> bool:
-        """Whether an outcome is on its way into the log."""
+        """Return whether a step of the branch is on its way into the log."""
         return key in self._busy
 
     def places(self) -> Iterator[tuple[str, int]]:
-        """Prepared branches, the one that has waited longest first."""
+        """Return the keys and places of prepared branches, the one that has waited longest first."""
         return iter(self._prepared.items())
 
     def heuristics(self) -> Iterator[tuple[str, Outcome]]:
-        """Operators' decisions that are not forgotten, the oldest first."""
+        """Return operators' decisions that are not forgotten, by key, the oldest first."""
         return iter(self._heuristic.items())
 
     def counts(self) -> Counts:
-        """How many branches there are in each state."""
+        """Return how many branches there are in each state."""
         return Counts(len(self._open), len(self._prepared), len(self._heuristic), self._open.oldest_s)
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -442,7 +454,7 @@ class Branches(Generic[T]):
             raise XaError(XaCode.RMFAIL, f"XA transaction '{key}' is being {step.value}; ask again.")
 
     def _check_undecided(self, key: str, *, bare: bool = False) -> None:
-        """The errors of every command that needs an open or prepared branch; ``bare`` on a put, as the original has it."""
+        """Raise ``XaError`` unless the branch is open or prepared, and idle; ``bare`` on a put, as MetaQ's broker answers."""
         self._check_idle(key)
         if key in self._open or key in self._prepared:
             return

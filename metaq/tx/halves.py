@@ -1,21 +1,22 @@
-"""RocketMQ's half messages: which transactional messages are undecided (specs: remoting protocol, section 5.5).
+"""RocketMQ's half messages: the table of undecided transactional messages (specs: remoting protocol, section 5.5).
 
 A half message is an ordinary record of the half topic. Its decision is a record of the op topic whose body is the half's
 ordinal as decimal digits; a committed message follows it in the same group. So the table is a fold over the two topics in the
-order of the log, live and after a start alike: a half enters it when readers see its record, and leaves it when they see its
-decision. In between it is *claimed*, so that no second decision is staged.
+order of the log, both while the broker runs and after a start: a half enters it when readers can see its record, and leaves it
+when they can see its decision. While a decision is staged the half is *claimed*, so that there is no second one.
 
-What is undecided when its segment is to be deleted is put again, and so is what was given up and is to be asked for once more.
-Such a copy has the property ``METAQ_HALF``, which says where the first one was: a half is known by its first ordinal for ever.
+A half that is still undecided when its segment is to be deleted is stored again. So is one that was given up and is to be
+checked once more. Such a copy has the property ``METAQ_HALF``, which says where the first record was: a half keeps its first
+ordinal as its name for ever.
 
 ``config/halves.json`` shortens the fold after a start::
 
     {"log": [1, 0, 0, 81920], "ordinal": 17, "op": 12, "halves": [[3, 40960, 1700000000000, 2, 1700000012000]]}
 
-The records before these ordinals of the two topics are covered. Each half: its first ordinal, where it is in the log, when it
-was stored first, how often its producers were asked, and when they are asked next. The file is written when the log is durable
-up to where it was when this was true: ``log`` (``metaq.store.copies.snapshots``). Without it the fold begins at the oldest
-records.
+It covers the records before these ordinals of the two topics. Each half has its first ordinal, its log offset now, when it was
+first stored, how often its producers were asked, and when they are asked next. ``log`` is the moment of the snapshot
+(``metaq.store.copies.snapshots``): the file is written once the log is durable up to its end at that moment. Without the file
+the fold begins at the oldest records.
 """
 
 import enum
@@ -43,16 +44,16 @@ HALVES: Final = TopicPartition("RMQ_SYS_TRANS_HALF_TOPIC", 0)
 OPS: Final = TopicPartition("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0)
 SNAPSHOT: Final = "halves.json"
 IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-"""Property: how long the producers of this one message are not asked."""
+"""The property that says how long the producers of this one message are not asked."""
 PORTION: Final = 2048
-"""Records that are taken into the table at once."""
+"""The most records that are applied to the table at once."""
 READ_BYTES: Final = 256 * 1024
 _HALF_NAME, _IMMUNITY_NAME = (f"{name}\x01".encode() for name in (properties.HALF, IMMUNITY))
 MOST_IMMUNE_S: Final = 10**9
 
 
 class Fate(enum.Enum):
-    """What became of a half message."""
+    """The fate of a half message."""
 
     COMMITTED = enum.auto()
     ROLLED_BACK = enum.auto()
@@ -63,9 +64,9 @@ class Half(NamedTuple):
     """An undecided transactional message."""
 
     log_offset: LogOffset
-    """Where it is now."""
+    """The log offset of its newest record."""
     since_ms: int
-    """When it was stored first."""
+    """When it was first stored."""
     checks: int
     """How often its producers were asked."""
     due_ms: int
@@ -73,7 +74,7 @@ class Half(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a half message was first, which is what its producer knows it by."""
+    """The first record of a half message, by which its producer knows it."""
 
     ordinal: int
     log_offset: int
@@ -87,7 +88,7 @@ LONGEST_ORIGIN: Final = str(Origin(*[(1 << 63) - 1] * 3))
 
 
 def origin_of(record: Record, pairs: dict[str, str]) -> Origin:
-    """What identifies the half message that a record is, or a copy of one, with these properties."""
+    """Return the origin of the half message in a record with the properties ``pairs``; the record may be a later copy."""
     named = pairs.get(properties.HALF)
     if named is None:
         return Origin(record.queue_offset, record.log_offset, record.store_ms)
@@ -95,7 +96,7 @@ def origin_of(record: Record, pairs: dict[str, str]) -> Origin:
 
 
 class _Place(NamedTuple):
-    """How far the two topics are in the table."""
+    """How many records of each of the two topics the table has taken in."""
 
     half: int
     op: int
@@ -106,9 +107,9 @@ class _Event(NamedTuple):
 
     log_offset: int
     place: _Place
-    """One for its own topic, 0 for the other."""
+    """1 for its own topic, 0 for the other."""
     ordinal: int = -1
-    """First ordinal of the half that it is about; −1 when the record is damaged."""
+    """The first ordinal of the half that it concerns; −1 when the record is damaged."""
     half: Half | None = None
     """``None`` for a decision."""
 
@@ -123,31 +124,31 @@ class _Snapshot(NamedTuple):
 
     @property
     def content(self) -> dict[str, Any]:
-        """What is written. Made beside the file: for 100,000 halves it takes some 30 ms."""
+        """The document to write. It is made in the thread that writes: for 100,000 halves it takes some 30 ms."""
         rows = [[ordinal, *half] for ordinal, half in self.halves.items()]
         return {**self.log, "ordinal": self.seen.half, "op": self.seen.op, "halves": rows}
 
 
 class Halves:
-    """The undecided half messages of one store, and what became of the others since the start."""
+    """The undecided half messages of one store, and counts of those decided since the start."""
 
     def __init__(self, store: MessageStore, folder: Path, check_after_ms: int) -> None:
-        """Read the snapshot in ``folder``, and the log from there on."""
+        """Read the snapshot in ``folder``, and the log from that point on."""
         self._store = store
         self._epochs = Epochs(store)
         self._path = folder / SNAPSHOT
         self.check_after_ms = check_after_ms
-        """Age at which producers are asked; a change is for messages that come after it."""
+        """The age at which producers are asked about a half; a change applies to messages that come after it."""
         self._halves: dict[int, Half] = {}
-        """By first ordinals, the oldest half first."""
+        """Halves by their first ordinals, the oldest first."""
         self._claimed: set[int] = set()
         self._seen = _Place(0, 0)
         self._version = self._saved_version = 0
-        self._waiting: _Snapshot | None = None  # for the log to be durable
+        self._waiting: _Snapshot | None = None  # until the log is durable up to it
         self.decided = dict.fromkeys(Fate, 0)
-        """How many, since the start."""
+        """How many halves had each fate, since the start."""
         self.checked = 0
-        """How often a producer was asked, since the start."""
+        """How often producers were asked, since the start."""
         self._recover()
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -156,49 +157,49 @@ class Halves:
         return len(self._halves)
 
     def __iter__(self) -> Iterator[int]:
-        """The first ordinals of all that are undecided now, whatever happens while the caller goes through them."""
+        """Return the first ordinals of all halves that are undecided now; later changes do not affect the iteration."""
         return iter(list(self._halves))
 
     def find(self, ordinal: int) -> Half | None:
-        """The half with this first ordinal; ``None`` also while its decision is on its way into the log."""
+        """Return the undecided half with this first ordinal; ``None`` also while its decision is on its way into the log."""
         return None if ordinal in self._claimed else self._halves.get(ordinal)
 
     @property
     def oldest(self) -> int | None:
-        """The lowest log offset of a half that is undecided."""
+        """The lowest log offset of an undecided half; ``None`` without any."""
         return min((half.log_offset for half in self._halves.values()), default=None)
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the oldest of them was stored."""
+        """The time at which the oldest undecided half was first stored, in Unix milliseconds; ``None`` without any."""
         oldest = next(iter(self._halves.values()), None)
         return None if oldest is None else oldest.since_ms
 
     # -- changing -----------------------------------------------------------------------------------------------------
 
     def claim(self, ordinal: int) -> None:
-        """A decision of this half is staged: there is no other until it has failed."""
+        """Note that a decision of this half is staged: ``find`` no longer returns the half, unless the decision fails."""
         assert self.find(ordinal) is not None
         self._claimed.add(ordinal)
 
     def release(self, ordinal: int) -> None:
-        """The decision did not get into the log."""
+        """Note that the decision could not be stored: the half is undecided again."""
         self._claimed.discard(ordinal)
 
     def asked(self, ordinal: int, checks: int, due_ms: int) -> None:
-        """The producers were asked so many times in all; they are again at ``due_ms`` unless there is a decision."""
+        """Note that the producers were asked, ``checks`` times in all; they are due again at ``due_ms``."""
         self._halves[ordinal] = self._halves[ordinal]._replace(checks=checks, due_ms=due_ms)
         self._version += 1
 
     # -- following the log --------------------------------------------------------------------------------------------
 
     def follow(self, read: Read) -> None:
-        """Take in what readers see of the two topics by now."""
-        ends = self._readable()  # of both at one moment: else a decision could be seen and its half not
+        """Apply the records of the two topics that readers can see by now. Raises ``ColdRead`` as ``read`` does."""
+        ends = self._readable()  # both ends at one moment: otherwise a decision could be seen without its half
         while self._seen.half < ends.half or self._seen.op < ends.op:
             seen = self._seen
             events = list(islice(self._events(seen, ends, read), PORTION))
-            if self._seen is seen:  # nobody else came further while this one waited for the disk
+            if self._seen is seen:  # unless another greenlet applied them while this one waited for the disk
                 self._apply(events)
 
     def _readable(self) -> _Place:
@@ -206,7 +207,7 @@ class Halves:
         return _Place(*(queues[key].readable if key in queues else 0 for key in (HALVES, OPS)))
 
     def _events(self, seen: _Place, ends: _Place, read: Read) -> Iterator[_Event]:
-        """Records of both topics in the order of the log."""
+        """Return the records of both topics in the order of the log."""
         halves = self._records(HALVES, seen.half, ends.half, read)
         ops = self._records(OPS, seen.op, ends.op, read)
         return heapq.merge(halves, ops, key=attrgetter("log_offset"))
@@ -242,7 +243,7 @@ class Halves:
         for _, place, ordinal, half in events:
             half_at, op_at = half_at + place.half, op_at + place.op
             if half is not None:
-                known = self._halves.get(ordinal, half)  # put again: it is no younger for that
+                known = self._halves.get(ordinal, half)  # a copy changes the place, but not the age and the checks
                 self._halves[ordinal] = known._replace(log_offset=half.log_offset)
             else:
                 self._halves.pop(ordinal, None)
@@ -253,7 +254,10 @@ class Halves:
     # -- the snapshot -------------------------------------------------------------------------------------------------
 
     def save(self, run: Run) -> None:
-        """Write down the table as it was at the last call if that is durable meanwhile; called again and again."""
+        """Write the table that an earlier call copied, once the log is durable up to there; copy it again if it has changed.
+
+        Call it at intervals.
+        """
         waiting = self._waiting
         if self._store.failure is not None or (waiting is not None and waiting.log_end > self._store.durable_end):
             return
@@ -262,7 +266,7 @@ class Halves:
             self._write(waiting, run)
 
     def save_last(self, run: Run = run_here) -> None:
-        """Write down the table of an orderly stop; nobody else writes any more."""
+        """Write the table at an orderly stop, when nothing else writes to the store any more."""
         if self._store.failure is None:
             self._store.sync(run)
             self.follow(read_here)
@@ -289,18 +293,18 @@ class Halves:
             self._seen = _Place(min(content["ordinal"], ends.half), min(content["op"], ends.op))
             for ordinal, *fields in content["halves"]:
                 half = Half(*fields)
-                # what aged out was decided or put again before, and what lies behind the end is lost
+                # before the log's begin it was decided or stored again, and beyond the end it is lost
                 if log.begin <= half.log_offset < log.end:
                     self._halves[ordinal] = half
         begins = (store.first(store.queues[key], read_here)[0] if key in store.queues else 0 for key in (HALVES, OPS))
         self._seen = _Place(*map(max, zip(self._seen, begins, strict=True)))
         self.follow(read_here)
-        # what was put again is in the log behind younger ones
+        # copies stand in the log after younger halves
         self._halves = dict(sorted(self._halves.items(), key=lambda item: item[1].since_ms))
         if self._halves:
             logger.info("half messages are undecided count=%d", len(self._halves))
 
 
 def _decision(stored: Stored) -> tuple[int, None]:
-    """The half that an op record is about."""
+    """Return the first ordinal of the half that an op record decides."""
     return int(bytes(decode_record(stored.buffer[stored.at : stored.at + stored.size]).body)), None

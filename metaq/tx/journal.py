@@ -1,21 +1,21 @@
-"""What transactions leave in the log: marks, and messages parked until their branch is decided.
+"""The records of transactions in the log: marks, and messages parked until their branch is decided.
 
 Both are ordinary records of the internal topic ``METAQ_SYS_TRANSACTIONS``. Partition 0 holds the marks, whose bodies are JSON::
 
-    {"do":"prepare","key":"XID:1:0a:0b:app","messages":2,"bytes":310,     behind it, in its group: the messages, parked
+    {"do":"prepare","key":"XID:1:0a:0b:app","messages":2,"bytes":310,     after it, in its group: the messages, parked
      "topics":["orders"]}
     {"do":"prepare", …, "since_ms":1700000000000}                         again, when its segment is to be deleted
-    {"do":"commit","key":"XID:1:0a:0b:app","messages":2}                  behind it, in its group: the messages
+    {"do":"commit","key":"XID:1:0a:0b:app","messages":2}                  after it, in its group: the messages
     {"do":"rollback","key":"XID:1:0a:0b:app"}
-    {"do":"heuristic","key":"XID:1:0a:0b:app","outcome":"commit",         behind it, when it commits: the messages
+    {"do":"heuristic","key":"XID:1:0a:0b:app","outcome":"commit",         after it, when it commits: the messages
      "topics":["orders"]}
     {"do":"forget","key":"XID:1:0a:0b:app"}
 
-Each has "ids" too: how far text ids of messages without a place were given.
+Each mark also has "ids": how far the text ids of messages without a place have been given out.
 
-Partition 1 holds the parked messages: as they will be, with their topic and partition in the properties REAL_TOPIC and
-REAL_QID. A mark and the records of its group are in the log all or none (``metaq.store.recordgroups``), so the marks alone, in
-their order, say which branches are undecided.
+Partition 1 holds the parked messages in their final form, with their topic and partition in the properties REAL_TOPIC and
+REAL_QID. Recovery keeps all or none of a mark and the records of its group (``metaq.store.recordgroups``). So the marks alone,
+in their order, say which branches are undecided.
 """
 
 import zlib
@@ -53,9 +53,9 @@ TOPIC: Final = "METAQ_SYS_TRANSACTIONS"
 MARKS, PARKED = 0, 1
 """Partitions of the topic."""
 _ID: Final = MESSAGE_ID.encode() + b"\x01"
-"""Before the id, which is the last property of its own."""
+"""Stands before the id, the last property except for the checksum."""
 PARKED_GROWTH: Final = 600
-"""At most so many bytes more than its body and tag takes a message that is parked."""
+"""The most bytes that a parked message takes in addition to its body and its tag."""
 
 
 class Held(NamedTuple):
@@ -65,7 +65,7 @@ class Held(NamedTuple):
     flag: int
     payload: bytes
     crc: int
-    """Of the payload."""
+    """The CRC of the payload."""
     attribute: str | None
     message_id: int
     born_ms: int
@@ -73,7 +73,7 @@ class Held(NamedTuple):
 
     @property
     def size(self) -> int:
-        """What its limits count, in bytes."""
+        """The size in bytes that the limits of branches count."""
         return len(self.payload) + PARKED_GROWTH + (len(self.attribute.encode()) if self.attribute else 0)
 
 
@@ -84,21 +84,21 @@ class Prepared(NamedTuple):
     """When it was prepared."""
     messages: int
     size: int
-    """Of them in bytes, as limits count it."""
+    """The size of the messages in bytes, as the limits of branches count it."""
 
 
 class Journal:
-    """Makes and reads the records of transactions in one store."""
+    """The records of transactions in one store: it makes and reads them."""
 
     def __init__(self, store: MessageStore, store_host: bytes) -> None:
-        """``store_host``: the broker's address as it stands in records."""
+        """Use ``store``; ``store_host`` is the broker's address in the form of records."""
         self._store = store
         self._host = store_host
 
     # -- making -------------------------------------------------------------------------------------------------------
 
     def mark(self, content: dict[str, Any]) -> Ready:
-        """A mark, ready to be staged."""
+        """Return a mark, ready to be staged."""
         now_ms = self._store.clock.now_ms()
         body = orjson.dumps(content)
         middle = constant_middle(0, now_ms, self._host, now_ms, self._host)
@@ -106,28 +106,29 @@ class Journal:
         return Ready(queue, 0, body, zlib.crc32(body) & 0x7FFFFFFF, middle, HEADER_SIZE_TEXT + len(body))
 
     def parked(self, messages: Sequence[Held]) -> list[Message]:
-        """Messages on their way to where they wait."""
+        """Return messages, ready to be parked until the branch is decided."""
         return self._ready(messages, self._queues[PARKED])
 
     def real(self, messages: Sequence[Held]) -> list[Message]:
-        """Messages on their way to their readers."""
+        """Return messages, ready to be stored in their own partitions."""
         return self._ready(messages, None)
 
     @cached_property
     def _queues(self) -> tuple[ConsumeQueue, ConsumeQueue]:
-        """Made with the first transaction: who has none does not see them."""
+        """The two partitions, made with the first transaction: a broker without transactions does not show the topic."""
         return self._store.queue(TOPIC, MARKS), self._store.queue(TOPIC, PARKED)
 
     def _ready(self, messages: Sequence[Held], park: ConsumeQueue | None) -> list[Message]:
         now_ms, host = self._store.clock.now_ms(), self._host
         made: list[Message] = []
-        # of the message before, which are most often those of the next
+        # from the previous message, since the next one usually shares them
         born, host_before, middle, real, width, tail = 0, b"", b"", None, 0, b""
         for queue, flag, payload, crc, attribute, message_id, born_ms, born_host in messages:
             if born_ms != born or born_host != host_before:
                 born, host_before = born_ms, born_host
                 middle = constant_middle(0, born_ms, born_host, now_ms, host)
             last = b"%d\x02" % message_id
+            # a tail holds the length of the properties, so it fits all ids of the same width
             if queue is not real or len(last) != width:
                 real, width, target = queue, len(last), park or queue
                 properties = _properties(queue, park is not None)
@@ -143,7 +144,10 @@ class Journal:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def messages(self, place: int, read: Read) -> list[Held]:
-        """The messages of the branch whose prepare mark is at a log offset; ``CorruptRecord`` when one is damaged."""
+        """Return the messages of the branch whose prepare mark is at the log offset ``place``.
+
+        ``CorruptRecord`` when the mark or a message is damaged; ``read`` may raise ``ColdRead``.
+        """
         stored = self._prepare_mark(place, read)
         count = content_of(stored)["messages"]
         end = group_end(stored)
@@ -162,7 +166,7 @@ class Journal:
         )
 
     def prepared(self, place: int, read: Read) -> Prepared:
-        """What the prepare mark at a log offset says; ``CorruptRecord`` when it is damaged."""
+        """Return what the prepare mark at the log offset ``place`` says; ``CorruptRecord`` when it is damaged."""
         stored = self._prepare_mark(place, read)
         content = content_of(stored)
         since_ms = content.get("since_ms") or store_ms(stored.buffer[stored.at : stored.at + stored.size])
@@ -176,19 +180,19 @@ class Journal:
 
 
 def _properties(queue: ConsumeQueue, parked: bool) -> bytes:
-    """Of a message that goes to ``queue`` and has no attribute; the id comes behind."""
+    """Return the properties of a message that goes to ``queue`` and has no attribute, up to the id, which the caller adds."""
     places = ((REAL_TOPIC, queue.topic), (REAL_QUEUE, str(queue.partition))) if parked else ()
     return encode_properties(places) + _ID
 
 
 def content_of(stored: Stored) -> dict[str, Any]:
-    """What a mark says."""
+    """Return the content of a mark."""
     content: dict[str, Any] = orjson.loads(decode_record(stored.buffer[stored.at : stored.at + stored.size]).body)
     return content
 
 
 def _records(log: CommitLog, at: int, end: int, read: Read) -> Iterator[Record]:
-    """The intact records between two log offsets, which at most two segments hold, one behind the other."""
+    """Yield the intact records between two log offsets, up to the first damaged one. They lie in at most two segments."""
     while at < end:
         segment = log.find(at)
         if segment is None:

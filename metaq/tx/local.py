@@ -1,4 +1,4 @@
-"""Local transactions: a pure table of those that belong to connections (specs: text protocol, section 5.2)."""
+"""Local transactions: a table of those that belong to connections, without any I/O (specs: text protocol, section 5.2)."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 class LocalBranches(Generic[T]):
-    """Transactions that belong to a connection, their *owner*: each sees only its own, and they end with it.
+    """Transactions that belong to a connection, their *owner*: each owner sees only its own, and they end with it.
 
-    Nothing of them is in the log before they commit, so every command takes effect at once: when the messages that ``commit``
-    returns cannot be stored, the transaction is rolled back all the same.
+    They are not in the log before they commit, so every command takes effect at once. When the messages that ``commit`` returns
+    cannot be stored, the transaction is gone all the same: it counts as rolled back.
     """
 
     def __init__(self, room: Room) -> None:
@@ -21,58 +21,61 @@ class LocalBranches(Generic[T]):
         self._keys: dict[Hashable, set[str]] = {}
 
     def begin(self, owner: Hashable, key: str, now_s: float, timeout_s: float) -> None:
-        """Open a transaction that expires after ``timeout_s``, never when it is 0; one that exists is left as it is."""
+        """Open a transaction that expires after ``timeout_s``, never when that is 0; one that exists stays as it is.
+
+        ``XaError`` (RMERR) when there are too many.
+        """
         if (owner, key) not in self._open:
             self._room.check_branches(len(self._open))
             self._open.begin((owner, key), now_s, timeout_s)
             self._keys.setdefault(owner, set()).add(key)
 
     def open(self, owner: Hashable, key: str) -> OpenBranch[T]:
-        """An open transaction, to be put into before anything else happens."""
+        """Return an open transaction, valid until the next command. ``XaError`` (NOTA) when it is not open."""
         self._check_open(owner, key)
         return self._open[owner, key]
 
     def put(self, owner: Hashable, key: str, message: T, size: int) -> None:
-        """Add a message of ``size`` bytes; beyond a limit it is refused and the transaction stays."""
+        """Add a message of ``size`` bytes. ``XaError`` (RMERR) when that would exceed a limit; the transaction stays open."""
         self.open(owner, key).put(message, size)
 
     def prepare(self, owner: Hashable, key: str) -> None:
-        """Always an error: a local transaction has one phase."""
+        """Raise ``XaError``: a local transaction has only one phase."""
         self._check_open(owner, key)
         raise XaError(XaCode.RMERR, "Prepare not implemented on Local Transactions.")
 
     def commit(self, owner: Hashable, key: str) -> list[T]:
-        """End a transaction, whatever the number of phases that is asked for; the messages to be made visible."""
+        """End a transaction, in one phase or two; return its messages to make visible. ``XaError`` (NOTA) if it is not open."""
         self._check_open(owner, key)
         self._forget_key(owner, key)
         return self._open.close((owner, key))
 
     def rollback(self, owner: Hashable, key: str) -> None:
-        """Drop a transaction."""
+        """Drop a transaction and its messages. ``XaError`` (NOTA) when it is not open."""
         self._check_open(owner, key)
         self._forget_key(owner, key)
         self._open.close((owner, key))
 
     def forget(self, key: str) -> None:
-        """Always an error: FORGET is for XA."""
+        """Raise ``XaError``: FORGET is for XA branches."""
         raise XaError(XaCode.NOTA, f"{key} is not a valid xid")
 
     def close(self, owner: Hashable) -> int:
-        """Roll back what a connection leaves behind; how many transactions that was."""
+        """Roll back the transactions that a connection leaves open; return how many."""
         keys = self._keys.pop(owner, set())
         for key in keys:
             self._open.close((owner, key))
         return len(keys)
 
     def expire(self, now_s: float) -> list[str]:
-        """Roll back the transactions whose time is over; their keys."""
+        """Roll back the transactions whose timeout has passed; return their keys."""
         expired = self._open.expire(now_s, ())
         for owner, key in expired:
             self._forget_key(owner, key)
         return [key for _, key in expired]
 
     def counts(self) -> Counts:
-        """How many transactions there are: all are open."""
+        """Return the number of transactions: all of them are open."""
         return Counts(len(self._open), 0, 0, self._open.oldest_s)
 
     def _forget_key(self, owner: Hashable, key: str) -> None:

@@ -1,18 +1,18 @@
 """The transactions of one broker: the branch table over its store.
 
-Everything that is to survive is a group of records in the log (``metaq.tx.journal``), staged here and appended at the end of
-the turn like every put. So a step that stores something comes in two halves: it is staged, and its *outcome* follows when the
+All state that must survive is in the log, as groups of records (``metaq.tx.journal``) that are staged here and appended at the
+end of the turn like every put. So a step that stores something has two halves: it is staged, and its *outcome* follows when the
 append is as durable as promised, or has failed. In between the branch is busy.
 
-``config/transactions.json`` holds the undecided branches, each with the log offset of its mark and the bytes that it was
-promised, their topics, and the ordinal of the first mark whose outcome was open when the snapshot was taken::
+``config/transactions.json`` holds the undecided branches, each with the log offset of its mark and the bytes reserved for it,
+their topics, and the ordinal of the first mark whose outcome was open when the snapshot was taken::
 
     {"crc32c":"…","log":[1,0,0,81920],"next":204,"ids":1880000000000000000,"prepared":[["XID:1:0a:0b:app",8123904,1024]],
      "heuristic":[["XID:1:0a:0c:app","commit"]],"topics":{"XID:1:0a:0b:app":["orders"],"XID:1:0a:0c:app":["orders"]}}
 
-A start takes the snapshot and applies the marks from there on; again those that it covers already changes nothing. A snapshot
-is written when the log is durable up to where it was when the snapshot was taken: ``log``. ``ids`` is further than any id
-that was given until the next snapshot, unless the clock goes back; marks say how far ids were too.
+A start reads the snapshot and applies the marks from there on; to apply a mark that it covers changes nothing. A snapshot is
+written once the log is durable up to its end when the snapshot was taken: ``log``. ``ids`` is beyond any id that is given out
+before the next snapshot, unless the clock goes back; the marks also say how far ids were.
 """
 
 import logging
@@ -40,10 +40,10 @@ logger = logging.getLogger(__name__)
 SNAPSHOT: Final = "transactions.json"
 READ_BYTES: Final = 256 * 1024
 KEPT_A_ROUND: Final = 64 << 20
-"""About so many bytes of branches are put again in a round before retention deletes their segments."""
+"""About how many bytes of branches one round stores again before retention deletes their segments."""
 RECENT_BYTES: Final = 8 * 1024 * 1024
 LOOK_S: Final = 0.1
-"""How old a look at the room on the disk may be when a branch votes: a third of ``least_free_bytes`` may be gone since."""
+"""The age up to which a measurement of free space serves a vote: a third of ``least_free_bytes`` may be gone since."""
 IDS_AHEAD: Final = 1 << 40
 _ID_SHIFT: Final = 20
 _MARKS: Final = TopicPartition(TOPIC, MARKS)
@@ -58,11 +58,11 @@ class _Staged(NamedTuple):
     size: int
     """Bytes of the group."""
     end: Callable[[int], None]
-    """To be called with the number when the outcome is known."""
+    """To be called with the number once the outcome is known."""
 
 
 class Step:
-    """Something that is staged; one of ``succeeded`` and ``failed`` is called, once."""
+    """A step that is staged; the caller calls either ``succeeded`` or ``failed``, once."""
 
     __slots__ = ("_failed", "_staged", "_succeeded", "refusal", "size")
 
@@ -73,9 +73,9 @@ class Step:
         self._succeeded = succeeded
         self._failed = failed
         self.refusal = refusal
-        """What it means when nothing is stored; ``None`` for a local transaction, which knows no codes."""
+        """The code to answer when nothing is stored; ``None`` for a local transaction, which has no codes."""
         self.size = staged.size
-        """Bytes that wait in the log for the outcome."""
+        """The bytes in the log that wait for the outcome."""
 
     def succeeded(self) -> None:
         self._staged.end(self._staged.number)
@@ -90,12 +90,12 @@ class _Snapshot(NamedTuple):
     content: dict[str, Any]
     log_end: int
     needed_from: int
-    """Log offset of the first mark that it does not cover."""
+    """The log offset of the first mark that it does not cover."""
     version: int
 
 
 class _Recent:
-    """Messages that were parked lately and need not be read again when their branch commits, which is most often soon."""
+    """Messages that were parked recently: they need not be read again when their branch commits soon, as most do."""
 
     def __init__(self) -> None:
         self._messages: dict[int, tuple[list[Held], int]] = {}  # by place
@@ -108,17 +108,17 @@ class _Recent:
             self.take(next(iter(self._messages)))
 
     def take(self, place: int) -> list[Held]:
-        """The messages of a branch, once; none when they are to be read."""
+        """Remove and return the messages of a branch; empty when they must be read."""
         messages, size = self._messages.pop(place, ([], 0))
         self._bytes -= size
         return messages
 
 
 class Transactions:
-    """All XA branches, and what is undecided in the log. It knows no event loop: who calls it appends and waits."""
+    """All XA branches, and their undecided records in the log. It knows no event loop: the caller appends and waits."""
 
     def __init__(self, store: MessageStore, room: Room, store_host: bytes, folder: Path) -> None:
-        """Find out which branches are undecided. ``folder`` is where the snapshot is kept."""
+        """Find the undecided branches from the snapshot, which is in ``folder``, and the log."""
         self.branches: Branches[Held] = Branches(room)
         self._store, self._epochs = store, Epochs(store)
         self._journal = Journal(store, store_host)
@@ -126,10 +126,10 @@ class Transactions:
         self._version = self._saved_version = 0
         self._begun = 0
         self._open_steps: dict[int, tuple[int, int]] = {}  # number of a step → ordinal and log offset of its mark
-        self._uncovered = store.log.end  # log offset from which on the written snapshot does not cover marks
-        self._waiting: _Snapshot | None = None  # for the log to be durable
-        self._left: deque[tuple[int, int]] = deque()  # log offsets: an end, and a place needed until it is durable
-        self._unreadable: set[int] = set()  # places of damaged branches, for which no segment is kept
+        self._uncovered = store.log.end  # log offset of the first mark that the written snapshot may not cover
+        self._waiting: _Snapshot | None = None  # until the log is durable up to it
+        self._left: deque[tuple[int, int]] = deque()  # log offsets: an end, and a place needed until that is durable
+        self._unreadable: set[int] = set()  # places of damaged branches; no segment is kept for them
         self._recent = _Recent()
         self._topics = BranchTopics()
         self._looked_s, self._available = -LOOK_S, 0
@@ -144,7 +144,7 @@ class Transactions:
             logger.error("snapshot of transactions damaged, made good from the log problem=%s", problem)
         content = content or {"next": 0, "ids": 0, "prepared": [], "heuristic": []}
         following: int = content["next"]
-        topics = content.get("topics", {})  # an older version writes none
+        topics = content.get("topics", {})  # older versions wrote none
         if following > self._next_mark:
             logger.error("the log has lost marks of transactions that the snapshot covers, the other marks count")
             following, content["prepared"] = 0, []
@@ -170,7 +170,7 @@ class Transactions:
         return 0 if queue is None else queue.next
 
     def _drop_aged(self) -> None:
-        """Drop what an old snapshot has: branches are put again before their segment goes, unless they are decided."""
+        """Drop branches of an old snapshot whose segments are gone: undecided ones would have been stored again before."""
         begin = self._store.log.begin
         for key in [key for key, value in self.branches.places() if _offset(value) < begin]:
             logger.warning("a branch was decided long ago, or lost with its damaged messages key=%s", key)
@@ -208,24 +208,24 @@ class Transactions:
     # -- topics -------------------------------------------------------------------------------------------------------
 
     def topics(self, key: str) -> Topics | None:
-        """Of the messages of a branch; ``None`` when they are not known (``learn_topics``)."""
+        """Return the topics of a branch's messages; ``None`` when they are not known (``learn_topics``)."""
         messages = self.branches.messages(key)
         return self._topics.get(key) if messages is None else topics_of(messages)
 
     @property
     def lacks_topics(self) -> bool:
-        """Whether an older version has prepared branches whose topics are still to be learned."""
+        """True while an older version's branches are there whose topics are not known yet (``learn_topics``)."""
         return bool(self._topics.unknown)
 
     def learn_topics(self, read: Read) -> None:
-        """Find the topics of such branches in their messages; those of a damaged one stay unknown. ``ColdRead`` as ``read``."""
+        """Find missing topics of branches in their messages; those of damaged ones stay unknown. ``ColdRead`` as ``read``."""
         for key in tuple(self._topics.unknown):
             value, topics = self.branches.place(key), None
             try:
                 topics = None if value is None else topics_of(self._journal.messages(_offset(value), read))
             except CorruptRecord as error:
                 logger.error("topics of a branch not known, only administrators finish it key=%s reason=%s", key, error)
-            if self.branches.place(key) == value:  # else whoever has moved it meanwhile knows them
+            if self.branches.place(key) == value:  # otherwise it was moved meanwhile, and the move noted them
                 self._topics.note(key, topics)
 
     def _forget_topics(self, key: str) -> None:
@@ -235,17 +235,17 @@ class Transactions:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def next_id(self) -> int:
-        """The text id of a message that has no place yet: negative, and never given before."""
+        """Return a text id for a message without a place yet: negative, and never given out before."""
         return self.take_ids(1) - 1
 
     def take_ids(self, count: int) -> int:
-        """So many ids at once, of which not all need be used: those below the number returned, each one less than the other."""
+        """Reserve ``count`` ids, not all of which need be used; return the number above them: they are it − 1, it − 2 …"""
         first = -self._next_id
         self._next_id += count
         return first
 
     def prepare(self, key: str) -> Step | None:
-        """Vote; ``None``: nothing was put in the branch, which is gone. ``XaError`` with ``RBOTHER``: no, and rolled back."""
+        """Stage the vote and the messages; ``None``: the branch was empty, and is gone. ``XaError`` (RBOTHER): rolled back."""
         messages = self.branches.prepare(key)
         if not messages:
             return None
@@ -265,7 +265,7 @@ class Transactions:
         return Step(self._staged(place), succeeded, failed, XaCode.RBOTHER)
 
     def _mark(self, content: dict[str, Any]) -> Ready:
-        """With how far ids are: those of the messages in the log are never given again, whatever the clock says."""
+        """Return a mark with the next id: ids of messages in the log are never given out again, whatever the clock says."""
         return self._journal.mark({**content, "ids": self._next_id})
 
     def _prepared(self, key: str, value: int, messages: list[Held], size: int, topics: Topics) -> None:
@@ -278,7 +278,7 @@ class Transactions:
         self.branches.refused(key)
 
     def _check_room(self, size: int) -> None:
-        """Both the parked messages and, later, the real ones must find room, beside what other branches were promised."""
+        """Raise unless the disk has room for the parked and later the real messages, beside the room reserved for others."""
         store, now_s = self._store, self._store.clock.monotonic()
         store.check_writable()
         if now_s - self._looked_s >= LOOK_S:
@@ -288,37 +288,37 @@ class Transactions:
             raise XaError(XaCode.RBOTHER, f"{self._available} bytes are free on the disk, {needed} are needed")
 
     def commit(self, key: str, *, one_phase: bool) -> Work[Held]:
-        """Begin to commit; ``store_commit`` or ``branches.failed`` follows, for which a prepared one is to be read first."""
+        """Begin to commit. The caller gets the messages, then calls ``store_commit`` or ``branches.failed``."""
         return self.branches.commit(key, one_phase=one_phase)
 
     def at_hand(self, work: Work[Held]) -> Sequence[Held]:
-        """What is to be committed; nothing when it is to be read (``messages``), or an open branch is empty."""
+        """Return the messages to commit that are in memory; empty when they must be read (``messages``), or there are none."""
         return work.messages if work.place is None else self._recent.take(work.place)
 
     def messages(self, work: Work[Held], read: Read) -> Sequence[Held]:
-        """What is to be committed. Raises ``ColdRead`` as ``read`` does."""
+        """Return the messages to commit. ``CorruptRecord`` when they are damaged; raises ``ColdRead`` as ``read`` does."""
         return work.messages if work.place is None else self._journal.messages(_offset(work.place), read)
 
     def store_commit(self, key: str, work: Work[Held], messages: Sequence[Held]) -> Step:
-        """Stage the messages; ``XaError``: they cannot be, and the branch is as it was, or rolled back."""
+        """Stage the messages. ``XaError`` when that fails: a prepared branch stays as it was, an open one is rolled back."""
         return self._decide(key, work, {"do": "commit", "key": key, "messages": len(messages)}, messages)
 
     def rollback(self, key: str) -> Step | None:
-        """Stage the end of a prepared branch; ``None``: it was open, and is gone."""
+        """Stage the rollback of a prepared branch; ``None`` when the branch was open: it is gone."""
         work = self.branches.rollback(key)
         return None if work.place is None else self._decide(key, work, {"do": "rollback", "key": key}, ())
 
     def decide(self, key: str, outcome: Outcome) -> Work[Held]:
-        """Begin an operator's decision on a prepared branch; ``store_decision`` or ``branches.failed`` follows."""
+        """Begin an operator's decision on a prepared branch; ``store_decision`` or ``branches.failed`` must follow."""
         return self.branches.decide(key, outcome)
 
     def store_decision(self, key: str, work: Work[Held], outcome: Outcome, messages: Sequence[Held]) -> Step:
-        """Stage the decision; ``messages`` are those of the branch when it commits."""
+        """Stage an operator's decision; ``messages`` are those of the branch, which only a commit needs."""
         mark = {"do": "heuristic", "key": key, "outcome": outcome.value, "topics": self._topics.get(key)}
         return self._decide(key, work, mark, messages if outcome is Outcome.COMMIT else ())
 
     def forget(self, key: str) -> Step | None:
-        """Stage that an operator's decision is known; ``None``: there is nothing to forget."""
+        """Stage that an operator's decision is forgotten; ``None`` when there is none."""
         if not self.branches.forget(key):
             return None
         place = self._stage(key, {"do": "forget", "key": key}, (), XaCode.RMFAIL)
@@ -335,9 +335,9 @@ class Transactions:
         return Step(self._staged(place), succeeded, partial(self.branches.failed, key), refusal)
 
     def _stage(self, key: str, mark: dict[str, Any], messages: Sequence[Held], refusal: XaCode) -> int:
-        """Log offset of the mark."""
+        """Stage a mark and its messages; return the log offset of the mark."""
         try:
-            if refusal is XaCode.RBOTHER:  # only who has voted was promised room
+            if refusal is XaCode.RBOTHER:  # room is reserved only for prepared branches
                 self._store.check_writable()
             self._store.check_healthy()
             return put_together(self._store, self._mark(mark), self._journal.real(messages))[0]
@@ -347,7 +347,7 @@ class Transactions:
             raise XaError(refusal, f"the branch {state}: {error}") from error
 
     def store_local(self, key: str, messages: Sequence[Held]) -> Step | None:
-        """Stage the messages of a local transaction, which is gone already; ``None``: there are none."""
+        """Stage the messages of a local transaction, which has ended already; ``None`` when there are none."""
         if not messages:
             return None
         self._store.check_writable()
@@ -365,7 +365,7 @@ class Transactions:
         self._forget_topics(key)
 
     def _leave(self, value: int, end: int) -> None:
-        """A place is needed no more when the log is durable up to ``end``; before that a power cut may take back why."""
+        """Keep a place until the log is durable up to ``end``: before that a power cut could undo the record that freed it."""
         self._forget_left()
         if end > self._store.durable_end:
             self._left.append((end, _offset(value)))
@@ -375,7 +375,7 @@ class Transactions:
             self._left.popleft()
 
     def _staged(self, place: int) -> _Staged:
-        """Of the mark that was staged last, at a log offset."""
+        """Note the mark that was just staged, at the log offset ``place``, as a step whose outcome is open."""
         self._begun += 1
         self._open_steps[self._begun] = self._next_mark - 1, place
         return _Staged(self._begun, self._store.log.staged_end - place, self._end)
@@ -387,14 +387,14 @@ class Transactions:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def prepared(self, value: int, read: Read) -> Prepared:
-        """About the prepared branch with this place; ``CorruptRecord``, and ``ColdRead`` as ``read`` raises it."""
+        """Return the facts of the prepared branch with this place. ``CorruptRecord`` when damaged, ``ColdRead`` as ``read``."""
         return self._journal.prepared(_offset(value), read)
 
     # -- before retention ---------------------------------------------------------------------------------------------
 
     @property
     def oldest(self) -> int | None:
-        """The lowest log offset that an undecided branch still needs, or the next snapshot."""
+        """The lowest log offset that an undecided branch or the next snapshot still needs; ``None`` without one."""
         self._forget_left()
         places = (_offset(value) for _, value in self.branches.places() if value not in self._unreadable)
         covered = self._version == self._saved_version and not self._open_steps
@@ -402,9 +402,9 @@ class Transactions:
         return min(chain(places, (place for _, place in self._left), marks), default=None)
 
     def keep(self, before: int, read: Read) -> Iterator[Step]:
-        """Prepare again the branches that lie before a log offset, some of them: their segments are about to be deleted.
+        """Stage branches that lie before a log offset again, up to a limit of bytes: their segments are about to be deleted.
 
-        A damaged one is lost with its segment: it can be rolled back until then.
+        A damaged branch is not kept: it is lost with its segment, and can only be rolled back until then.
         """
         room = KEPT_A_ROUND
         for key, value in [(key, value) for key, value in self.branches.places() if _offset(value) < before]:
@@ -427,7 +427,7 @@ class Transactions:
     def _kept(self, key: str, value: int, read: Read) -> Step | None:
         messages = self._journal.messages(_offset(value), read)
         since_ms = self._journal.prepared(_offset(value), read).since_ms
-        if self.branches.is_busy(key) or self.branches.place(key) != value:  # decided while this one read
+        if self.branches.is_busy(key) or self.branches.place(key) != value:  # decided while this greenlet read
             return None
         counts, topics = {"messages": len(messages), "bytes": _bytes(value)}, topics_of(messages)
         mark = self._mark({"do": "prepare", "key": key, **counts, "topics": topics, "since_ms": since_ms})
@@ -437,7 +437,7 @@ class Transactions:
         return Step(self._staged(place), succeeded, _nothing, XaCode.RMFAIL)
 
     def _moved(self, key: str, value: int, moved: int, end: int, topics: Topics) -> None:
-        # who is deciding it may still be reading it where it was
+        # a decision in progress may still read it at its old place
         if self.branches.place(key) == value and not self.branches.is_busy(key):
             self._leave(value, end)
             self._recent.take(value)
@@ -447,7 +447,7 @@ class Transactions:
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
     def save(self, run: Run) -> None:
-        """Take a snapshot when something has changed, and write the last one when the log is durable up to it."""
+        """Take a snapshot if something has changed, and write it once the log is durable up to it. Call it at intervals."""
         if self._store.failure is not None:
             return
         if self._waiting is None and self._version != self._saved_version:
@@ -458,7 +458,7 @@ class Transactions:
             self._waiting = None
 
     def save_last(self, run: Run = run_here) -> None:
-        """Keep everything at an orderly stop; the log is synced, and nobody else writes any more."""
+        """Sync the log and write a snapshot, at an orderly stop, when nothing else writes to the store any more."""
         if self._store.failure is None:
             self._store.sync(run)
             self._write(self._taken(), run)
@@ -484,11 +484,11 @@ class Transactions:
 
 
 def _nothing() -> None:
-    """No branch changes with the outcome."""
+    """Do nothing: the outcome changes no branch."""
 
 
 def _packed(log_offset: int, size: int) -> int:
-    """Where a prepared branch is and how much room it was promised, in KiB, as one number: 100,000 branches take memory."""
+    """Return a branch's log offset and its reserved room in KiB as one number, which saves memory for 100,000 branches."""
     return log_offset << _SIZE_BITS | min((size + _KIB - 1) // _KIB, (1 << _SIZE_BITS) - 1)
 
 

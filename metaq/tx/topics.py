@@ -1,4 +1,4 @@
-"""To which topics the messages of undecided branches go: who may not publish there has no say in what becomes of them."""
+"""The topics of undecided branches' messages: a client that may not publish to them may not decide the branch either."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -6,26 +6,26 @@ from typing import Final
 from metaq.tx.journal import Held
 
 Topics = tuple[str, ...]
-"""Of the messages of one branch, each once."""
+"""The topics of the messages of one branch, each once."""
 
 _SHARED: Final = 1024
 
 
 class BranchTopics:
-    """The topics of prepared branches, and of those that an operator has decided."""
+    """The topics of prepared branches, and of those that an operator has decided, by key."""
 
     def __init__(self) -> None:
         self._of: dict[str, Topics] = {}
         self._shared: dict[Topics, Topics] = {}  # most branches have the topics of others
         self.unknown: set[str] = set()
-        """Keys of prepared branches of an older version, whose messages tell the topics."""
+        """Keys of branches that an older version prepared: their topics are to be found in their messages."""
 
     def get(self, key: str) -> Topics | None:
-        """``None`` when they are not known."""
+        """Return the topics of a branch; ``None`` when they are not known."""
         return self._of.get(key)
 
     def note(self, key: str, topics: Sequence[str] | None) -> None:
-        """``None``: nothing can tell them."""
+        """Store the topics of a branch; ``None`` when they cannot be found. ``unknown`` no longer has the branch."""
         self.unknown.discard(key)
         if topics is None:
             return
@@ -35,7 +35,7 @@ class BranchTopics:
         self._of[key] = self._shared.setdefault(names, names)
 
     def restore(self, key: str, topics: Sequence[str] | None) -> None:
-        """Of a prepared branch, as a mark or the snapshot says; ``None``: an older version wrote it, and it says nothing."""
+        """Store the topics of a prepared branch from its mark or the snapshot; ``None`` when an older version wrote that."""
         if topics is not None:
             self.note(key, topics)
         elif key not in self._of:
@@ -46,10 +46,10 @@ class BranchTopics:
         self.unknown.discard(key)
 
     def all(self) -> Mapping[str, Topics]:
-        """By key, as they are now."""
+        """Return a copy of the topics by key."""
         return dict(self._of)
 
 
 def topics_of(messages: Iterable[Held]) -> Topics:
-    """The topics of messages, in order."""
+    """Return the topics of messages, sorted, each once."""
     return tuple(sorted({message.queue.topic for message in messages}))

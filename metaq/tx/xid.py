@@ -1,4 +1,4 @@
-"""Keys of transactions, as they stand in a line of the text protocol (specs: text protocol, section 1.7).
+"""Keys of transactions, as the lines of the text protocol hold them (specs: text protocol, section 1.7).
 
 ::
 
@@ -17,9 +17,9 @@ from metaq.errors import BadRequest
 from metaq.protocol.text.codec import INT32, integer
 
 MAX_ID_BYTES: Final = 64
-"""Most bytes of a gtrid, and of a bqual (X/Open XA: MAXGTRIDSIZE, MAXBQUALSIZE)."""
+"""The most bytes of a gtrid, and of a bqual (X/Open XA: MAXGTRIDSIZE, MAXBQUALSIZE)."""
 MAX_NAME_LENGTH: Final = 255
-"""Most characters of a qualifier, and of a session."""
+"""The most characters of a qualifier, and of a session."""
 _HEX_DIGITS: Final = frozenset(string.hexdigits)
 _KEYS_KEPT: Final = 1024
 
@@ -32,12 +32,12 @@ class Xid(NamedTuple):
     gtrid: bytes
     """The global transaction."""
     bqual: bytes
-    """The branch in it."""
+    """The branch within the global transaction."""
     qualifier: str = ""
-    """The resource manager, so that RECOVER can list only its own; empty in keys of four parts."""
+    """The resource manager, so that RECOVER can list only the branches of one; empty in keys of four parts."""
 
     def __str__(self) -> str:
-        """The canonical key: lower case, and four parts when there is no qualifier."""
+        """Return the canonical key: hex digits in lower case, and four parts when there is no qualifier."""
         tail = f":{self.qualifier}" if self.qualifier else ""
         return f"XID:{self.format_id}:{self.gtrid.hex()}:{self.bqual.hex()}{tail}"
 
@@ -57,19 +57,19 @@ class Key(NamedTuple):
     """A key as the broker's tables have it."""
 
     text: str
-    """Canonical."""
+    """The canonical text."""
     is_local: bool
 
 
 @lru_cache(_KEYS_KEPT)  # every command of a transaction repeats its key
 def read_key(text: str) -> Key:
-    """The key that a token is; the errors of ``parse_key``."""
+    """Return the key that a token stands for. Raises what ``parse_key`` raises."""
     key = parse_key(text)
     return Key(str(key), isinstance(key, LocalKey))
 
 
 def parse_key(text: str) -> Xid | LocalKey:
-    """The key that a token is; ``BadRequest`` says what is wrong with it. ``null``, which RECOVER has instead, is no key."""
+    """Return the key that a token stands for. ``BadRequest`` for anything else, as the ``null`` of RECOVER."""
     kind, *parts = text.split(":")
     if kind == "XID" and len(parts) in (3, 4):
         qualifier = parts[3] if len(parts) == 4 else ""
@@ -83,7 +83,7 @@ def parse_key(text: str) -> Xid | LocalKey:
 
 
 def qualifier_of(key: str) -> str:
-    """The qualifier in a canonical XA key; empty when it has none."""
+    """Return the qualifier in a canonical XA key; empty when it has none."""
     parts = key.split(":", 4)
     return parts[4] if len(parts) == 5 else ""
 
@@ -99,7 +99,7 @@ def _id(digits: str, field: str) -> bytes:
 
 
 def _name(text: str, field: str) -> str:
-    # other characters would not come back as they were: lines are read as Latin-1, answers are written in UTF-8
+    # other characters would come back changed: lines are read as Latin-1, answers are written in UTF-8
     if not all("!" <= character <= "~" for character in text):
         raise BadRequest(f"{field} {text[:40]!r} has characters other than visible ASCII")
     if len(text) > MAX_NAME_LENGTH:

@@ -3,8 +3,8 @@
 While there is a file ``stall`` beside the data folder, no sync of a file ends; while there is a file ``fail``, each one fails;
 while there is a file ``cold``, nothing that is read is in memory; while there is a file ``slow``, no read of the disk ends,
 and each thread that waits for one makes a file ``reading`` with its number.
-While there is a file ``hold``, it does not go on with the recovery that it tells of.
-A file ``clock`` holds milliseconds: by so much the clock is fast.
+While there is a file ``hold``, a recovery stops where it reports progress.
+A file ``clock`` holds the milliseconds by which the clock is fast.
 """
 
 import os

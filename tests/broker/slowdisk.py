@@ -1,4 +1,4 @@
-"""A broker whose disk is as slow as a test wants it, and fails when it says so."""
+"""A broker whose disk is as slow as a test wants it, and fails when the test wants that."""
 
 from pathlib import Path
 from typing import Final

@@ -1,4 +1,4 @@
-"""A process that is slow to start: ``python -m tests.broker.slowstart works|sleeps|tells GO``, until the file GO is there."""
+"""A process that is slow to start: ``python -m tests.broker.slowstart works|sleeps|tells GO``, until there is a file GO."""
 
 import sys
 import time
@@ -62,7 +62,7 @@ class Slow:
 
 
 def tell_until(go: Path, tell: Tell) -> None:
-    """As an opening of a store does, in a thread."""
+    """Report progress until the file ``go`` exists, as the opening of a store does, in a thread."""
     while not go.exists():
         tell(Step("waiting", 0, 1, "bytes"))
 

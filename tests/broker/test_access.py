@@ -1,4 +1,4 @@
-"""For every request code and text command: who may send it, and how it is refused."""
+"""Access to every request code and text command: who may send it, and how others are refused."""
 
 import contextlib
 import json

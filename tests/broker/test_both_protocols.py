@@ -1,4 +1,4 @@
-"""What is put through one protocol is got through the other, and through its own, as the same messages."""
+"""Messages that are put through one protocol are read unchanged through the other, and through their own."""
 
 import zlib
 from collections.abc import Callable, Iterator

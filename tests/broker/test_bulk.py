@@ -73,7 +73,7 @@ def send_flagged(
 
 
 def pulled(broker: BrokerProcess, partition: int, offset: int = 0) -> list[Message]:
-    """What pulls bring from an offset on, and the units that belong to it."""
+    """Return the messages that pulls bring from an offset on, each with its unit."""
     found = []
     with connect(broker) as client:
         while (answer := pull(client, TOPIC, offset, partition=partition)).code == Response.SUCCESS:
@@ -111,7 +111,7 @@ def fetched(
     verified: bool = True,
     ahead: bool = False,
 ) -> list[Message]:
-    """What bulk fetches bring from an offset on, asked for ahead or not; none of them more than it was asked for."""
+    """Return the messages that bulk fetches bring from an offset on, prefetched or not; check that none exceeds its limits."""
     wanted = BulkFetch(TOPIC, Int32(partition), offset, Int32(most_messages), Int32(most_bytes), verified)
     found: list[Message] = []
     with BulkConnection(broker.address, TIMEOUT_S) as connection:

@@ -1,4 +1,4 @@
-"""`metaq debug-bundle`: what is in it, and what must never be."""
+"""`metaq debug-bundle`: what the bundle contains, and what it must never contain."""
 
 import errno
 import socket

@@ -1,4 +1,4 @@
-"""`metaq config`: what the settings are, who said so, whether a file is in order, and the page about them."""
+"""`metaq config`: the values of the settings and their sources, checks of a file, and the page about settings."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from tests.support.users import ADMIN, READER, WRITER, write_users
 
 
 def config(*arguments: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What `metaq config` does; of the environment it sees only what is given."""
+    """Run `metaq config`, with only the given environment, and check its exit code."""
     command = [sys.executable, "-m", "metaq", "config", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code, done.stderr

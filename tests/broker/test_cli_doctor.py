@@ -1,4 +1,4 @@
-"""The doctor before real brokers with planted problems."""
+"""`metaq doctor` on real brokers with planted problems."""
 
 import re
 import shutil
@@ -37,7 +37,7 @@ def client(broker: BrokerProcess) -> Iterator[Client]:
 
 
 def sick(cli: Cli, *flags: str, code: int = PROBLEM) -> dict[str, str]:
-    """What the doctor finds that is not all right, by check."""
+    """Return the problems that the doctor finds, by check; each must come with advice."""
     rows = cli.rows("doctor", "--watch", "0", *flags, code=code)
     assert all(row["advice"] for row in rows if row["level"] != "ok"), rows
     return {row["check"]: row["found"] for row in rows if row["level"] != "ok"}

@@ -1,4 +1,4 @@
-"""Groups, dead letters and clusters by command line."""
+"""Groups, dead letters and clusters on the command line."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Messages by command line: sent, found, followed, and who has consumed them."""
+"""Messages on the command line: sent, found, followed, and who has consumed them."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Replicas by command line: how they stand, whom operators make master, and how a new one comes."""
+"""Replicas on the command line: their status, a master chosen by an operator, and a new replica."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""Topics by command line: by way of the registry, and of one broker over the text protocol."""
+"""Topics on the command line: through the registry, and at one broker over the text protocol."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Undecided transactions by command line: branches, transactional messages, and what operators decide."""
+"""Undecided transactions on the command line: branches, transactional messages, and what operators decide."""
 
 import shutil
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def prepare(session: XaSession, name: str, topic: str, *bodies: bytes) -> Xid:
 
 
 def bodies(cli: Cli, topic: str) -> list[str]:
-    """What readers see."""
+    """Return the message bodies that readers see."""
     return cli.text("message", "tail", topic).splitlines()
 
 

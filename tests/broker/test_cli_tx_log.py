@@ -1,4 +1,4 @@
-"""Undecided transactions in the log, by command line: after retention, with damage, and of any size."""
+"""Undecided transactions in the log, on the command line: after retention, with damage, and of any size."""
 
 import random
 from pathlib import Path

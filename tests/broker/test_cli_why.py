@@ -1,4 +1,4 @@
-"""Why a group does not consume: each cause is planted, and named."""
+"""Reasons why a group does not consume: each one is planted, and `metaq why-not-consuming` names it."""
 
 import re
 import shutil
@@ -45,7 +45,7 @@ def fill(cli: Cli, client: Client, topic: str, messages: int = 4, *, tag: str | 
 
 
 def why(cli: Cli, group: str, *flags: str, code: int, watch_s: float = 0.0) -> dict[str, list[str]]:
-    """What was found that is not all right, by check; with what to do."""
+    """Return the problems that ``why-not-consuming`` finds, by check; each must come with advice."""
     found: dict[str, list[str]] = {}
     for row in cli.rows("why-not-consuming", group, "--watch", str(watch_s), *flags, code=code):
         if row["level"] != "ok":

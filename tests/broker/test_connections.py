@@ -1,4 +1,4 @@
-"""How connections are served: one loop for all of them, one codec for all processes, one handler a request code."""
+"""The serving of connections: one loop for all of them, one codec for all processes, one handler per request code."""
 
 import contextlib
 import json

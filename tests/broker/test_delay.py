@@ -1,4 +1,4 @@
-"""Delayed messages: when they come, in which order, with which fields, and exactly once through kills."""
+"""Delayed messages: when they are delivered, in which order, with which fields, and exactly once through kills."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Features by their IDs (docs/features.md), each as a user meets it: a real broker process and its answers."""
+"""Features by their IDs (docs/features.md), each as a user sees it: a real broker process and its answers."""
 
 import contextlib
 import itertools

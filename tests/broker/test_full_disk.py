@@ -1,4 +1,4 @@
-"""A broker whose disk is full starts, serves readers, says why it takes no messages, and takes them when there is room."""
+"""A broker with a full disk starts, serves readers, refuses messages with the reason, and accepts them once there is room."""
 
 from pathlib import Path
 from typing import Final

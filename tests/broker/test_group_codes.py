@@ -54,7 +54,7 @@ def committed(client: RemotingClient, group: str, *, topic: str = TOPIC, partiti
 
 
 def answer_to(client: RemotingClient, request: RemotingCommand, body: bytes, code: int = 0, remark: str = "") -> None:
-    """As a client answers the broker."""
+    """Answer a request of the broker as a client does."""
     client.send_bytes(encode_response(request, code, {"from": "client"}, remark, len(body)) + body)
 
 

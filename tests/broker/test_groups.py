@@ -1,4 +1,4 @@
-"""Groups of consumers as their clients meet them: heartbeats, members, subscriptions, filters, locks."""
+"""Consumer groups as their clients see them: heartbeats, members, subscriptions, filters, locks."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The HTTP port of a process with users: health for everybody, metrics for those who say who they are."""
+"""The HTTP port of a process with users: health for everybody, metrics for users who prove who they are."""
 
 import base64
 import http.client

@@ -1,4 +1,4 @@
-"""Many topics: what a broker needs does not grow with their files."""
+"""Many topics: the resources that a broker needs do not grow with their files."""
 
 import os
 from pathlib import Path

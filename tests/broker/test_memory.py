@@ -1,4 +1,4 @@
-"""What connections together make a broker hold, against a real one: bounded, whoever keeps it, and others go on meanwhile."""
+"""The memory that all connections together make a real broker hold is bounded, and other connections go on meanwhile."""
 
 import contextlib
 import socket

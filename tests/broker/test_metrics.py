@@ -1,4 +1,4 @@
-"""Metrics over HTTP: each moves when what it counts happens, and what is asked for over HTTP harms nothing."""
+"""Metrics over HTTP: each one changes when its event happens, and no HTTP request does harm."""
 
 import errno
 import math

@@ -1,4 +1,4 @@
-"""How far all groups are, as a broker tells it when it is asked, and as it records it by itself."""
+"""The offsets of all groups, as a broker exports them on request, and as it records them by itself."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Offsets of consumer groups as clients meet them, and what a broker that is stopped or killed keeps of them."""
+"""Offsets of consumer groups as clients see them, and those that a stopped or killed broker keeps."""
 
 import itertools
 import json
@@ -73,7 +73,7 @@ def kept(broker: BrokerProcess) -> list[dict[str, dict[str, int]]]:
 
 
 def in_log(broker: BrokerProcess, key: str, offset: int, partition: int = 0) -> bool:
-    """Whether the log has this offset, or one behind it."""
+    """Return whether the log has this committed offset, or a later one."""
     return any(changes.get(key, {}).get(str(partition), -1) >= offset for changes in kept(broker))
 
 

@@ -48,7 +48,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 def read_all(connection: Stream) -> bytes:
-    """What comes until the broker closes, in order or not."""
+    """Return all that arrives until the broker closes the connection, in order or by a reset."""
     data = b""
     with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(65536):

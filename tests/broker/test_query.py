@@ -1,4 +1,4 @@
-"""Finding single messages: by key, by unique id, by place in the log."""
+"""Queries for single messages: by key, by unique id, by log offset."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +37,7 @@ def query(client: RemotingClient, key: str, begin: int = 0, end: int = EVER, mos
 
 
 def bodies(answer: RemotingCommand) -> list[bytes]:
-    """Of an answer that must have found something."""
+    """Return the bodies in an answer that must have found something."""
     assert answer.code == Response.SUCCESS, answer.remark
     found, at = [], 0
     while at < len(answer.body):

@@ -53,7 +53,7 @@ def client(address: str) -> RemotingClient:
 
 
 def route(registry: str, topic: str = DEFAULT_TOPIC) -> TopicRoute | None:
-    """What the registry at HOST:PORT says of a topic."""
+    """Return the route of a topic from the registry at HOST:PORT, ``None`` if it does not know the topic."""
     with client(registry) as asker:
         answer = asker.call(Request.GET_ROUTEINFO_BY_TOPIC, encode_header(TopicOnly(topic)))
     if answer.code == Response.TOPIC_NOT_EXIST:
@@ -281,7 +281,7 @@ def test_ordered_topics_outlive_registry_and_broker(tmp_path: Path) -> None:
 
 
 def order_of(broker: BrokerProcess, topic: str) -> bool:
-    """Whether the broker's saved table calls a topic ordered."""
+    """Return whether the broker's saved table marks a topic as ordered."""
     file = broker.data / "config" / "topics.json"
     if not file.exists():
         return False

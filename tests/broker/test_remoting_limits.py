@@ -1,4 +1,4 @@
-"""What one client can make the broker hold, or do at a stretch, has limits; the next request is answered as ever."""
+"""The memory and the time without a break that one client can take are limited; the next request is answered as usual."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Request-reply: who waits gets the reply pushed, who replied is told, and replies are kept."""
+"""Request-reply: the requester gets the reply pushed, the replier gets a result, and replies are stored."""
 
 import json
 from collections.abc import Iterator

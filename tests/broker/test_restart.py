@@ -86,7 +86,7 @@ def bodies(broker: BrokerProcess, topic: str) -> list[bytes]:
 
 
 def refused_start(broker: BrokerProcess) -> str:
-    """What a broker says that does not start."""
+    """Return the last line that a broker writes to standard error when it refuses to start."""
     with pytest.raises(BrokerFailed, match="ended with 1 "):
         broker.start()
     *_, last = broker.stderr().splitlines()

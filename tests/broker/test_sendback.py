@@ -1,4 +1,4 @@
-"""Messages that consumers send back: retry topic, delay levels, dead letters, and what clients publish themselves."""
+"""Messages sent back by consumers: retry topic, delay levels, dead letters, and what clients publish themselves."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is checked before a message that a RocketMQ client sends is stored, and what is counted."""
+"""Checks before a message of a RocketMQ client is stored, and what is counted."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a slave does for clients and operators, and what it leaves to its master."""
+"""Requests of clients and operators that a slave serves, and those that it leaves to its master."""
 
 import shutil
 from collections.abc import Iterator

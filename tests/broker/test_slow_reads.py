@@ -1,4 +1,4 @@
-"""Readers whose reads of the disk take long keep nobody from putting."""
+"""Readers whose disk reads are slow do not hold up puts."""
 
 from contextlib import ExitStack
 from pathlib import Path

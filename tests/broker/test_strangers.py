@@ -1,4 +1,4 @@
-"""What one user, or nobody, could get of another one through the broker: signatures, replies, groups."""
+"""A user, or a client without one, gets nothing of another user through the broker: signatures, replies, groups."""
 
 import contextlib
 import json
@@ -190,7 +190,7 @@ def step(word: str, key: str = BRANCH) -> bytes:
 
 
 def refused(broker: BrokerProcess, *words: str) -> bool:
-    """Whether these steps are refused to who may publish to another topic only, and RECOVER shows nothing to it."""
+    """Return whether a user that may publish to another topic only is refused these steps, and sees nothing in RECOVER."""
     answers = say(broker, OTHER, *map(step, words), step("RECOVER", "null"))
     return answers == [*[(403, f"other may not publish to {TOPIC}")] * len(words), (200, "")]
 

@@ -1,4 +1,4 @@
-"""What systemd is told, at a real socket."""
+"""Notifications to systemd, received at a real socket."""
 
 import signal
 import subprocess

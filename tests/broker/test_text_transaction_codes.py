@@ -1,4 +1,4 @@
-"""What every command of a text transaction is answered with in every state, and that a refused one changes nothing."""
+"""The answer to every command of a text transaction in every state; a refused command changes nothing."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -140,7 +140,7 @@ def state_of(talk: Talk, key: str) -> str:
 
 
 def after(state: str, command: str) -> str:
-    """What a branch is after a command, by section 5.3."""
+    """Return the state of a branch after a command, by section 5.3."""
     general = state.partition(",")[0]
     match command:
         case "BEGIN" if state == "none":

@@ -1,4 +1,4 @@
-"""Transactions over the text protocol and the end of the broker: what SIGKILL and a stop leave of them."""
+"""Transactions over the text protocol after SIGKILL or a stop of the broker, and what is left of them."""
 
 from itertools import count
 from pathlib import Path

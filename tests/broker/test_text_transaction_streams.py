@@ -25,7 +25,7 @@ Message = tuple[int, bytes, str | None]
 
 
 class Model:
-    """What is in the partitions, and what each transaction holds."""
+    """A model of the messages in the partitions, and of those that each transaction holds."""
 
     def __init__(self) -> None:
         self.stored: list[list[Message]] = [[] for _ in range(PARTITIONS)]

@@ -1,4 +1,4 @@
-"""Transactions over the text protocol: what belongs to whom, what is visible when, and what is refused."""
+"""Transactions over the text protocol: the owners of transactions, when messages become visible, and refusals."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -56,7 +56,7 @@ def topic(broker: BrokerProcess) -> str:
 
 @pytest.fixture
 def key() -> str:
-    """Of an XA branch that no other test uses."""
+    """Return the key of an XA branch that no other test uses."""
     return f"XID:1:{next(_numbers):04x}:01:m"
 
 
@@ -65,7 +65,7 @@ def not_started(key: str) -> tuple[int, str]:
 
 
 def is_gone(talk: Talk, key: str) -> bool:
-    """Whether an open XA branch has ended; a commit of two phases does nothing to one that is not prepared."""
+    """Return whether an open XA branch has ended; it asks by a two-phase commit, which does nothing to an unprepared one."""
     return talk.transaction(key, "COMMIT_TWO_PHASE") == not_started(key)
 
 

@@ -59,7 +59,7 @@ class Loop:
                 raise AssertionError(f"{code.name}: a turn took longer than {MOST_S} s in each of {TRIES} tries of {shown}")
 
     def _stretches(self, code: Request, frames: list[Frame]) -> bool:
-        """Whether a turn takes longer than it may. The end of a connection is looked at, too."""
+        """Return whether a turn of the loop takes longer than allowed. The turn that ends a connection counts, too."""
         before = self._long_turns()
         for some in [[frame] for frame in frames] if code in LEGAL else [frames]:
             with RemotingClient(self._broker.host, self._broker.port) as client:

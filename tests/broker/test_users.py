@@ -1,4 +1,4 @@
-"""Users of a broker: the Python clients and the command line as one of them, over TLS, and while the users change."""
+"""Users of a broker: the Python clients and the command line with a login, over TLS, and while the users file changes."""
 
 import contextlib
 import itertools
@@ -199,7 +199,7 @@ def test_commands_that_edit_users(tmp_path: Path) -> None:
 
 
 def is_refused(broker: BrokerProcess, user: str, password: str) -> bool:
-    """Whether it cannot log in."""
+    """Return whether the user cannot log in with this password."""
     try:
         metaq.TextClient(broker.host, broker.port, user=user, password=password).close()
     except Refused:

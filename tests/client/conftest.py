@@ -1,4 +1,4 @@
-"""Brokers that clients are tested with: one in memory, and real processes. Where both serve, both must."""
+"""The brokers that clients are tested with: one in memory, and real processes. A test that fits both runs with both."""
 
 import shutil
 from collections.abc import Callable, Iterator

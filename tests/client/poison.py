@@ -1,4 +1,4 @@
-"""Messages whose body is not what their system flag says, as a client of any language may send them."""
+"""Messages whose body contradicts their system flag, as a client of any language may send them."""
 
 import zlib
 from typing import Final

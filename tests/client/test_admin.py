@@ -120,7 +120,7 @@ def test_dead_letters_are_listed_and_replayed(memory: InMemoryBroker) -> None:
 
 @pytest.mark.parametrize("address", ["process"], indirect=True)
 class TestGroups:
-    """What only a whole broker knows."""
+    """Views of groups that need a whole broker."""
 
     def test_lag_and_members(self, new_client: Connect) -> None:
         """SG-132, SG-121: how far a group is behind, and who is in it."""

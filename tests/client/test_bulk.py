@@ -1,4 +1,4 @@
-"""The client's side of a bulk fetch: what it makes of brokers that are busy, silent, gone, or talk nonsense."""
+"""The client's side of a bulk fetch: its reactions to brokers that are busy, silent, gone, or send nonsense."""
 
 import time
 from collections.abc import Iterator

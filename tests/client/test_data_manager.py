@@ -1,4 +1,4 @@
-"""The data manager beside others that fail at each phase, against a real broker: what was decided, and what is left."""
+"""The data manager beside others that fail at each phase, with a real broker: the decision, and what is left undecided."""
 
 import logging
 import shutil

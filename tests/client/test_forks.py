@@ -1,4 +1,4 @@
-"""Programs that fork: what a child inherits of clients works there, or says why not, and disturbs nothing of the parent's.
+"""Programs that fork: clients that a child inherits work there, or say why not, and do not disturb the parent's.
 
 Each program is a process of its own: a test that forks itself would copy what other tests have left.
 """

@@ -1,4 +1,4 @@
-"""Calls that cannot be right: each is refused at the call, in words that name the parameter, what came, and what it takes."""
+"""Wrong calls: each is refused at the call, with an error that names the parameter, the value, and what it accepts."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -114,7 +114,7 @@ MISTAKES: Final[dict[str, tuple[Call, str]]] = {
 
 @pytest.fixture(scope="module")
 def on() -> Iterator[SimpleNamespace]:
-    """What a program has, of each kind."""
+    """Yield one object of each kind that a program of the client can have."""
     with metaq.testing.broker() as broker, metaq.connect(broker.address, timeout_s=60.0) as client:
         broker.create_topic("t")
 

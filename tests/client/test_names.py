@@ -1,4 +1,4 @@
-"""What the client's parts promise to have in common: names, parameters, and errors that can be reached."""
+"""Promises that all parts of the client share: names, parameters, and errors that can be reached."""
 
 import importlib
 import inspect

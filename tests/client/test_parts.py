@@ -1,4 +1,4 @@
-"""The pure parts of the client, by properties; and what a consumer answers to its broker."""
+"""The pure parts of the client, by properties; and a consumer's answers to its broker."""
 
 import struct
 import threading
@@ -268,7 +268,7 @@ def buffered(consumer: SimpleConsumer) -> int:
 
 
 def settled(consumer: SimpleConsumer) -> int:
-    """What is buffered, when that has not changed for a while."""
+    """Return how many messages are buffered, once that number has not changed for 0.3 s."""
     before, since = buffered(consumer), time.monotonic()
     while time.monotonic() - since < 0.3:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A message that cannot be read costs no other one: with every kind of consumer, the broker in memory and a real one."""
+"""An unreadable message costs no other message: with every kind of consumer, the broker in memory and a real one."""
 
 import asyncio
 import subprocess
@@ -208,7 +208,7 @@ class Faults:
         self._patch = patch
 
     def at(self, place: object, name: str) -> None:
-        """Of every three calls of this function about one fails from now on."""
+        """Make about one of three calls of this function fail from now on, before or after its work."""
         really = getattr(place, name)
 
         def work(*arguments: Any, **named: Any) -> object:

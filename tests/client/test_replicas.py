@@ -1,4 +1,4 @@
-"""What a client does with a broker that has a replica beside its master."""
+"""Clients of a broker that has a replica beside its master."""
 
 import shutil
 from collections.abc import Iterator

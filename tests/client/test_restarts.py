@@ -1,4 +1,4 @@
-"""Clients outlive their broker; programs that gevent patched."""
+"""Clients that outlive their broker, and programs patched by gevent."""
 
 import logging
 import re

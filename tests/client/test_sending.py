@@ -1,4 +1,4 @@
-"""Which broker a message goes to, and what is tried when that fails: against servers that fail on purpose."""
+"""The choice of a broker for a message, and the retries when it fails: against servers that fail on purpose."""
 
 import logging
 import time

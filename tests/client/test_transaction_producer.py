@@ -1,4 +1,4 @@
-"""Messages that follow a local transaction: what goes over the wire, and who is asked when nobody has told."""
+"""Messages that follow a local transaction: the bytes on the wire, and the checks of undecided ones."""
 
 import queue
 import threading
@@ -37,7 +37,7 @@ def stored(request: RemotingCommand, code: int = Response.SUCCESS) -> Reply:
 
 
 def clusters_of(*brokers: FakeRemoting) -> Script:
-    """What a registry answers that knows these brokers: the first is a, the next b."""
+    """Return the script of a registry that knows these brokers: the first is a, the next b."""
     rows = {name: BrokerData("DefaultCluster", name, {0: broker.address}) for name, broker in zip("abc", brokers, strict=False)}
     return lambda request: Reply(body=encode_cluster_info(ClusterInfo(rows, {"DefaultCluster": list(rows)})))
 
@@ -69,7 +69,7 @@ class Desk:
         return told(self.found)
 
     def ends(self) -> list[dict[str, str]]:
-        """What the broker was told of transactions."""
+        """Return the fields of the decisions that the broker received."""
         return [request.fields for request in self.broker.requests if request.code == END]
 
     def wait_for_ends(self, count: int) -> list[dict[str, str]]:

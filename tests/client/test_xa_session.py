@@ -1,4 +1,4 @@
-"""XA sessions: the bytes they send, what they make of answers and of no answer, and several brokers."""
+"""XA sessions: the bytes they send, their handling of answers and of no answer, and several brokers."""
 
 import contextlib
 import re

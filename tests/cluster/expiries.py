@@ -1,7 +1,7 @@
 """Sessions of brokers expire again and again: they are cut off or stopped, or ZooKeeper is stopped or has lost its data.
 
 See ``tests.cluster.registered`` for what must hold. An expiry is counted when a broker's nodes belong to another session than
-before. ``python -m tests.cluster.expiries --seed 7 --count 100`` makes so many of them.
+before. ``python -m tests.cluster.expiries --seed 7 --count 100`` makes that many of them.
 """
 
 import argparse

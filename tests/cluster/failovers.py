@@ -1,7 +1,7 @@
 """Failovers under load: the master is killed, stopped, or hands over; slaves are killed.
 
-``python -m tests.cluster.failovers --seed 7 --rounds 30`` lives through one group. A failure names the seed; as processes have
-moods of their own, a seed draws the same faults and the same load again, but not the same instants.
+``python -m tests.cluster.failovers --seed 7 --rounds 30`` runs the life of one group. A failure names the seed. A seed draws
+the same faults and the same load again, but not the same instants, as processes are not deterministic.
 """
 
 import time
@@ -18,7 +18,7 @@ ROUNDS: Final = 30
 
 
 class Failovers(Life):
-    """What happens to processes."""
+    """A life whose faults hit processes."""
 
     def faults(self) -> dict[Fault, int]:
         return {self.kill_master: 14, self.kill_two_masters: 2, self.stop_master: 3, self.hand_over: 3, self.kill_slave: 2}

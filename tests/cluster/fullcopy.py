@@ -1,10 +1,10 @@
-"""A slave that is started empty while its master has gigabytes, takes puts meanwhile, and it is killed halfway.
+"""A slave that starts empty while its master has gigabytes and accepts puts, and that is killed halfway.
 
-What must hold: how far it is can be seen all the time, from the master and from the slave; when it is started again it goes on
-where it was; it comes in sync; the two logs are the same, byte for byte; and when the master is lost then, the promoted slave
-has every message that was acknowledged.
+What must hold: its progress is visible all the time, at the master and at the slave; after a restart it goes on where it was;
+it gets in sync; the two logs are the same, byte for byte; and when the master is lost then, the promoted slave has every
+message that was acknowledged.
 
-``python -m tests.cluster.fullcopy --seed 7 --megabytes 5000`` copies so much. It needs twice that on disk.
+``python -m tests.cluster.fullcopy --seed 7 --megabytes 5000`` copies that much. It needs twice that on disk.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""What clients have asked of a group of replicas, what they were answered, and what every replica must therefore hold.
+"""The requests of clients to a group of replicas, the answers, and what every replica must therefore hold.
 
 A message carries its number, from which its content can be made again. It is *stored* once a put at REPLICA was acknowledged or
 a reader has seen it: from then on it is at that place, under that id, whoever is the master. It is *refused* when the answer
 said so: then nobody ever sees it. All others may be there or not.
 
-An id is ``epoch << 47 | log offset``, so it tells under which master a message was taken.
+An id is ``epoch << 47 | log offset``, so it shows under which master a message was accepted.
 """
 
 import random
@@ -150,7 +150,7 @@ class History:
         return number
 
     def seen(self, number: int) -> bool:
-        """Whether a reader got it."""
+        """Return whether a reader got the message of this number."""
         return number in self._places
 
     # -- what must be there -------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Commit(NamedTuple):
 
 
 class Progress:
-    """What one consumer has committed, and what its group goes on from after a failover."""
+    """The commits of one consumer, and the offsets from which its group goes on after a failover."""
 
     BACK_S: Final = 1.0
     """So much of what was committed may be lost, whatever the machine does: who takes commits sees to it."""

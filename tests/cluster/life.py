@@ -1,4 +1,4 @@
-"""The life of one group of replicas under load: one fault after the other, and what must hold after each and at the end.
+"""The life of one group of replicas under load: one fault after another, and checks after each and at the end.
 
 After each fault: puts are acknowledged again in time, every client succeeds, all replicas are in sync. At the end every replica
 is read whole and compared with the history, and their logs with each other, byte by byte.
@@ -47,7 +47,7 @@ class CalledOff(Exception):
 
 
 class Campaign:
-    """What lives share that go on at the same time, in several processes."""
+    """The state shared by lives that run at the same time, in several processes."""
 
     def __init__(self, unit: str, count: int, context: SpawnContext) -> None:
         """Until so many faults of the unit have been made."""
@@ -104,7 +104,7 @@ class Life:
         """Begin and end of the log, when all replicas had the same."""
 
     def faults(self) -> dict[Fault, int]:
-        """What can go wrong, and how often it does."""
+        """Return the faults that this kind of life makes, and how often it makes each."""
         raise NotImplementedError
 
     def live(self, rounds: int) -> None:
@@ -233,7 +233,7 @@ class Life:
         """Something after which no client goes on."""
 
     def _equal(self) -> bool:
-        """Whether all replicas say the same, which is noted then: more may come at any time."""
+        """Return whether all replicas report the same log, and note its bounds then: more may be put at any time."""
         looks = [member.look() for member in self.group.members.values()]
         ends = {(look["begin"], look["end"], look["end"] - look["readable_end"]) for look in looks if look is not None}
         if None in looks or len(ends) != 1:

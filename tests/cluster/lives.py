@@ -26,7 +26,7 @@ _campaign: Campaign
 
 
 class Lived(NamedTuple):
-    """What is left of a life that ended well."""
+    """The results of a life that ended well."""
 
     counts: Counter[str]
     pauses: list[float]

@@ -1,4 +1,4 @@
-"""Clients of a group that find its master by themselves, each in a thread, and write down what they ask and are answered."""
+"""Clients of a group that find its master by themselves, each in a thread, and record their requests and the answers."""
 
 import random
 import socket
@@ -39,7 +39,7 @@ GROUP: Final = "cg"
 
 
 def in_doubt(text: str) -> bool:
-    """Whether an answer leaves it open whether something was done."""
+    """Return whether an answer leaves open if the request was carried out."""
     return any(words in text for words in IN_DOUBT)
 
 
@@ -78,12 +78,12 @@ class Load:
         assert not self.failures, self.failures[0]
 
     def all_succeeded_since(self, moment: float) -> bool:
-        """Whether every client has had a success since then."""
+        """Return whether every client has had a success since that moment."""
         self.check()
         return all(worker.succeeded_at > moment for worker in self.workers)
 
     def settled(self) -> bool:
-        """Whether all transactions are decided."""
+        """Return whether all transactions are decided."""
         self.check()
         return all(worker.settled() for worker in self.workers)
 
@@ -131,7 +131,7 @@ class Worker(threading.Thread):
             self.load.failures.append(f"{self.name}: {traceback.format_exc()}")
 
     def settled(self) -> bool:
-        """Whether nothing that it has begun is undecided."""
+        """Return whether every transaction that this client has begun is decided."""
         return True
 
     def connect(self) -> None:
@@ -300,7 +300,7 @@ class Reader(Worker):
         return self.rng.random() < 0.95
 
     def get(self, partition: TopicPartition, position: int) -> Batch:
-        """What the replica has from there on."""
+        """Return the messages that the replica has from a position on, at most 64 KiB."""
         assert self._client is not None
         return self._client.get(partition.topic, position, partition=partition.partition, max_bytes=64 * 1024)
 

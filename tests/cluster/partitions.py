@@ -1,6 +1,6 @@
 """Partitions under load: the master and ZooKeeper, its slaves or its clients do not hear each other, or only one way.
 
-``python -m tests.cluster.partitions --seed 7 --rounds 30`` lives through one group; see ``tests.cluster.failovers``.
+``python -m tests.cluster.partitions --seed 7 --rounds 30`` runs the life of one group; see ``tests.cluster.failovers``.
 """
 
 import time
@@ -20,7 +20,7 @@ LONG_S: Final = 5.0
 
 
 class Partitions(Life):
-    """What happens to the ways between processes."""
+    """A life whose faults hit the connections between processes."""
 
     proxied = True
 

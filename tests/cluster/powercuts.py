@@ -1,10 +1,10 @@
 """Power cuts under load: of single replicas, of two and of all at once, at random moments, with every kind of loss.
 
-What no sync has covered goes: all of it, sectors at random, or only what is in the middle (``tests.support.powercuts``). The
+Data that no sync has covered is lost: all of it, sectors at random, or only the middle (``tests.support.powercuts``). The
 machine is back at once, within its session with ZooKeeper, or after another master was elected. At REPLICA nothing that was
 acknowledged is lost while one replica that held it keeps its power, at DISK+REPLICA nothing at all.
 
-``python -m tests.cluster.powercuts --seed 7 --rounds 12`` lives through one group; see ``tests.cluster.failovers``.
+``python -m tests.cluster.powercuts --seed 7 --rounds 12`` runs the life of one group; see ``tests.cluster.failovers``.
 """
 
 import time
@@ -28,7 +28,7 @@ UNIT: Final = "power cuts"
 
 
 class PowerCuts(Life):
-    """What happens to machines."""
+    """A life whose faults hit machines."""
 
     kind: ClassVar[type[Member]] = PoweredMember
     flags: ClassVar[tuple[str, ...]] = (
@@ -70,7 +70,7 @@ class PowerCuts(Life):
         return self._until_back([master, self.slaves(master)[0]])
 
     def slave_loses_power_and_master_is_killed(self) -> float:
-        """Who was killed has what is in its page cache."""
+        """Cut a slave's power and kill the master, which keeps what is in its page cache."""
         master = self.group.wait_master()
         slave = self.slaves(master)[0]
         return self._until_back([slave], master)

@@ -1,6 +1,6 @@
-"""Brokers that nobody elects, registered in a real ZooKeeper, and a producer that found them there and goes on sending.
+"""Brokers without elections, registered in a real ZooKeeper, and a producer that found them there and goes on sending.
 
-Whatever happens to ZooKeeper or on the way to it, no send fails that reaches a broker; afterwards every broker stands there
+Whatever happens to ZooKeeper or the connections to it, no send fails that reaches a broker; afterwards every broker is there
 again with all its nodes, the registry of each knows all of them, and they have every message that was acknowledged.
 """
 
@@ -128,7 +128,7 @@ class Registered(contextlib.ExitStack):
             return [_session(look, number) for number in self._numbers]
 
     def all_known(self) -> bool:
-        """Whether the registry of each broker knows all of them."""
+        """Return whether the registry of each broker knows all brokers."""
         return all(self._names <= self.known_to(broker) for broker in self.brokers)
 
     def known_to(self, broker: BrokerProcess) -> set[str]:

@@ -1,11 +1,11 @@
 """Garbage on the replication port of a master that has a slave in sync.
 
-Many connections say what no slave says: random bytes, the reports with which a RocketMQ slave begins, hellos with bytes
-changed, lost or added, lengths that lie, slaves of other brokers, and slaves that claim to have what they were never sent. They
-wait for the end, or hang up, or stay. Meanwhile a real slave follows, and puts wait for it.
+Many connections send what no slave sends: random bytes, the reports with which a RocketMQ slave begins, hellos with bytes
+changed, lost or added, false lengths, slaves of other brokers, and slaves that claim to have what they were never sent. They
+wait for the end, or hang up, or stay open. Meanwhile a real slave follows, and puts wait for it.
 
 What must hold: the log and the set of replicas in sync stay as they are, and nobody but the real slave counts; its connection
-is never lost; puts are acknowledged; the process prints no traceback, and memory that was taken is given back.
+is never lost; puts are acknowledged; the process prints no traceback, and memory in use goes down again.
 
 ``python -m tests.cluster.replication_garbage --seed 7 --count 100000`` runs it; a failure names the seed and the connection.
 """
@@ -117,7 +117,7 @@ class Attack:
         return [struct.pack(">q", chance.choice(NUMBERS)) for _ in range(chance.randrange(1, 40))]
 
     def _hello(self, **changed: object) -> bytes:
-        """What a replica that is none might say truthfully: it has nothing."""
+        """Return a hello that an impostor could send truthfully: it has no data."""
         known = self._standing
         said: dict[str, Any] = {
             "cluster": "DefaultCluster",
@@ -136,7 +136,7 @@ class Attack:
         return Hello(**{**said, **changed}).encode()
 
     def _mutated(self, chance: Chance) -> list[bytes]:
-        """Of another cluster, so that a change that leaves it valid changes nothing."""
+        """Return a mutated hello of another cluster, so that one that stays valid has no effect; then wild reports."""
         data = bytearray(self._hello(cluster=f"other {chance.random()}"))
         for _ in range(chance.randrange(1, 4)):
             at = chance.randrange(len(data) + 1)
@@ -185,7 +185,7 @@ class Attack:
         return [self._hello(**chance.choice(changes)), *self._wild_reports(chance)]
 
     def _reports(self, chance: Chance) -> list[bytes]:
-        """Of a slave that is taken, since it says that it has nothing; then it reports what it was never sent."""
+        """Return a hello that is accepted, since it says that the slave has no data; then reports of data never sent to it."""
         return [self._hello(), *self._wild_reports(chance)]
 
     def _wild_reports(self, chance: Chance) -> list[bytes]:

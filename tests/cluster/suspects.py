@@ -1,6 +1,6 @@
-"""Elections among replicas that lose power, against a model: nothing acknowledged is lost while one that was in sync has it.
+"""Elections among replicas that lose power, against a model: no acknowledged message is lost while one in sync has it.
 
-Real are the elections and who is in sync; ZooKeeper is a table of nodes, a log is a list. What happens next is drawn: messages,
+The elections and the in-sync set are real; ZooKeeper is a table of nodes, a log is a list. Each next event is drawn: messages,
 copies, reports, frames that come late, kills, power cuts, restarts within the session, sessions that expire, answers that get
 lost. After each step every replica in sync that is not suspect has to hold everything that was acknowledged. Only when all of
 them are suspect may a master lack some of it, and then it has the longest log.
@@ -119,7 +119,7 @@ class ZooKeeper:
         self.unsettled = True
 
     def settle(self) -> None:
-        """What the keeper does, some time later."""
+        """Write the kept node again, if it is due, as the keeper of a real connection does some time later."""
         if self.connected and self.unsettled and self.kept is not None:
             path, data = self.kept
             self._tree.nodes[path] = data(), 0, self.session
@@ -127,7 +127,7 @@ class ZooKeeper:
 
 
 class Machine:
-    """What a replica has, and its process, if any."""
+    """A replica: its log, and its process, if any."""
 
     def __init__(self, world: "World", number: int) -> None:
         self.world, self.number = world, number
@@ -342,7 +342,7 @@ class World:
         return found[0] if found[0].process.in_sync.members == frozenset(NUMBERS) else None
 
     def check(self) -> None:
-        """What has to hold at every moment."""
+        """Check what has to hold at every moment."""
         found = self.tree.nodes.get(f"{GROUP}/state")
         if found is None or not found[0]:
             return

@@ -1,4 +1,4 @@
-"""Backups, as docs/operations.md describes them: what is copied, and what a broker makes of the copy."""
+"""Backups, as docs/operations.md describes them: the files copied, and a broker started on the copy."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""That lateness is excused by what was measured in that very time, and not too often."""
+"""The canary excuses lateness only by what it measured in that very time, and not too often."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ STOPPED_S: Final = 0.5
 
 
 def test_a_canary_tells_when_it_was_late(tmp_path: Path) -> None:
-    """Of the time asked for, and no more than that."""
+    """Its lateness is that within the time asked for, and no more."""
     with Canary(tmp_path) as canary:
         before = time.monotonic()
         os.kill(canary.pid, signal.SIGSTOP)

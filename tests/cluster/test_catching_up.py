@@ -1,4 +1,4 @@
-"""Slaves that are far behind: away for longer than messages are kept, or without room for what they lack."""
+"""Slaves that are far behind: away for longer than the retention time, or without room for the data that they lack."""
 
 import random
 from collections.abc import Iterator

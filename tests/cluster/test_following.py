@@ -1,4 +1,4 @@
-"""A slave's follower and a master of the test's own, in one process: what the slave waits for, exactly."""
+"""A slave's follower and a master of the test's own, in one process: the exact conditions that the slave waits for."""
 
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -73,7 +73,7 @@ class Master:
         self._connection.sendall(encode_control(self._store.log.end, {"epoch": 0, "follow": hello.end}))
 
     def send_log(self) -> None:
-        """What the log has more by now."""
+        """Send what the log has after the part already sent, at most 1 MiB."""
         start, data = piece(self._store.log, self._sent, 1 << 20, read_here)
         self._sent = start + len(data)
         self._connection.sendall(encode_data(start, len(data)) + bytes(data))
@@ -84,7 +84,7 @@ class Master:
         self._connection.sendall(encode_control(end, said))
 
     def wait_for_report(self) -> None:
-        """Of all that was sent."""
+        """Wait until the slave reports that it has all that was sent."""
         while REPORT.unpack(self._read(REPORT.size))[0] < self._sent:
             pass
 

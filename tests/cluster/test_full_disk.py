@@ -1,4 +1,4 @@
-"""Replicas whose disks are full when they are to be master."""
+"""Replicas whose disks are full when they are to become master."""
 
 from pathlib import Path
 from typing import Final

@@ -1,4 +1,4 @@
-"""Garbage on the replication port of a master, and from what is no master to a slave."""
+"""Garbage on the replication port of a master, and from a false master to a slave."""
 
 import contextlib
 import random
@@ -115,7 +115,7 @@ class FakeMaster:
 
 
 def lies(rng: random.Random, data: bytes) -> Iterator[Callable[[Hello], bytes]]:
-    """What a slave is told by one that is no master; ``data`` is what really comes next in the log."""
+    """Yield what a false master may send to a slave; ``data`` is what really comes next in the log."""
 
     def following(*frames: bytes) -> Callable[[Hello], bytes]:
         return lambda hello: encode_control(hello.end, {"follow": hello.end}) + b"".join(frames)

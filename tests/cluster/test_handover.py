@@ -1,4 +1,4 @@
-"""A master that an operator has replaced for a while: the way there and back, without a message lost."""
+"""A master that an operator has replaced for a while: the handover and the way back, without a lost message."""
 
 import contextlib
 from pathlib import Path
@@ -31,7 +31,7 @@ def hand_over(group: Group, to: Member) -> None:
 
 
 def bodies(member: Member) -> list[bytes]:
-    """What readers get, each once: a put that was not acknowledged was made again, and may be there twice."""
+    """Return what readers get, each body once: a put that was not acknowledged was made again, and may be there twice."""
     return list(dict.fromkeys(message.body for message in read_all(member)))
 
 

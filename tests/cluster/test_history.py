@@ -1,4 +1,4 @@
-"""That the checker of histories finds what it is there to find."""
+"""The checker of histories finds each kind of violation."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""That lives which go on at the same time share their end, and their failure."""
+"""Lives that run at the same time end together, and fail together."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What lies between a master and its slave: delays, slices, cuts, losses, partitions, through a proxy."""
+"""Bad networks between a master and its slave: delays, slices, cuts, losses, partitions, through a proxy."""
 
 import random
 import threading
@@ -162,7 +162,7 @@ def test_a_copy_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
 
 
 def more_than(replica: ReplicaProcess, end: int) -> bool:
-    """Whether its log ends behind a log offset; unknown while it opens its store again."""
+    """Return whether the replica's log ends after a log offset; ``False`` also while it opens its store again."""
     try:
         return bool(replica.status()["end"] > end)
     except ROLE_CHANGES:

@@ -1,4 +1,4 @@
-"""What a failover takes back of the offsets that consumers have committed."""
+"""Committed offsets of consumers after a failover, and how far it may take them back."""
 
 import time
 from pathlib import Path

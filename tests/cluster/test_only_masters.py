@@ -1,4 +1,4 @@
-"""What is asked of a replica that is no master, and so does not know what is so now."""
+"""Requests to a replica that is not the master, and so does not know the current state."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Consumers of an ordered topic while masters are killed: who has a partition has it alone."""
+"""Consumers of an ordered topic while masters are killed: each partition has at most one consumer."""
 
 import threading
 import time
@@ -41,7 +41,7 @@ class Call(NamedTuple):
 
 
 class Calls:
-    """Of all consumers."""
+    """The listener calls of all consumers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Many connections to the replication port of a master: none of them keeps a slave away, and only so many are held."""
+"""Many connections to the replication port of a master: they do not keep a slave away, and their number is limited."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Replicas that lose power, and what none of them loses by that."""
+"""Replicas that lose power, and the data that must survive it."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A master and its slaves as real processes: what a slave has, what it answers, and what puts wait for."""
+"""A master and its slaves as real processes: the slave's data, its answers, and the puts that wait for it."""
 
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ SOONER: Final = ("--replica-lag-ms", "8000", "--replica-timeout-ms", "2000")
 
 
 def bodies(broker: BrokerProcess, topic: str = TOPIC) -> list[bytes]:
-    """What readers of both protocols see."""
+    """Return the bodies that readers of both protocols see."""
     return [message.body for message in read_all(broker, topic)]
 
 

@@ -1,4 +1,4 @@
-"""Masters that are lost, slaves that are promoted, and replicas that come back with another log or none."""
+"""Lost masters, promoted slaves, and replicas that come back with another log or none."""
 
 import time
 from pathlib import Path
@@ -25,7 +25,7 @@ ALONE: Final = ("--min-in-sync", "1")
 
 
 def bodies(replica: ReplicaProcess, topic: str = TOPIC) -> list[bytes]:
-    """What readers of both protocols see."""
+    """Return the bodies that readers of both protocols see."""
     return [message.body for message in read_all(replica, topic)]
 
 

@@ -1,4 +1,4 @@
-"""Replicas whose disks take longer for the syncs of a change of role than ZooKeeper waits for a sign of life."""
+"""Replicas whose disks need longer for the syncs of a role change than ZooKeeper's session timeout."""
 
 from pathlib import Path
 from typing import ClassVar, Final

@@ -1,4 +1,4 @@
-"""Groups that read from a slave because an operator says so: their setting ``brokerId``."""
+"""Groups that an operator makes read from a slave, by their setting ``brokerId``."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ STANDBY: Final = 3
 
 
 def read_from(master: ReplicaProcess, replica: int) -> None:
-    """What RocketMQ's ``updateSubGroup -i`` does."""
+    """Make the group read from this replica, as RocketMQ's ``updateSubGroup -i`` does."""
     with connect_remoting(master) as client:
         ask(client, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, fastjson.encode({"groupName": GROUP, "brokerId": replica}))
 

@@ -1,4 +1,4 @@
-"""A master with ZooKeeper on its side that its slaves do not reach, and the other way round."""
+"""A master that reaches ZooKeeper but not its slaves, and the other way round."""
 
 import time
 from collections.abc import Callable, Iterator

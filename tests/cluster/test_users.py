@@ -31,7 +31,7 @@ def slave_of(master: BrokerProcess, folder: Path, name: str, users: Path | None,
 
 
 def follows(slave: BrokerProcess) -> bool:
-    """Whether it ever did."""
+    """Return whether the slave has ever followed a master."""
     return " following master=" in slave.stderr().replace("not following", "")
 
 

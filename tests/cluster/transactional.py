@@ -145,7 +145,7 @@ class HalfSender(RemotingWorker):
 
     @staticmethod
     def commits(number: int) -> bool:
-        """What becomes of a half message."""
+        """Return whether the half message of this number is committed: all but every fourth are."""
         return number % 4 != 0
 
     def step(self) -> bool:

@@ -1,10 +1,10 @@
-"""ZooKeeper is away for a minute: stopped, killed, or killed with all its data, while everything is used that depends on it.
+"""ZooKeeper is away for a minute (stopped, killed, or killed with all its data) while all that depends on it is in use.
 
-An elected master must refuse puts when its lease has ended, readers go on, and puts are taken again soon after ZooKeeper is
-back (``tests.cluster.life``). Brokers that nobody elects serve on, a producer that knows them goes on, and they register again
+An elected master must refuse puts when its lease has ended, readers go on, and puts are accepted again soon after ZooKeeper is
+back (``tests.cluster.life``). Brokers without elections go on, a producer that knows them goes on, and they register again
 (``tests.cluster.registered``).
 
-``python -m tests.cluster.zookeeper --seed 7 --count 3 --seconds 60`` has it be away three times.
+``python -m tests.cluster.zookeeper --seed 7 --count 3 --seconds 60`` takes it away three times.
 """
 
 import argparse

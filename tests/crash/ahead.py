@@ -3,7 +3,7 @@
 A case is the life of one group: the master stores messages with a delay, half messages, branches and offsets, decides and
 delivers some, and saves its snapshots. Slaves copy its log and keep its snapshots, each at its own pace, so a snapshot is often
 ahead of the log that it lies beside, more so when the power has taken all that was not synced. Any replica may be master then;
-what the others have more than it is cut off, and the end may come before their snapshots are removed.
+what the others have beyond its log is cut off, and the process may end before their snapshots are removed.
 
 Whoever becomes master must know what its own log says, whatever its snapshots say: each delayed message is delivered, once,
 each half message without a decision is undecided, each prepared branch is prepared, and no message is skipped that its group
@@ -100,7 +100,7 @@ class _Turns:
 
 
 def _part(**members: Any) -> Any:
-    """What of a broker somebody looks at."""
+    """Return a stand-in for a part of a broker, with only the members that are read."""
     return SimpleNamespace(**members)
 
 
@@ -325,7 +325,7 @@ class _Group:
             self._cut(slave)
 
     def _cut(self, slave: _Replica) -> None:
-        """What a slave has more than its master goes."""
+        """Cut off, at the slave's next opening, the end of its log that its master does not have."""
         own, master = slave.store.log, self._master
         end = common_end(slave.epochs.table, own.end, master.epochs.table, master.store.log.end)
         assert end is not None
@@ -352,7 +352,7 @@ class _Group:
         self._check_again()
 
     def _check_again(self) -> None:
-        """What the snapshot of the offsets says from now on is no more than that."""
+        """Check that the snapshot of the offsets, loaded once more, is not ahead of the log."""
         again = _part(**{**vars(self._master.context), "offsets": OffsetTable()})
         expect(not load_offsets(again), "the snapshot is of this log")
 

@@ -1,4 +1,4 @@
-"""The lives of ``tests.crash.consumers`` that an asyncio program leads; calls are cancelled at random moments."""
+"""The asyncio programs among the lives of ``tests.crash.consumers``; calls are cancelled at random moments."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 async def _perhaps(rng: random.Random, call: Coroutine[Any, Any, T]) -> T | None:
-    """What a call returns, unless it is cancelled before."""
+    """Return the result of a call; ``None`` if it fails, or ends by the cancellation that hits about half of the calls."""
     task = asyncio.ensure_future(call)
     if rng.random() < 0.5:
         for _ in range(rng.randrange(5)):

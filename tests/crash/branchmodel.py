@@ -1,4 +1,4 @@
-"""What transactions promise, as a list of acts and what is open in memory: see ``schedule``."""
+"""A model of what transactions promise: a list of acts, and what is open in memory (see ``schedule``)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Message(NamedTuple):
 
 
 class Act(NamedTuple):
-    """What one group of records says. ``again``: a branch was parked once more, which one its mark says."""
+    """The meaning of one group of records. ``again``: a branch was parked once more; its mark says which one."""
 
     do: str
     key: str
@@ -36,7 +36,7 @@ class Logged(NamedTuple):
 
 
 class Table:
-    """What acts lead to."""
+    """The state that a sequence of acts leads to."""
 
     def __init__(self, acts: Sequence[Logged] = ()) -> None:
         self.prepared: dict[str, tuple[Message, ...]] = {}
@@ -77,7 +77,7 @@ class Flight:
 
 @dataclass
 class Model:
-    """What must be true now."""
+    """The state that must be true now."""
 
     open: dict[str, list[Message]] = field(default_factory=dict)
     busy: set[str] = field(default_factory=set)

@@ -9,7 +9,7 @@ OneCase = Callable[[int], dict[str, int]]
 
 
 class Result(NamedTuple):
-    """What a run did; a violation raises instead."""
+    """The counts of a run without a violation; a violation raises instead."""
 
     name: str
     seeds: range

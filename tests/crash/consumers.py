@@ -1,7 +1,7 @@
-"""Consumers of every kind, one after the other in a group, while much goes wrong; and what must have arrived afterwards.
+"""Consumers of every kind, one after another in a group, while much goes wrong; and what they must have received.
 
-A case is a topic and a group of their own on a broker that serves many cases. Messages are sent, some of which nobody can read.
-Then the group lives several times, each time as a consumer of another kind: it iterates, commits by itself, listens, listens in
+A case is a topic and a group of their own on a broker that serves many cases. Messages are sent, some of them unreadable. Then
+the group lives several times, each time as a consumer of another kind: it iterates, commits by itself, listens, listens in
 order, pulls, two of them share, the same in asyncio with calls that are cancelled, or in a child that is forked beside it and
 killed. Meanwhile listeners fail, offsets are reset to the beginning, more is sent, consumers are closed in the middle, and in
 some cases the broker is killed and started again. Or the consumers of a case are broadcast ones, with their offsets in a file.
@@ -9,8 +9,8 @@ some cases the broker is killed and started again. Or the consumers of a case ar
 What must hold: at the end of each life no offset is committed whose message was not delivered since the last reset, nor is
 among the dead letters; after a last life each message has been.
 
-``python -m tests.crash.consumers --seed 7 --cases 100`` runs it. A failure names the seed; a seed draws the same again, but
-not the same instants.
+``python -m tests.crash.consumers --seed 7 --cases 100`` runs it. A failure names the seed; a seed draws the same case again,
+but not the same instants.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Random work on a store above a faulty disk, followed by the model."""
+"""Random work on a store over a faulty disk, which the model follows."""
 
 import logging
 import random
@@ -207,7 +207,7 @@ class Driver:
 
     @contextmanager
     def _alone(self, duty: str) -> Iterator[bool]:
-        """Whether a duty is free: each has one caller that waits for it, several of them go on at a time."""
+        """Yield whether a duty is free, and hold it: each duty has one caller at a time, but several duties may run at once."""
         if duty in self._at_work:
             yield False
             return
@@ -223,13 +223,13 @@ class Driver:
         self.document = self.document_tried
 
     def read(self) -> None:
-        """What readers see of some partition is what was put."""
+        """Check that readers of some partition see what was put."""
         key = self.rng.choice(KEYS)
         self.read_partition(key)
         self.model.check_found(self.store, key, self.rng)
 
     def read_partition(self, key: TopicPartition) -> None:
-        """What readers see of a partition is what was put: a few messages from a random one on."""
+        """Check that readers of a partition see what was put: a few messages from a random one on."""
         queue = self.store.queue(*key)
         first, _ = self.store.first(queue, read_here)
         if first < queue.readable:

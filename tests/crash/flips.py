@@ -1,4 +1,4 @@
-"""One flipped bit: it is named by ``verify``, delivered by nobody, and costs at most the message that it touched, or its group.
+"""One flipped bit: ``verify`` reports it, it is never delivered, and costs at most the message it touched, or its group.
 
 The class of the file is drawn evenly, then a byte in it that carries data, then a bit. The folder is opened as the same boot
 of the machine finds it (the live mark counts) and as the next one does. Flips in unused space change nothing at all.

@@ -1,13 +1,13 @@
 """Mutated recordings of RocketMQ clients, and frames that no client sends, against a real broker.
 
-Many connections, one after the other and some side by side, say what the recordings of ``tests/wire`` say, with bytes flipped,
-lost, added or doubled, fields left out or replaced by numbers at and beyond every limit, bodies cut, lengths that lie; and
-requests of administrators. They read all answers, or none and hang up, or none and stay. Meanwhile control connections put and
-get, over both protocols.
+Many connections, one after the other and some side by side, send the recordings of ``tests/wire``, with bytes flipped, lost,
+added or doubled, fields left out or replaced by numbers at and beyond every limit, bodies cut, false lengths; and requests of
+administrators. They read all answers, or none and hang up, or none and stay open. Meanwhile control connections put and get,
+over both protocols.
 
 What must hold: the process lives and prints no traceback; the control connections are served correctly all along, and in the
 end all that they sent is there; every request gets exactly one response, with its opaque, and no one-way request does; memory
-that was taken is given back.
+in use goes down again.
 
 ``python -m tests.crash.frames --seed 7 --count 300000`` runs it; a failure names the seed and the connection.
 """
@@ -201,7 +201,7 @@ PROBE: Final = encode_request(0, 0)
 
 
 class Stream(NamedTuple):
-    """What one connection says."""
+    """The bytes that one connection sends, and what the broker must make of them."""
 
     data: bytes
     frames: int
@@ -276,7 +276,7 @@ class Talk:
         return True
 
     def _receive(self) -> bool:
-        """Whether there was something."""
+        """Receive data, prepare answers to the broker's requests, and return whether there was any data."""
         data = self._connection.recv(1 << 16)
         for frame in self._reader.receive(data):
             if frame.is_response:
@@ -409,7 +409,7 @@ class Attack:
         return resident_kb(self._pid)
 
     def longest_turn_ms(self) -> int:
-        """Of the processor, since the start."""
+        """Return the longest turn of the broker's loop since its start, in milliseconds of processor time."""
         secret = "" if self._control is None else self._control.secret
         return round(1000 * Values(self._broker, secret).get("metaq_longest_turn_seconds"))
 

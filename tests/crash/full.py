@@ -1,7 +1,7 @@
-"""A full disk: the n-th call that needs room fails, alone or with those behind it, and later there is room again.
+"""A full disk: the n-th call that needs room fails, alone or with those after it, and later there is room again.
 
-Refused is refused: with ``DiskFull``, and for good, also after a restart. Reads go on, what was acknowledged stays, and
-messages are taken again as soon as there is room. A folder that there is opens however full the disk is, from whichever call
+Refused messages are refused with ``DiskFull``, and for good, also after a restart. Reads go on, acknowledged messages stay, and
+messages are accepted again as soon as there is room. A folder that exists opens however full the disk is, from whichever call
 on, also after a power cut, and again and again. (Only where a file system cannot even overwrite with zeros, and the process
 ends before it can, may a refused message of a short write come back.)
 
@@ -116,7 +116,7 @@ def _go_on(driver: Driver) -> None:
 
 
 def _restart(driver: Driver) -> None:
-    """What was refused stays away, what was taken is there, however the process ends."""
+    """End the process in a random way and check, after a start, that refused puts stay away and accepted ones are there."""
     end = driver.rng.choice(("stop", "kill", "power cut"))
     if end == "stop":
         driver.close()

@@ -1,11 +1,11 @@
 """Garbage, mutated and truncated frames against a real broker.
 
-Many connections, one after the other and some side by side, say what no client says: random bytes, valid conversations with
+Many connections, one after the other and some side by side, send what no client sends: random bytes, valid conversations with
 bytes changed, lost or added, numbers at and beyond every limit, odd line ends, frames cut in the middle. They read all answers,
-or none and hang up, or none and stay. Meanwhile a control connection puts and gets.
+or none and hang up, or none and stay open. Meanwhile a control connection puts and gets.
 
 What must hold: the process lives and prints no traceback; the control connection is served correctly all along; every command
-gets exactly one well-formed reply, in order, with its opaque; memory that was taken is given back.
+gets exactly one well-formed reply, in order, with its opaque; memory in use goes down again.
 
 ``python -m tests.crash.garbage --seed 7 --count 300000`` runs it; a failure names the seed and the connection.
 """
@@ -170,7 +170,7 @@ KINDS: Final[list[Callable[[Chance], bytes]]] = [valid, mutated, odd_numbers, od
 
 
 class Stream(NamedTuple):
-    """What one connection says."""
+    """The bytes that one connection sends, and what the broker must make of them."""
 
     data: bytes
     frames: int
@@ -203,7 +203,7 @@ def draw_stream(chance: Chance) -> Stream:
 
 
 def is_last(command: Command) -> bool:
-    """Whether the broker closes after it."""
+    """Return whether the broker closes the connection after this command."""
     return isinstance(command, Quit) or (isinstance(command, Invalid) and command.error.closes_connection)
 
 
@@ -230,7 +230,7 @@ def read_replies(data: bytes, *, may_be_cut: bool) -> list[Reply]:
 
 
 def may_answer(reply: Reply, command: Command) -> bool:
-    """Whether opaque, code and, where it is known, the body are right."""
+    """Return whether the reply fits the command: opaque, code and, where it is known, the body."""
     match command:
         case Quit():
             return False

@@ -1,4 +1,4 @@
-"""The table of undecided half messages against what the log says, through kills, power cuts and lost snapshots.
+"""The table of undecided half messages compared with the log, through kills, power cuts and lost snapshots.
 
 A case is the life of one data folder on a faulty disk: half messages are stored, decided, put again, brought back and asked
 about, snapshots are taken, and the process ends at any moment, with or without the machine. At every moment the table must be
@@ -55,7 +55,7 @@ WEIGHTS: Final = {
 
 
 class Told(NamedTuple):
-    """What the log says."""
+    """The state of the half messages according to the log."""
 
     undecided: dict[int, tuple[int, int]]
     """Place and time of storing by first ordinal."""
@@ -156,7 +156,7 @@ class Life:
                 expect(now[1:] == half[1:], "checks go on", half, now)
 
     def bring_back(self) -> None:
-        """What was decided becomes undecided once more."""
+        """Make a decided half message undecided again, by putting it once more."""
         known = set(self._halves)
         decided = [ordinal for ordinal in range(self._end(HALVES)) if ordinal not in known]
         if decided:

@@ -1,14 +1,14 @@
-"""Mutated beginnings of connections against a broker with users: what somebody says who wants to get in.
+"""Mutated beginnings of connections, as an intruder would send them, against a broker with users.
 
 TLS handshakes, first bytes, logins, signed requests, hellos of slaves and requests of HTTP, each with bytes changed, lost,
-added or repeated, from the address from which others work; beside them connections are held open that say nothing, or begin and
-stop. Meanwhile a client that is logged in puts and reads, and logs in anew.
+added or repeated, from the address of the other clients; beside them, open connections send nothing, or begin and stop.
+Meanwhile a client that is logged in puts and reads, and logs in anew.
 
-Half of it meets a broker that looks at a few wrong proofs a minute only, as it does by itself; the other half one that compares
-every password, signature and proof.
+For half of it the broker checks only a few wrong proofs per minute, which is its default; for the other half it compares every
+password, signature and proof.
 
-What must hold: nobody gets in who has not proven it, a slave is asked who it is however many others wait, the process lives and
-prints no traceback, the others are served, and memory that was taken is given back.
+What must hold: nobody gets in without a valid proof, a slave gets its challenge however many others wait, the process lives and
+prints no traceback, the others are served, and memory in use goes down again.
 
 ``python -m tests.crash.handshakes --seed 7 --count 100000`` runs it; a failure names the seed and the number of the connection.
 """
@@ -94,7 +94,7 @@ def mutate(chance: Chance, data: bytes) -> bytes:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """What comes until the broker closes."""
+    """Return all that arrives until the broker closes the connection."""
     data = b""
     with contextlib.suppress(ConnectionError):
         while part := connection.recv(65536):
@@ -108,7 +108,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def knows(data: bytes) -> bool:
-    """Whether a request of HTTP has a right proof somewhere."""
+    """Return whether an HTTP request has a user's secret anywhere, in the clear or in base64."""
     if any(user.secret.encode() in data for user in (WRITER, ADMIN)):
         return True
     proofs = {f"{user.name}:{user.secret}".encode() for user in (WRITER, ADMIN)}

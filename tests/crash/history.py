@@ -1,4 +1,4 @@
-"""What a broker was sent, what it answered and delivered, and what it must therefore still have after any number of kills.
+"""The messages sent to a broker, its answers and deliveries, and what it must therefore keep through any number of kills.
 
 Every message carries a number, from which its content can be made again. A message is *placed* once the broker has
 acknowledged or delivered it: from then on it is at that position of that partition under that id, whatever happens. One that

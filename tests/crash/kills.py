@@ -5,8 +5,8 @@ with what was acknowledged, and a sample of the old; at the end everything, then
 verified. What must hold: it always starts; no message that was acknowledged or delivered is lost, at either durability level;
 none is altered, moved, doubled or made up; positions and ordinals never go back; topics keep their partitions.
 
-``python -m tests.crash.kills --seed 7 --count 2000 --workers 2`` runs it. A failure names the seed; as processes and disks have
-moods of their own, a seed draws the same settings and the same load again, but not the same instants.
+``python -m tests.crash.kills --seed 7 --count 2000 --workers 2`` runs it. A failure names the seed. A seed draws the same
+settings and the same load again, but not the same instants, as processes and disks are not deterministic.
 """
 
 import argparse
@@ -140,7 +140,7 @@ class _Life:
         self.counts["kills"] += 1
 
     def _end(self) -> None:
-        """What a kill leaves is no damage; everything is there, and in its place after an orderly stop."""
+        """Check that a kill leaves no damage, and that everything is there, and in its place after an orderly stop."""
         self._verify()
         self._start()
         with self._client() as client:

@@ -1,7 +1,7 @@
 """The full counts of the crash proof: ``python -m tests.crash.long [--only NAME] [--fraction F]``.
 
-Prints one row a run and keeps the rows in ``benchmarks/results/crash-proof.md``. A violation ends the run with the command that
-replays it. Runs on the faulty disk are spread over the machine's processors; those with real brokers spread themselves.
+Prints one row per run and keeps the rows in ``benchmarks/results/crash-proof.md``. A violation ends the run with the command
+that replays it. Runs on the faulty disk are spread over the machine's processors; those with real brokers spread themselves.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What a store must remember: the messages given to it, and which of them an end of the process must leave.
+"""A model of a store: the messages given to it, and which of them an end of the process must leave.
 
 The model keeps, per partition, every message by ordinal with the text position and log offset that the store gave it.
 ``appended`` of them survive a killed process, ``synced`` of them a power cut. ``check`` compares an opened store with that and
@@ -90,7 +90,7 @@ def random_message(rng: random.Random, largest: int) -> tuple[bytes, int, str | 
 
 
 def _asked(store: MessageStore, topic: str, word: str) -> list[Stored]:
-    """What a query finds, once the index is made anew if it had to be for want of room."""
+    """Return what a query finds; while it is refused as ``Overloaded``, index the keys and ask again."""
     while True:
         try:
             return store.query(topic, word, 0, 1 << 62, 64, read_here)
@@ -152,7 +152,7 @@ class Model:
         self.groups = [group for group in self.groups if group[0][1] < self.tracks[group[0][0]].appended]
 
     def before_sync(self) -> dict[TopicPartition, int]:
-        """What a sync that begins now will cover."""
+        """Return how many messages of each partition a sync that begins now will cover."""
         return {key: track.appended for key, track in self.tracks.items()}
 
     def synced(self, covered: dict[TopicPartition, int]) -> None:

@@ -1,4 +1,4 @@
-"""Power cuts at random moments, also during recovery: what was synced is there, what is there is right.
+"""Power cuts at random moments, also during recovery: all synced data is there, and all that is there is right.
 
 A case is the life of one data folder: work, an end at a random call to the disk, and so on. At each power cut several images
 are made of the same moment; each is opened (or cut again while it is opened), compared with the model, and written to.

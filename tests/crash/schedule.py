@@ -1,4 +1,4 @@
-"""Transactions above a faulty disk, driven as the broker drives them, beside a small model of what they promise.
+"""Transactions on a faulty disk, driven as the broker drives them, beside a small model of what they promise.
 
 The model is a list of *acts*, one for each group of records that the log took, and what is open in memory. What a restart must
 find is the list folded: prepared branches, operators' decisions, and the delivered messages in their order. So a branch that
@@ -191,7 +191,7 @@ class Schedule:
         self._store(act, lambda: work(key))
 
     def _store(self, act: Act, call: Callable[[], Step | None]) -> None:
-        """What is staged now is an act, unless the disk has no room for it."""
+        """Stage an act, unless the disk has no room for it; then check the error."""
         calls = self.disk.space_calls
         try:
             step = call()
@@ -210,7 +210,7 @@ class Schedule:
         self.staged.append(Flight(act, step, self.store.queue(*MARKS).next - 1))
 
     def _taken(self, command: str, key: str, call: Callable[[], object], limit: XaCode | None = None) -> bool:
-        """Whether a command is taken, which the model knows before; ``limit``: the code when it is over one."""
+        """Return whether a command is accepted, as the model predicts; ``limit``: the expected code when it is over a limit."""
         code = limit or self.model.refusal(command, key)
         try:
             call()
@@ -447,7 +447,7 @@ def _plain(messages: Sequence[Held]) -> tuple[Message, ...]:
 
 
 def _same(key: str, before: Sequence[Logged]) -> Act:
-    """What a branch that was parked once more holds."""
+    """Return the act of a branch that was parked once more, with the messages that it held before."""
     return next(act for act, _ in reversed(before) if (act.do, act.key) == ("prepare", key))._replace(again=True)
 
 

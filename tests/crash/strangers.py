@@ -1,8 +1,8 @@
 """Mutated frames of strangers, subscribers and publishers against a broker with users.
 
-Each connection is nobody's, a subscriber's or a publisher's, who signs what it sends. It says what ``tests.crash.frames`` says,
-and sends every code bodies of all shapes, up to the largest ones and beyond. What must hold is the same; and what strangers
-send is not read, so no turn of the loop takes long and no memory is kept.
+Each connection is that of a stranger, or of a subscriber or a publisher, which sign what they send. It sends the mutated frames
+of ``tests.crash.frames``, and every code bodies of all shapes, up to the largest ones and beyond. What must hold is the same;
+and what strangers send is not read, so no turn of the loop takes long and no memory is kept.
 
 ``python -m tests.crash.strangers --seed 7 --count 1000000`` runs it; a failure names the seed and the connection.
 """
@@ -88,7 +88,7 @@ def _signed(who: Credentials, frame: bytes) -> bytes:
 
 
 def draw(chance: Chance) -> Stream:
-    """What somebody says: each connection is one's."""
+    """Draw the bytes of one connection, which acts as one user or as nobody."""
     who = chance.choice(ROLES)
     kinds: list[Kind] = [*KINDS, stuffed, stuffed, stuffed]
     if who is None:

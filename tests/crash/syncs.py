@@ -1,6 +1,6 @@
 """A sync that fails: its pages count as clean from then on, and the disk has the old ones.
 
-Whatever it was to cover is not acknowledged, nothing more is taken, and the next start makes durable again what it shows,
+What it was to cover is not acknowledged, nothing more is accepted, and the next start makes durable what it shows to readers,
 so that a power cut later on finds all of it.
 
 Replay one case: ``python -m tests.crash.syncs --seed N``.

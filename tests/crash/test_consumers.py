@@ -1,4 +1,4 @@
-"""A sample of the consumers' lives, and that what they are compared with sees what is wrong."""
+"""A sample of the consumers' lives, and proof that the comparison finds errors."""
 
 import asyncio
 import functools

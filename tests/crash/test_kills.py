@@ -1,4 +1,4 @@
-"""A tenth of the kills, and that what they are compared with sees every kind of wrong."""
+"""A tenth of the kills, and proof that the comparison finds every kind of error."""
 
 import random
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""That power cuts of real processes take what no sync has covered, and nothing else."""
+"""Power cuts of real processes take the data that no sync has covered, and nothing else."""
 
 import random
 from pathlib import Path

@@ -106,7 +106,7 @@ def test_repair_makes_queues_and_checkpoints_from_the_log(tmp_path: Path) -> Non
 
 
 def test_repair_leaves_a_bad_range_listed(tmp_path: Path) -> None:
-    """What cannot be made again is counted as quarantined and is no new damage."""
+    """Data that cannot be rebuilt is counted as quarantined and is no new damage."""
     offsets = fill(tmp_path)
     flip(tmp_path / "commitlog" / f"{0:020d}", offsets[3] + 200)
     with quiet():

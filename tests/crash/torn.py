@@ -1,4 +1,4 @@
-"""Every file cut short, or zeroed, from every byte of its last three records on: the folder opens and keeps every whole record.
+"""Files cut short, or zeroed, from every byte of their last three records on: the folder opens with every whole record.
 
 Replay one case: ``python -m tests.crash.torn --seed N``.
 """
@@ -95,7 +95,7 @@ def check_cut(folder: Folder, rng: random.Random, path: Path, at: int, *, reboot
 
 
 def _torn(folder: Folder, base: int, at: int, size: int) -> list[Place]:
-    """Whose records a cut segment does not hold whole any more; those of later segments are."""
+    """Return the places whose records a cut segment no longer holds whole; records of later segments are whole."""
     return [place for place in folder.places if place.end > base + at and place.sent.log_offset < base + size]
 
 
@@ -109,7 +109,7 @@ def _without_blank(folder: Folder, base: int, at: int, size: int, *, reboot: boo
 
 
 def _expect_rebuilt(disk: FaultyDisk) -> None:
-    """What is derived is whole again."""
+    """Check that all derived files, checkpoints and queues, are whole again."""
     damages = [
         damage
         for damage in verify(DATA, disk).damages

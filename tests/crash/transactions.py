@@ -1,4 +1,4 @@
-"""Transactions in random schedules of up to 40 steps: four branches and local transactions, each with its outcome or before it.
+"""Transactions in random schedules of up to 40 steps: four branches and local transactions, with and without an outcome.
 
 In between the process ends or the power is cut, at any call to the disk, also while the folder is opened; the disk is full,
 retention deletes segments, snapshots are damaged and the clock goes back. What must hold: ``tests.crash.schedule``.
@@ -117,7 +117,7 @@ class _Life:
             return
 
     def _damage(self) -> None:
-        """Of the snapshot, or of both copies."""
+        """Damage the snapshot, or both of its copies."""
         disk, rng = self._schedule.disk, self._rng
         for path in (SNAPSHOT, BACKUP)[: rng.choice((1, 1, 2))]:
             if path in dict(disk.files()):
@@ -150,7 +150,7 @@ class _Life:
                 self._schedule.step("prepare", key)
 
     def _step(self) -> None:
-        """Of a command that can do something now, mostly; now and then the disk has no room for it."""
+        """Run a command, mostly one that can do something now; in 5 % of the steps the disk has no room for it."""
         with self._schedule.full_disk() if self._rng.random() < 0.05 else nullcontext():
             self._schedule.step(*self._command())
 
@@ -211,7 +211,7 @@ class _Life:
         self._schedule.checkpoint()
 
     def _retire(self) -> None:
-        """What the first round puts again, the second one no longer needs."""
+        """Run retention once or twice; what the first round puts again no longer holds back the second."""
         schedule, rng = self._schedule, self._rng
         schedule.append()
         begin = schedule.store.log.begin

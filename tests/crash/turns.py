@@ -1,9 +1,10 @@
 """Commands of many connections that arrive in one turn of the loop, while readers wait for the disk and retention deletes.
 
-The broker is stopped (SIGSTOP) while the connections of a turn speak, in an order of the seed, and goes on then: all that they
-said is there at once. Topics, groups and subscriptions are few, so that one command takes away what the next one is about.
-Segments and queue files are tiny and nothing is kept, reads find nothing in memory half of the time, and connections that are
-owed answers break. What must hold: the broker lives, prints no traceback, and answers each command on connections that stay.
+The broker is stopped (SIGSTOP) while the connections of a turn send, in an order drawn by the seed, and continues then: all
+that they sent is there at once. Topics, groups and subscriptions are few, so that one command takes away what the next one is
+about. Segments and queue files are tiny and nothing is kept, reads find nothing in memory half of the time, and connections
+that are owed answers break. What must hold: the broker lives, prints no traceback, and answers each command on connections that
+stay.
 
 ``python -m tests.crash.turns --seed 7 --count 100000`` runs it; a failure names the seed and the turn.
 """

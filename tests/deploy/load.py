@@ -1,4 +1,4 @@
-"""A producer that goes on while a cluster is operated, and whether everything that it sent is there."""
+"""A producer that goes on while a cluster is operated, and a check that everything it sent is there."""
 
 import threading
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""Two machines with an unreplicated broker each, for what needs no group of replicas."""
+"""Two machines with an unreplicated broker each, for tests that need no group of replicas."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,7 @@ class Pair:
         return {"data": str(host.home / "data"), "broker_name": host.name, "segment_bytes": SMALL, **addresses, **others}
 
     def untouched(self) -> bool:
-        """Whether no host has anything of ours."""
+        """Return whether no host has a ``metaq`` folder."""
         return not any((host.home / "metaq").exists() for host in self.hosts)
 
     def status(self) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""The ports of a broker that is deployed: chosen long before it listens there."""
+"""The ports of a deployed broker, chosen long before it listens there."""
 
 from typing import Final, NamedTuple
 
@@ -9,7 +9,7 @@ WIDTH: Final = 8
 
 
 class Ports(NamedTuple):
-    """Of one broker, by its settings."""
+    """The ports of one broker, named like its settings."""
 
     listen: int
     remoting_listen: int

@@ -35,11 +35,11 @@ class Machines:
 
     @property
     def registry(self) -> str:
-        """Of all three."""
+        """The registry addresses of all three brokers."""
         return ";".join(broker["registry_listen"] for broker in self.brokers.values())
 
     def configure(self, wheels: Path, **settings: Any) -> None:
-        """What is deployed next."""
+        """Set the wheels and the settings of the next deployment."""
         hosts = {name: host.settings(broker=self.brokers[name]) for name, host in self.hosts.items()}
         zookeeper = {"zookeeper": self._zookeeper, "zookeeper_session_ms": SESSION_MS}
         given = {**SETTINGS, **zookeeper, **settings}
@@ -51,12 +51,12 @@ class Machines:
             broker.update(ports.settings("listen"))
 
     def roles(self) -> list[str]:
-        """Of all replicas, as ``fab status`` shows them."""
+        """Return the roles of all replicas, sorted, as ``fab status`` shows them."""
         rows = [line.split() for line in self.fab.run("status").splitlines()[1:]]
         return sorted(row[4] for row in rows)
 
     def releases(self) -> list[set[str]]:
-        """What each machine keeps."""
+        """Return the names of the releases that each machine keeps."""
         return [{path.name for path in (host.home / "metaq" / "releases").iterdir()} for host in self.hosts.values()]
 
     def current(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""systemd as it is told and asked, by a stub of its commands: machines with systemd and root are rare among those that test."""
+"""Commands and queries to systemd, received by a stub: few test machines have both systemd and root."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What keeps a deployment from beginning, or ends it: said with the host and the reason, and nothing is changed."""
+"""Causes that keep a deployment from beginning, or end it: it names the host and the reason, and changes nothing."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What a roll makes of what managers and brokers say: states that a real one is in for moments only."""
+"""A roll's reactions to the reports of managers and brokers, in states that real ones are in for moments only."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a deployment goes by: what runs, as its manager and its own process say, not what was written last."""
+"""A deployment relies on what runs, as its manager and its own process report, not on what was written last."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ END_S = 60.0
 
 
 def pid(host: SshHost) -> int:
-    """Of its broker."""
+    """Return the process id of the host's broker."""
     return int(host.supervisor("pid", "broker"))
 
 

@@ -1,4 +1,4 @@
-"""What a look at a machine finds there, and what is in the way of a release: on this machine, without SSH."""
+"""The survey of a machine: what is there, and what is in the way of a release; on this machine, without SSH."""
 
 import json
 from pathlib import Path

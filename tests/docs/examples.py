@@ -1,8 +1,8 @@
 """Examples in documents: found, played against a real broker, and compared with what the document shows.
 
-A fence of kind ``telnet`` is a session. What a person types stands behind ``> ``, everything else is what the broker answers.
-A byte that is no printable ASCII is shown as ``·``; ``…`` stands for anything, and on a line of its own for any lines. The
-answer of each reply begins on a new line, although no line end is sent behind a body.
+A fence of kind ``telnet`` is a session. What a person types is after ``> ``, everything else is the broker's answer. A byte
+that is not printable ASCII is shown as ``·``; ``…`` stands for anything, and on a line of its own for any lines. The answer of
+each reply begins on a new line, although no line end is sent after a body.
 """
 
 import re
@@ -55,7 +55,7 @@ def steps(session: str, prompt: str = TYPED) -> list[Step]:
 
 
 def matches(shown: str, text: str) -> bool:
-    """Whether a document's words for an output are true."""
+    """Return whether an output is as the document shows it, where ``…`` stands for any text."""
     return re.fullmatch(re.escape(shown).replace("…", ".*"), text, re.DOTALL) is not None
 
 

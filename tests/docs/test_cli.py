@@ -1,4 +1,4 @@
-"""The document about the command line: its examples, and that it leaves nothing out."""
+"""The document about the command line: its examples are right, and it leaves nothing out."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What docs/clients.md shows of Python is what happens."""
+"""The Python examples of docs/clients.md do what the document shows."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the documents say is so: sessions, settings, features, links, layers."""
+"""Statements of the documents are true: sessions, settings, features, links, layers."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""docs/metrics.md, the alarms and the dashboard speak of what is really measured."""
+"""docs/metrics.md, the alarms and the dashboard name metrics that exist."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the README shows is what happens: each example against a real broker of its own."""
+"""The examples of the README do what it shows, each against a real broker of its own."""
 
 import os
 import re
@@ -48,7 +48,7 @@ def test_telnet_session_over_a_plain_socket(broker: BrokerProcess) -> None:
 
 
 def visible(text: str) -> str:
-    """What telnet shows for certain: it has its own view of line ends and of bytes that are not printable."""
+    """Return the text without white space and ``·``: telnet shows line ends and unprintable bytes in its own way."""
     return re.sub(r"[\s·]", "", text)
 
 
@@ -75,7 +75,7 @@ class Telnet:
 
     @property
     def shown(self) -> str:
-        """What it has shown since it was connected."""
+        """The output since telnet was connected."""
         return self._everything().partition(CONNECTED)[2]
 
     def type(self, lines: list[str]) -> None:

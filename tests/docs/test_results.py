@@ -1,4 +1,4 @@
-"""That every result names the files that it was measured on, in the history of this repository."""
+"""Every result names the files that it was measured on, in the history of this repository."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What docs/spark.md shows of Python is what happens."""
+"""The Python examples of docs/spark.md do what the document shows."""
 
 import os
 import re

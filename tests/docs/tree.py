@@ -17,7 +17,7 @@ COLUMN: Final = 30
 
 
 def first_sentence(module: Path) -> str:
-    """What a module is, without its references."""
+    """Return the first sentence of a module's docstring, without its references."""
     text = ast.get_docstring(ast.parse(module.read_text("utf-8"))) or ""
     paragraph = text.split("\n\n")[0].replace("\n", " ").replace("``", "")
     return re.sub(r" \(specs: [^)]*\)", "", re.split(r"(?<=\.) ", paragraph)[0])

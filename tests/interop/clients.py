@@ -48,7 +48,7 @@ def java_class_path() -> str:
 
 
 def java_flags() -> tuple[str, ...]:
-    """What a Java program of the build is started with, up to its main class."""
+    """Return the arguments with which a Java program of the build is started, up to its main class."""
     # The admin tool reads conf/logback_tools.xml there.
     return (*JVM_FLAGS, f"-Drocketmq.home.dir={JAVA / '.build' / 'classes'}", "-cp", java_class_path())
 
@@ -65,7 +65,7 @@ def go_command(name: str = "driver", flags: Sequence[str] = ()) -> tuple[str, ..
 
 
 class Outgoing(NamedTuple):
-    """What a producer sends. Messages with one ``ordering_key`` go to one queue; ``delay`` is a level, 0 for none."""
+    """A message that a producer sends. Messages with one ``ordering_key`` go to one queue; ``delay`` is a level, 0 for none."""
 
     topic: str
     body: bytes
@@ -76,7 +76,7 @@ class Outgoing(NamedTuple):
     ordering_key: str | None = None
 
     def view(self) -> dict[str, Any]:
-        """As the drivers read it: what is not set is left out."""
+        """Return the message as the drivers read it: what is not set is left out."""
         fields = self._asdict() | {"body": base64.b64encode(self.body).decode("ascii"), "keys": list(self.keys)}
         return {name: value for name, value in fields.items() if value}
 
@@ -176,7 +176,7 @@ class ClientProcess:
         self._process.send_signal(signal.SIGCONT)
 
     def log(self) -> str:
-        """What the process has written to standard error."""
+        """Return what the process has written to standard error."""
         return self._log.read_text("utf-8", errors="replace")
 
     def _read(self) -> None:
@@ -205,7 +205,7 @@ class ClientProcess:
                 raise TimeoutError(f"{trouble}: {what}; other events: {self._events[-3:]}; its log:\n{self.log()[-4000:]}")
 
     def messages(self, consumer: str) -> list[Received]:
-        """What the listener of that push consumer has been given up to now."""
+        """Return the messages that the listener of that push consumer has received so far."""
         with self._changed:
             return [message for message in self._received if message.consumer == consumer]
 
@@ -224,7 +224,7 @@ class ClientProcess:
         return self.messages(consumer)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """What the driver has reported of that kind up to now."""
+        """Return the events of that kind that the driver has reported so far."""
         with self._changed:
             return [event for event in self._events if event["event"] == kind]
 

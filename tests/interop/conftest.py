@@ -1,4 +1,4 @@
-"""What the tests of unmodified RocketMQ clients share: one build of each driver, a broker, driver processes."""
+"""Fixtures for the tests of unmodified RocketMQ clients: one build of each driver, a broker, driver processes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

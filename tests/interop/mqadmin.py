@@ -34,7 +34,10 @@ def checked(command: str, printed: str) -> str:
 
 
 def run_process(registry: str, command: str, *arguments: str) -> str:
-    """What the command prints as a process of its own; :class:`AdminFailed`. Takes seconds to end after its work."""
+    """Return what the command prints as a process of its own, which takes seconds to end after its work.
+
+    Raise :class:`AdminFailed` when it fails.
+    """
     program = ["java", *java_flags(), MAIN, command, "-n", registry, *arguments]
     done = subprocess.run(program, capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False)
     if done.returncode != 0:
@@ -50,7 +53,7 @@ class AdminTool:
         self._registry = registry
 
     def run(self, command: str, *arguments: str) -> str:
-        """What the command prints; :class:`AdminFailed`."""
+        """Return what the command prints; raise :class:`AdminFailed` when it fails."""
         printed: str = self._driver.call("mqadmin", arguments=[command, "-n", self._registry, *arguments])
         return checked(command, printed)
 

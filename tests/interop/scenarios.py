@@ -1,4 +1,4 @@
-"""What every unmodified RocketMQ client must be able to do, once for all of them: subclasses name the client.
+"""Scenarios that every unmodified RocketMQ client must pass, written once for all of them: subclasses name the client.
 
 A module with such a class defines the fixtures ``program`` (the client's driver) and ``admin`` (a Java driver, which
 alone can query messages and reset offsets).

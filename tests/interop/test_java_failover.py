@@ -1,5 +1,6 @@
-"""The unmodified Java clients of both protocols while the master of a broker is lost: they read from its slaves, and go on with
-the master that ZooKeeper elects. None of them is restarted or told anything."""
+"""The unmodified Java clients of both protocols while the master of a broker is lost.
+
+They read from its slaves, and go on with the master that ZooKeeper elects. None of them is restarted or reconfigured."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -79,7 +80,7 @@ class Scene(ExitStack):
             return set()
 
     def owned(self) -> bool:
-        """Whether some consumer has each partition."""
+        """Return whether each partition is owned by some consumer."""
         return {parse_partition(name) for name in self._children(LAYOUT.owners(GROUP, TOPIC))} == ALL
 
     def owner_nodes(self) -> dict[str, int]:

@@ -1,5 +1,6 @@
-"""The unmodified Java MetaQ client, 1.4.6.2, as its users run it: it finds our brokers through a real ZooKeeper, shares their
-partitions with other consumers, and keeps its offsets there."""
+"""The unmodified Java MetaQ client, 1.4.6.2, as its users run it, with ZooKeeper.
+
+It finds our brokers through a real ZooKeeper, shares their partitions with other consumers, and keeps its offsets there."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What docs/clients.md shows of Java and Go is what happens; tests/docs/test_clients.py does the same for Python."""
+"""The Java and Go examples of docs/clients.md do what it shows; tests/docs/test_clients.py does the same for Python."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def examples(kind: str) -> list[tuple[str, str]]:
 
 
 def run(command: Sequence[str], home: Path) -> str:
-    """What the program prints; its client keeps its files in ``home``."""
+    """Return what the program prints; its client keeps its files in ``home``."""
     log = home / "stderr.log"
     with log.open("wb") as errors:
         process = subprocess.Popen(
@@ -99,7 +99,7 @@ def test_go(tmp_path: Path) -> None:
 
 
 def test_the_versions_shown_are_those_tested() -> None:
-    """What a reader is told to fetch is what every test of these clients runs."""
+    """The document names the versions that all tests of these clients run."""
     tested = re.search(r"<rocketmq.version>(.+)</rocketmq.version>", (JAVA / "pom.xml").read_text("utf-8"))
     assert tested is not None
     assert f"<version>{tested[1]}</version>" in only("xml")

@@ -57,7 +57,7 @@ def sent(client: ClientProcess, broker: BrokerProcess) -> list[Sent]:
 
 
 def eventually(tool: AdminTool, condition: Callable[[str], bool], command: str, *arguments: str) -> str:
-    """What the command prints as soon as that, without an exception, fulfils the condition."""
+    """Repeat the command until it succeeds and its output fulfils the condition; return that output."""
     printed: list[str] = []
 
     def fulfilled() -> bool:
@@ -76,7 +76,7 @@ def eventually(tool: AdminTool, condition: Callable[[str], bool], command: str, 
 
 
 def test_only_the_end_of_the_tool_itself_is_no_failure() -> None:
-    """What it logs of answers that come while it shuts down is left out; any other exception is a failure."""
+    """The tool's log lines about answers that arrive while it shuts down are left out; any other exception is a failure."""
     late = (
         "04:58:49.199 WARN  RocketmqRemoting execute callback in executor exception, maybe executor busy\n"
         "java.util.concurrent.RejectedExecutionException: Task java.util.concurrent.FutureTask@11[Not completed, task = x] "

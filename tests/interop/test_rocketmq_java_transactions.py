@@ -58,7 +58,7 @@ class Desk:
         return self.decide(body, state)
 
     def find(self, state: str) -> None:
-        """What checks find from now on; at first, nothing is known."""
+        """Set the state that checks find from now on; at first, nothing is known."""
         self.client.call("find_transactions", producer=self.name, state=state)
 
     def told(self, kind: str) -> list[bytes]:

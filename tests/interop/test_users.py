@@ -1,4 +1,4 @@
-"""The unmodified RocketMQ clients as users of a broker, over TLS: RocketMQ's ACL as they have it."""
+"""The unmodified RocketMQ clients as users of a broker, over TLS: with the ACL hooks that they come with."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One line of the product that is broken, the test that must fail then, and what can be checked without running either."""
+"""One line of the product that is broken, the test that must fail then, and checks that run neither of them."""
 
 import ast
 import functools

@@ -13,7 +13,7 @@ from tests.mutants.runner import judge_all
 
 
 def check() -> list[str]:
-    """What is wrong with rows, as far as the texts tell."""
+    """Return what is wrong with the rows, as far as the texts show it."""
     tests_of = rows_of_features((ROOT / "docs" / "features.md").read_text("utf-8"))
     found = ((mutant, problem_with(mutant, ROOT, tests_of)) for mutant in MUTANTS)
     return [f"{mutant}: {problem}" for mutant, problem in found if problem is not None]

@@ -1,7 +1,7 @@
-"""Runs the test of each row in a copy of the tree, with and without the mutant, and tells a failed test from a broken run.
+"""A runner of each row's test in a copy of the tree, with and without the mutant, that tells failed from broken runs.
 
-Only a test that ran and failed has noticed a mutant. What else may happen proves nothing and is told as such: a module that
-cannot be imported, a fixture that fails, no test of that name, a run without an end.
+Only a test that ran and failed has noticed a mutant. Anything else proves nothing and is reported as such: a module that cannot
+be imported, a fixture that fails, no test of that name, a run without an end.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ QUIET: Final = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:x
 
 
 class Outcome(enum.Enum):
-    """What became of a test; of several cases of one, or of a case and its end, the first of these that there is."""
+    """The outcome of a test; of several cases of a test, or of a case and its teardown, the first in this order counts."""
 
     FAILED = "failed"
     TIMED_OUT = "timed out"
@@ -56,7 +56,7 @@ class Report(NamedTuple):
     output: str
 
     def of(self, test: str) -> tuple[Outcome, float]:
-        """What became of the test of a row, and how long it took."""
+        """Return the outcome of the test of a row, and the seconds that it took."""
         file, _, name = test.partition("::")
         module = f"tests.{file.removesuffix('.py').replace('/', '.')}"
         cases = [case for case in self.cases if case.module == module and name in (case.name, case.name.partition("[")[0])]
@@ -84,7 +84,7 @@ class Copy:
         self._check_imported()
 
     def _check_imported(self) -> None:
-        """What a test starts anywhere imports the copy, not what is installed."""
+        """Check that a process started in any folder imports the copy, not what is installed."""
         ask = [sys.executable, "-c", "import metaq, tests; print(metaq.__file__, tests.__file__)"]
         told = subprocess.run(ask, cwd="/", env=self._environment, check=True, capture_output=True, text=True).stdout
         assert all(path.startswith(str(self.root)) for path in told.split()), told

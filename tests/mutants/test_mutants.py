@@ -1,4 +1,4 @@
-"""Rows that still say what they break, how a mutant that nobody notices is told, and a sample of the rows.
+"""The rows still fit the code, an unnoticed mutant is reported, and a sample of the rows.
 
 ``make test-long`` runs them all.
 """
@@ -52,7 +52,7 @@ def test_every_row_breaks_something() -> None:
     ],
 )
 def test_a_failed_test_is_told_from_a_broken_run(tmp_path: Path, name: str, outcome: Outcome, seconds: float) -> None:
-    """As pytest reports them."""
+    """A failed test, a test that timed out and a broken run have different outcomes."""
     (tmp_path / "report.xml").write_text(REPORT)
     assert Report(read_report(tmp_path / "report.xml"), "").of(f"unit/test_a.py::{name}") == (outcome, seconds)
     assert Report(read_report(tmp_path / "no.xml"), "").of(f"unit/test_a.py::{name}") == (Outcome.BROKEN, 0)

@@ -1,7 +1,7 @@
-"""How long it takes from nothing to the first message: python -m tests.packaging.firstmessage
+"""The time from nothing to the first message: python -m tests.packaging.firstmessage
 
-Prints the seconds of each step, and the resident memory of the broker behind it, and ends with 1 when that is more than
-MOST_SECONDS in all, or than MOST_KIB. It means an idle machine with a warm pip cache; run it twice when the cache is cold.
+Prints the seconds of each step, and the broker's resident memory after them, and ends with 1 when that is more than
+MOST_SECONDS in all, or than MOST_KIB. It assumes an idle machine with a warm pip cache; run it twice when the cache is cold.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What `metaq debug-bundle` must not show, or look at on the wrong machine."""
+"""Secrets that `metaq debug-bundle` must not show, and facts that it must not look at on the wrong machine."""
 
 import tarfile
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_a_folder_that_this_machine_does_not_have_is_not_looked_at(tmp_path: Pat
 
 
 def problems(file: Path) -> str:
-    """What is in problems.txt; the bundle has a disk.txt exactly where that says nothing."""
+    """Return the text of problems.txt; check that the bundle has a disk.txt exactly where that text is empty."""
     with tarfile.open(file) as archive:
         names = {Path(name).name: name for name in archive.getnames()}
         stream = archive.extractfile(names["problems.txt"])

@@ -1,6 +1,6 @@
 """The Containerfile, as far as it can be tried without a container engine: its commands, run in plain folders.
 
-What is not tried: the base images, `useradd`, and that the folder /data is writable for the user.
+Not tried: the base images, `useradd`, and that the folder /data is writable for the user.
 """
 
 import fnmatch

@@ -1,4 +1,4 @@
-"""Bodies for administrators: as RocketMQ writes them, and nothing that is read breaks the reader."""
+"""Bodies for administrators: they are as RocketMQ writes them, and no input breaks the reader."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -36,7 +36,7 @@ def test_magic_and_checksum_are_not_looked_at() -> None:
 
 
 def test_an_empty_batch_and_empty_messages() -> None:
-    """What is not there is not an error of the form."""
+    """A batch may be empty, and so may its messages."""
     assert list(decode_batch(b"")) == []
     assert list(decode_batch(item(b""))) == [BatchItem(0, b"", "")]
 

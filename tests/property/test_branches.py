@@ -36,7 +36,7 @@ def room() -> Room:
 
 
 def answer(call: Callable[[], object]) -> object:
-    """What a command returns, or the code it is refused with."""
+    """Return the result of a command, or the code with which it is refused."""
     try:
         return call()
     except XaError as error:
@@ -249,7 +249,7 @@ class BranchMachine(RuleBasedStateMachine):
 
     @rule(key=keys, outcome=st.none() | outcomes)
     def whole_branch(self, key: str, outcome: Outcome | None) -> None:
-        """What single steps seldom reach by chance: a prepared branch, decided by hand or not."""
+        """Prepare a branch in one go, decided by hand or not: single steps seldom reach that by chance."""
         self.begin(key=key, timeout_s=3)
         self.put(key=key, size=1)
         self.prepare(key=key)
@@ -327,7 +327,7 @@ class BranchMachine(RuleBasedStateMachine):
 
     @rule(reached=st.lists(st.booleans(), min_size=len(KEYS), max_size=len(KEYS)), replay_from=st.floats(0, 1))
     def crash(self, reached: list[bool], replay_from: float) -> None:
-        """Of steps in flight some are in the log; a snapshot may be older than marks that are applied again."""
+        """Crash with some steps in flight already in the log; the snapshot may be older than marks that are applied again."""
         for (key, life), kept in zip(self.lives().items(), reached, strict=True):
             if life.step is not None and kept:
                 place = self.log(key, life)

@@ -1,4 +1,4 @@
-"""The body of a bulk fetch: round trips, what is no such body, and that no flipped bit of a record goes unnoticed."""
+"""The body of a bulk fetch: round trips, refused bodies, and proof that no flipped bit of a record goes unnoticed."""
 
 import struct
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Tables of what consumers have: queue locks, offsets, members. Laws for any order of calls."""
+"""Tables of consumers' state: queue locks, offsets, members. Laws for any order of calls."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""JSON with other keys than texts: the forms that real brokers and clients write, round trips, and garbage."""
+"""JSON with keys that are not strings: the forms that real brokers and clients write, round trips, and garbage."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Message ids: golden values of real brokers and clients, round trips, and what is no id."""
+"""Message ids: golden values of real brokers and clients, round trips, and refused texts."""
 
 import datetime
 import re

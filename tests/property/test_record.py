@@ -1,4 +1,4 @@
-"""The stored record and the text form of a message: round trips, and that no single flipped bit goes unnoticed."""
+"""The stored record and the text form of a message: round trips, and proof that no single flipped bit goes unnoticed."""
 
 import random
 import struct
@@ -44,7 +44,7 @@ properties = st.dictionaries(st.text(clean, min_size=1, max_size=20), st.text(cl
 
 
 class Drawn(NamedTuple):
-    """What a put brings."""
+    """The drawn parts of a put."""
 
     flag: int
     attribute: str | None

@@ -1,4 +1,4 @@
-"""The registry's tables against a model: many brokers come, change and go in any order."""
+"""The registry's tables against a model: many brokers register, change and leave in any order."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ topics = st.dictionaries(st.sampled_from(TOPICS), st.integers(1, 4), min_size=2)
 
 @dataclass(slots=True)
 class Lives:
-    """What the model knows of one process."""
+    """The model's knowledge of one process."""
 
     address: str
     version: DataVersion

@@ -1,4 +1,4 @@
-"""Frames of the remoting protocol: both serializations there and back, and what is no frame."""
+"""Frames of the remoting protocol: round trips in both serializations, and refused frames."""
 
 import struct
 import tracemalloc

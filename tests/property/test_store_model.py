@@ -1,6 +1,6 @@
 """The store against a model: any order of operations, ends of the process and faults of the disk.
 
-Hypothesis chooses and shrinks; the crash tests do the same at random and by the thousand. The model and what it promises:
+Hypothesis chooses and shrinks; the crash tests do the same at random and by the thousand. The model and its promises:
 `tests/crash/model.py`.
 """
 

@@ -1,4 +1,4 @@
-"""Tag expressions: what is read, what passes at the broker, what the client drops."""
+"""Tag expressions: how they are parsed, which messages pass at the broker, and which ones the client drops."""
 
 import pytest
 from hypothesis import given

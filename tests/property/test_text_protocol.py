@@ -1,4 +1,4 @@
-"""The text protocol under drawn input: what is written is read back, and nothing that arrives does harm."""
+"""The text protocol under drawn input: all that is written is read back, and no input does harm."""
 
 import random
 import re

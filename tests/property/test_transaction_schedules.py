@@ -1,9 +1,9 @@
 """Every schedule of seven steps over two branches, and a sample of longer random ones.
 
-A schedule is a path through a graph: two that lead to the same state of the model, of the snapshot, of the log behind it and of
+A schedule is a path through a graph: two that lead to the same state of the model, of the snapshot, of the log after it and of
 what is on its way there are continued once. The two branches are alike, so a state and its mirror image are one. A step is a
-command that stays on its way, a command with its outcome, one half of a commit that reads first, the end of a turn, its sync,
-a failure, a duty, or an end of the process. Every command is tried in every state, so a frame that is delayed or repeated is
+command that stays on its way, a command with its outcome, one half of a commit that reads first, the end of a turn, its sync, a
+failure, a duty, or an end of the process. Every command is tried in every state, so a frame that is delayed or repeated is
 among them. After each step everything is compared with the model (``tests.crash.schedule``), the other branch too.
 
 At level DISK the seven steps are 1,449 states and 20,685 edges, at MEMORY 1,546 and 21,971. Paths that were never joined would
@@ -167,7 +167,7 @@ OPERATIONS: Final = dict(operations())
 
 
 def state(schedule: Schedule) -> str:
-    """What the future depends on, the same for a state and its mirror image."""
+    """Return everything that the future depends on; it is the same for a state and its mirror image."""
     saved, _ = read_document(schedule.disk, DATA / "config" / "transactions.json")
     return min(_state(schedule, saved or {"next": 0, "prepared": [], "heuristic": []}, name) for name in MIRRORS)
 

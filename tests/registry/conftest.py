@@ -1,4 +1,4 @@
-"""One ZooKeeper for the tests that leave it as it is."""
+"""One ZooKeeper for all tests that do not stop or change the server."""
 
 from collections.abc import Iterator
 

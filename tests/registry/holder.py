@@ -1,4 +1,4 @@
-"""A process that holds a lease: it keeps /held, and prints its lease's end (monotonic clock, in seconds) as it is renewed.
+"""A process that holds a lease: it keeps /held, and prints the end of its lease (monotonic, in seconds) at each renewal.
 
 ``python -m tests.registry.holder HOSTS SESSION_MS``
 """

@@ -1,4 +1,4 @@
-"""Brokers that are registered in ZooKeeper: their nodes, and what the registry of each says."""
+"""Brokers that are registered in ZooKeeper: their nodes, and the answers of each one's registry."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""One replica's part in elections, against a real ZooKeeper: what a master may change of the state, and when."""
+"""One replica's part in elections, against a real ZooKeeper: which parts of the state a master may change, and when."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How far MetaQ's groups are: what their consumers keep in ZooKeeper, as a broker exports it."""
+"""Offsets of MetaQ's groups, which their consumers keep in ZooKeeper, as a broker exports them."""
 
 import shutil
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def fill(broker: BrokerProcess, topic: str, partitions: int) -> dict[int, list[i
 
 
 def consume(zookeeper: KazooClient, group: str, topic: str, places: dict[tuple[int, int], str], owner: str = "") -> None:
-    """What a consumer stores, by broker and partition; with an ``owner`` it has these partitions."""
+    """Store offsets as a consumer does, by broker and partition; with an ``owner``, make it own these partitions."""
     for (broker, partition), offset in places.items():
         zookeeper.create(LAYOUT.offset(group, topic, broker, partition), offset.encode(), makepath=True)
         if owner:

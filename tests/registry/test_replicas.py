@@ -1,4 +1,4 @@
-"""Replicas that find their master through ZooKeeper, and what stands there of where slaves connect."""
+"""Replicas that find their master through ZooKeeper, and the addresses for slaves that are stored there."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""Copies topic ``source`` to topic ``copy``: ``python -m tests.spark.dying REGISTRY CHECKPOINT MARK``.
+"""A job that copies topic ``source`` to topic ``copy``: ``python -m tests.spark.dying REGISTRY CHECKPOINT MARK``.
 
-While there is a file MARK, micro-batch 1 ends with SIGKILL of driver and JVM, when it is written and not yet committed.
+While there is a file MARK, micro-batch 1 ends with SIGKILL of driver and JVM after it was written and before its commit.
 """
 
 import os

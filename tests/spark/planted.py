@@ -1,4 +1,4 @@
-"""A history of offsets whose troubles are known: four are planted among healthy groups with noise.
+"""A history of offsets with known problems: four are planted among healthy groups with noise.
 
 ========= ======== ========== =============================================================================================
 group     topic    partitions what it does
@@ -55,7 +55,7 @@ SCHEMA: Final = pa.schema(
 
 
 class Topic(NamedTuple):
-    """What producers do: messages a second of each partition, how many more or less of them at random, and until when."""
+    """A topic's producers: the mean messages per second of each partition, and when they stop."""
 
     name: str
     rates: list[float]
@@ -90,7 +90,7 @@ class Log:
 
 
 class Reading(NamedTuple):
-    """What a group did in a partition."""
+    """The progress of a group in a partition."""
 
     group: str
     kind: str

@@ -1,4 +1,4 @@
-"""SIGKILL of the driver of a streaming query at random moments, and a restart with its checkpoint, while messages come.
+"""SIGKILL of the driver of a streaming query at random moments, and a restart with its checkpoint, while messages arrive.
 
 A case is the life of one query, with up to ``KILLS`` kills of the driver and all its processes: while it starts, while it
 plans, reads, keeps a batch or writes its checkpoint. In the end it reads what is left. What must hold: every message of the
@@ -144,7 +144,7 @@ class _Life:
         raise AssertionError(f"Spark gave up {STARTS} times; see {self._log}")
 
     def _wait_for_the_moment(self, driver: subprocess.Popen[bytes]) -> bool:
-        """Whether the driver still lives when the moment of its kill comes."""
+        """Wait for a random moment, and return whether the driver still lives then, to be killed."""
         began, before = time.monotonic(), len(self._files())
         kind, moment = "kills while starting", began + self._rng.uniform(0.2, 1.0) * self._start_s
         if self._rng.random() >= WHILE_STARTING:

@@ -1,4 +1,4 @@
-"""The report kept current by a stream of a real broker's history: a trouble that comes is an alarm, and so is its end."""
+"""The report kept current by a stream of a real broker's history: the start of a problem is an alarm, and so is its end."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Batch reads by a real Spark from real brokers: what is read is the log."""
+"""Batch reads by a real Spark from real brokers: they read exactly the log."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Columns of records against what the record and property readers of the broker and the client say, record by record."""
+"""Columns of records, compared record by record with the record and property readers of the broker and the client."""
 
 import random
 import zlib
@@ -50,7 +50,7 @@ Row = dict[str, Any]
 
 
 class Drawn(NamedTuple):
-    """What differs from record to record."""
+    """The parts that differ from record to record."""
 
     body: bytes
     properties: bytes = b""
@@ -68,7 +68,7 @@ def record_of(drawn: Drawn, ordinal: int, log_offset: int) -> bytes:
 
 
 def bulk_of(drawn: Sequence[Drawn | None]) -> Bulk:
-    """As a broker answers; ``None`` is a message that is lost."""
+    """Return these messages as a broker answers them; ``None`` is a message that is lost."""
     units, records, size = [], [], 0
     for ordinal, one in enumerate(drawn, FIRST):
         if one is None:

@@ -1,4 +1,4 @@
-"""A store folder read without its broker, against what a consumer of the broker is given."""
+"""A store folder read without its broker, compared with what a consumer of the broker receives."""
 
 import os
 import random
@@ -86,7 +86,7 @@ def rows(folder: Folder, key: TopicPartition, *, verify: bool = True) -> tuple[l
 
 
 def row_of(record: Record, key: TopicPartition) -> Row:
-    """What a row must say of a record that a consumer was given."""
+    """Return the row that Spark must make of a record that a consumer receives."""
     pairs, body = decode_properties(record.properties), bytes(record.body)
     keys = pairs.get(KEYS, "").split()
     users = [{"key": name, "value": value.encode()} for name, value in pairs.items() if name not in NOT_USERS]
@@ -140,7 +140,7 @@ def write_everything(broker: BrokerProcess) -> None:
 
 
 def everything(broker: BrokerProcess) -> dict[TopicPartition, list[Row]]:
-    """What a consumer is given."""
+    """Return the rows of everything that a consumer receives, by partition."""
     with RemotingClient(broker.host, broker.port) as client:
         keys = [TopicPartition(topic, partition) for topic, count in TOPICS.items() for partition in range(count)]
         return {key: [row_of(record, key) for record in records(client, *key)] for key in keys}
@@ -212,7 +212,7 @@ class Made(NamedTuple):
         return [row["value"] for row in found], lost
 
     def without(self, *ordinals: int, key: TopicPartition = FIRST) -> tuple[list[bytes], list[int]]:
-        """What is read when these messages are lost."""
+        """Return the bodies that are read when these messages are lost, and the numbers of the lost ones."""
         return [body for ordinal, body in enumerate(self.bodies[key]) if ordinal not in ordinals], list(ordinals)
 
     def unit(self, ordinal: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What brokers record of their groups, and what is exported of it, is the history that Spark's reports are made of."""
+"""The history that Spark's reports are made of: what brokers record of their groups, and what is exported of it."""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Options of reads: what they mean, and one clear sentence for each way in which they can be wrong."""
+"""Options of reads: their meaning, and one clear error for each way in which they can be wrong."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Columns of a write as messages of a batch, compared with what the broker's own reader of batches finds in them."""
+"""Columns of a write as messages of a batch, compared with the result of the broker's own reader of batches."""
 
 import zlib
 from typing import Any

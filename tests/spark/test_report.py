@@ -1,4 +1,4 @@
-"""The offset report on a history with four planted troubles: all are named and no other, and a browser shows the page."""
+"""The offset report on a history with four planted problems: it names exactly these, and a browser shows the page."""
 
 import html
 import json

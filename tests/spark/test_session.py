@@ -1,4 +1,4 @@
-"""The Java that Spark runs on: which one is taken, and what is said when there is none."""
+"""The Java that Spark runs on: which one is chosen, and the error when there is none."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Writes of Spark, read by the client: what arrives, where, how often, and what wrong writes are told."""
+"""Writes of Spark, read by the client: what arrives, where, how often, and the errors of wrong writes."""
 
 import signal
 import subprocess

@@ -50,7 +50,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[BrokerProcess]
 
 
 class Seen(NamedTuple):
-    """What a query has read."""
+    """The results of a query: its rows and its progress."""
 
     batches: dict[int, list[Row]]
     """The rows of each batch, by its number."""

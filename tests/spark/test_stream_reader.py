@@ -27,7 +27,7 @@ MakeReader = Callable[..., StreamReader]
 
 @pytest.fixture
 def new_reader() -> Iterator[MakeReader]:
-    """As Spark makes it after a start or a restart."""
+    """Yield a function that makes a reader as Spark does after a start or a restart."""
     schema = StructType()
     for column in COLUMNS.split(", "):
         schema.add(column.split(" ")[0], "string")
@@ -59,7 +59,7 @@ def put(broker: BrokerProcess, partition: int, count: int, body: bytes = b"x") -
 
 
 def offsets(position: dict[str, Any]) -> list[int]:
-    """Of each partition, in order."""
+    """Return the offset of each partition, in order."""
     return list(position[TOPIC].values())
 
 

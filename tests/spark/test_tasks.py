@@ -1,4 +1,4 @@
-"""What a task reads in a worker, from real brokers, without a Spark."""
+"""Tasks as they read in a worker, from real brokers, without Spark."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def options(broker: BrokerProcess, **more: str) -> ReadOptions:
 
 
 def part(begin: int, end: int, *addresses: str, number: int = 7, queue: int = 0) -> Part:
-    """Of a queue that Spark knows by another number."""
+    """Return a part of a queue that Spark knows by another number."""
     return Part(Range(TopicPartition(TOPIC, number), begin, end), MessageQueue(TOPIC, "metaq", queue), addresses)
 
 

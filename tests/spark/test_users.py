@@ -1,4 +1,4 @@
-"""Spark and brokers that have users and speak TLS: who reads, who writes, and that no password is shown."""
+"""Spark and brokers that have users and use TLS: who may read, who may write, and no password is shown."""
 
 import contextlib
 import io
@@ -179,7 +179,7 @@ def cli(broker: BrokerProcess, certificates: Certificates, *arguments: str, secr
 
 
 def recorded(broker: BrokerProcess) -> bool:
-    """Whether the broker has recorded the offsets of the group."""
+    """Return whether the broker has recorded the offsets of the group."""
     with as_admin(broker) as client:
         return any(view.end > 1 for view in client.admin().queues(HISTORY_TOPIC))
 

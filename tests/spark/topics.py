@@ -107,7 +107,7 @@ def log_of(broker: BrokerProcess, topic: str) -> list[Row]:
 
 
 def rows(frame: "DataFrame") -> list[Row]:
-    """What a read shows, in the order in which it shows it."""
+    """Return the rows of a read, in its order."""
     return [_row(found.asDict()) for found in frame.collect()]
 
 

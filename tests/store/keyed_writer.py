@@ -1,6 +1,6 @@
 """A process that puts messages with keys until it is killed: ``python -m tests.store.keyed_writer FOLDER FIRST SEED``.
 
-It says ``number log-offset`` for each message once that is written; message n has the keys ``u<n>`` and ``k<n mod 1000>``.
+It prints ``number log-offset`` for each message once that is written; message n has the keys ``u<n>`` and ``k<n mod 1000>``.
 """
 
 import random

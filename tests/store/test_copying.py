@@ -1,4 +1,4 @@
-"""Copying a log, cutting what diverged, beginning anew (``metaq.store.copies.applying``, ``replacing``, ``epochs``)."""
+"""Copies of a log, cuts of what diverged, fresh starts (``metaq.store.copies.applying``, ``replacing``, ``epochs``)."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How the last process ended, what the log may lack for it, and that this is known for as long as it is so."""
+"""The end of the last process, what the log may lack because of it, and how long the log stays suspect."""
 
 import random
 from dataclasses import replace
@@ -78,7 +78,7 @@ def test_a_mark_that_cannot_be_read_is_a_power_cut(content: bytes) -> None:
 
 
 def test_a_level_that_syncs_does_not_hide_what_was_written_before() -> None:
-    """What a killed process had in the page cache goes with the power while the next one, at another level, is opening."""
+    """Data that a killed process left in the page cache goes with the power, even if the next process syncs while it opens."""
     disk = written(REPLICA)
     opened(disk, ON_DISK)
     disk.killed()
@@ -105,7 +105,7 @@ def test_no_process_that_ends_in_between_hides_it() -> None:
 
 
 def punched(disk: FaultyDisk) -> FaultyDisk:
-    """What the page cache did not write in the middle of what came after the checkpoint."""
+    """Overwrite part of the log after the checkpoint with zeros, as if the page cache had not been written there."""
     for path, data in disk.files():
         if path.parent == DATA / LOG and (at := data.find(b"0020" * 10)) >= 0:
             data[at : at + 40] = bytes(40)
@@ -129,7 +129,7 @@ def test_a_replica_ends_at_a_hole(settings: StoreSettings, *, reboot: bool) -> N
 
 
 def test_damage_before_the_checkpoint_costs_no_other_record() -> None:
-    """What was durable stays, whatever the level, but the log is suspect."""
+    """Durable records stay, whatever the level, but the log becomes suspect."""
     disk = written(REPLICA, 8).copy(random.Random(0))
     store, _ = opened(disk, REPLICA)
     store.close()

@@ -1,4 +1,4 @@
-"""The table of half messages, as it is found again."""
+"""The table of half messages after a restart."""
 
 from pathlib import Path
 

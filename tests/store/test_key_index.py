@@ -1,4 +1,4 @@
-"""The key index: its bytes on the disk, what is found through it, and what it does without room or after damage."""
+"""The key index: its bytes on disk, the results of queries, and its behaviour without room or after damage."""
 
 import random
 import zlib

@@ -1,4 +1,4 @@
-"""That the power may be cut right after a log was cut: what the checkpoint then vouches for is there."""
+"""A power cut right after a log was cut: the data that the checkpoint covers then is there."""
 
 import random
 from typing import Final

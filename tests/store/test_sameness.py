@@ -1,4 +1,4 @@
-"""A slave proves that its log is its master's, and copies again what is not."""
+"""A slave proves that its log equals its master's, and copies the parts again that differ."""
 
 import random
 from collections.abc import Iterator

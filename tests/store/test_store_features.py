@@ -86,7 +86,7 @@ def segments(folder: Path) -> list[Path]:
 
 
 def bodies(store: MessageStore, topic: str, partition: int = 0) -> list[bytes | None]:
-    """What readers get; ``None`` where a message is lost."""
+    """Return the bodies that readers get, ``None`` where a message is lost."""
     queue = store.queue(topic, partition)
     first, _ = store.first(queue, read_here)
     found: list[bytes | None] = []

@@ -1,4 +1,4 @@
-"""Messages found by the time at which they were stored, and by a log offset that a client names."""
+"""Messages found by the time at which they were stored, and by a log offset from a client."""
 
 import random
 import zlib

@@ -80,7 +80,7 @@ def put(store: MessageStore, key: TopicPartition, body: bytes) -> int:
 
 
 def bodies(store: MessageStore, key: TopicPartition) -> list[bytes | None]:
-    """What readers get of a partition, ``None`` for what is lost."""
+    """Return the bodies that readers of a partition get, ``None`` where a message is lost."""
     queue = store.queue(*key)
     found = store.records(queue, queue.base, 1000, read_here)
     return [None if each is None else bytes(decode_record(each.buffer[each.at : each.at + each.size]).body) for each in found]

@@ -60,7 +60,7 @@ class Folder:
         self.tx = Transactions(self.store, Room(**self.limits, max_timeout_s=60), HOST, self.path / "config")
 
     def kill(self) -> None:
-        """As a process that ends without a stop."""
+        """Release the lock and nothing else, as a process does that ends without a stop."""
         assert self.store.lock is not None
         self.store.lock.close()
 

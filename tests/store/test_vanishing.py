@@ -1,4 +1,4 @@
-"""Readers of what retention deletes while they wait, and of what lies damaged on the disk: answers, never an exit.
+"""Readers of data that retention deletes while they wait, and of damaged data on disk: they get answers; no process exits.
 
 A stand-in for the disk makes the moment exact: retention runs while a chosen read waits.
 """

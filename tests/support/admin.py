@@ -1,4 +1,4 @@
-"""What an administrator, a producer and a consumer ask a broker for, over the plain client of the tests."""
+"""Requests of an administrator, a producer and a consumer to a broker, over the plain client of the tests."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def ask(client: RemotingClient, code: int, body: bytes = b"", /, **fields: objec
 
 
 def ask_body(client: RemotingClient, code: int, body: bytes = b"", /, **fields: object) -> Any:
-    """What the body of the answer says."""
+    """Return the decoded body of the answer to a request that succeeds."""
     return fastjson.decode(ask(client, code, body, **fields).body)
 
 

@@ -1,4 +1,4 @@
-"""The largest bodies that requests may have, in the worst shapes: those that mean something, and those that do not."""
+"""The largest bodies that requests may have, in the worst shapes, valid and invalid."""
 
 import json
 import zlib
@@ -85,7 +85,7 @@ def queues() -> bytes:
 
 @cache
 def registrations() -> tuple[bytes, ...]:
-    """Of as many topics as there is room for, and one that is small until it is inflated."""
+    """Return registrations of as many topics as there is room for, and one that is small until it is inflated."""
     topics = {f"{number}": TopicConfig(f"{number}", 1, 1, 6) for number in range(16_000)}
     plain = encode_registration(TopicTable(DataVersion(1, 1), topics))
     while len(plain) > REGISTRATION_BYTES:

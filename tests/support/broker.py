@@ -1,4 +1,4 @@
-"""A real broker process for tests, on a port of its own choosing, and waiting for conditions with a deadline."""
+"""A real broker process for tests, on a port that it chooses itself; and waits for conditions with a deadline."""
 
 import contextlib
 import os
@@ -174,7 +174,7 @@ class BrokerProcess:
         return socket.create_connection((self.host, self.port), timeout=SOCKET_TIMEOUT_S)
 
     def stderr(self) -> str:
-        """What it has written to standard error, over all starts."""
+        """Return what the broker has written to standard error, over all starts."""
         return self.log.read_text("utf-8", errors="replace") if self.log.exists() else ""
 
 

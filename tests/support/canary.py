@@ -1,11 +1,11 @@
-"""How late a healthy process is on this machine: the one excuse for what takes longer than promised, and for nothing else.
+"""A measure of how late a healthy process is on this machine: the only excuse for what takes longer than promised.
 
-A canary is a process beside the test that does what every participant does: one thread sleeps for a moment, over and over,
-and one writes a few bytes and syncs them. It writes down from when until when it was late, by the monotonic clock that all
-processes share, and how far it is where nothing was late::
+A canary is a process beside the test that does what every participant does: one thread sleeps for a moment, over and over, and
+one writes a few bytes and syncs them. It records from when until when it was late, by the monotonic clock that all processes
+share, and where nothing was late, how far it has got::
 
     timer 8123.504 8123.911     it should have woken at the first, and did at the second
-    sync 8123.950 8123.950      what it has not told of until then was in time
+    sync 8123.950 8123.950      until then, all that it has not recorded was in time
 """
 
 import contextlib

@@ -9,7 +9,7 @@ from metaq.cli import commands
 
 
 class Cli:
-    """What a person types behind ``metaq``, with ``METAQ_REGISTRY`` set."""
+    """The command ``metaq`` with the arguments that a person types, and with ``METAQ_REGISTRY`` set."""
 
     def __init__(self, registry: str) -> None:
         self.registry = registry

@@ -40,13 +40,13 @@ class ReplicaProcess(BrokerProcess):
         self.start()
 
     def status(self) -> dict[str, Any]:
-        """What 30020 says."""
+        """Return the replica's status (30020)."""
         with connect(self) as client:
             found: dict[str, Any] = ask_body(client, Request.REPLICA_STATUS)
             return found
 
     def stands(self, **expected: object) -> bool:
-        """Whether 30020 says so; false while it does not answer, because its role changes."""
+        """Return whether the status (30020) has these values; ``False`` while a change of role keeps it from answering."""
         try:
             status = self.status()
         except ROLE_CHANGES:

@@ -1,4 +1,4 @@
-"""A member of a consumer group that does by hand what client libraries do, for tests."""
+"""A member of a consumer group, for tests, that does step by step what client libraries do by themselves."""
 
 import json
 from collections.abc import Mapping
@@ -99,7 +99,7 @@ class Consumer:
         return self.call(Request.PULL_MESSAGE, self.pull_fields(topic, offset, **how))
 
     def bodies(self, topic: str, offset: int = 0, **how: Any) -> list[bytes]:
-        """What a pull brings, which must be something."""
+        """Return the bodies of a pull, which must succeed."""
         answer = self.pull(topic, offset, **how)
         assert answer.code == Response.SUCCESS, answer
         return [bytes(record.body) for record in records(answer)]

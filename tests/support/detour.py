@@ -1,6 +1,6 @@
 """A replica that connects to masters by a detour: run as a program with the flags of ``metaq serve``.
 
-The file ``detours2.json`` beside the data folder of replica 2 says where that goes instead of where ZooKeeper says::
+The file ``detours2.json`` beside the data folder of replica 2 maps the addresses in ZooKeeper to those used instead::
 
     {"127.0.0.1:7912":"127.0.0.1:40001"}
 """

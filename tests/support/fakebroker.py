@@ -1,4 +1,4 @@
-"""A broker that does what a test tells it to, also what a real one never does on purpose."""
+"""A fake broker with scripted answers, which may do what a real one never does on purpose."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""A server of the remoting protocol that does what a test tells it to, also what a real one never does on purpose."""
+"""A fake server of the remoting protocol with scripted answers, which may do what a real one never does on purpose."""
 
 import contextlib
 import itertools
@@ -14,7 +14,7 @@ from metaq.protocol.remoting.routes import BrokerData, QueueData, TopicRoute, en
 
 
 class Reply(NamedTuple):
-    """What is answered to a request."""
+    """The answer to a request."""
 
     code: int = 0
     fields: Mapping[str, str] | None = None

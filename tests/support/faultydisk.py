@@ -85,7 +85,7 @@ class Inode:
         self.sizes = [len(self.data)]
 
     def fail_sync(self) -> None:
-        """What Linux does: the pages count as clean, readers see them, the disk has the old ones."""
+        """Fail a sync as Linux does: the pages count as clean, readers see them, the disk has the old ones."""
         for number, versions in self.versions.items():
             self.stale[number] = versions[0]
         self.versions.clear()

@@ -1,4 +1,4 @@
-"""Three replicas that elect their master through a real ZooKeeper; where wanted, with a proxy in each way between them all."""
+"""Three replicas that elect their master through a real ZooKeeper, on request with a proxy in each connection."""
 
 import contextlib
 import re
@@ -43,12 +43,12 @@ class Member(ReplicaProcess):
         return [*BrokerProcess.own_flags(self), *flags]
 
     def order(self, code: int, /, **fields: object) -> None:
-        """What an operator wants; it succeeds."""
+        """Send an operator's request, which must succeed."""
         with RemotingClient(self.host, self.port) as client:
             ask(client, code, **fields)
 
     def look(self) -> dict[str, Any] | None:
-        """What 30020 says; ``None`` when it does not say anything soon."""
+        """Return the replica's status (30020); ``None`` when it is not running, or does not answer soon."""
         if not self.running or self.stopped:
             return None
         try:
@@ -167,12 +167,12 @@ class Group(contextlib.ExitStack):
         return found[0]
 
     def elected(self, epoch: int) -> list[Member]:
-        """Who were elected after an epoch, in their order, as far as they have said so."""
+        """Return the members elected after an epoch, in order of their epochs, as far as they have logged it."""
         said = {int(found[1]): member for member in self.members.values() for found in ELECTED.finditer(member.stderr())}
         return [said[number] for number in sorted(said) if number > epoch]
 
     def whole(self) -> bool:
-        """Whether all replicas are in sync, and know the same master."""
+        """Return whether all replicas are in sync, have one master, and are in its epoch."""
         looks = {number: member.look() for number, member in self.members.items()}
         known = [look for look in looks.values() if look is not None]
         masters = [look for look in known if look["role"] == "master"]

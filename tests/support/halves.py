@@ -27,12 +27,12 @@ SNAPSHOT: Final = Path("config") / "halves.json"
 
 
 def bodies(client: RemotingClient, topic: str = TOPIC, partition: int = 0) -> list[bytes]:
-    """Of all messages of a partition."""
+    """Return the bodies of all messages of a partition."""
     return [bytes(record.body) for record in records(client, topic, partition)]
 
 
 class Begun(NamedTuple):
-    """What a producer knows of a half message that it has sent."""
+    """A half message that was sent, as its producer knows it."""
 
     ordinal: int
     log_offset: int
@@ -41,18 +41,18 @@ class Begun(NamedTuple):
     group: str = GROUP
 
     def end(self, decision: int) -> EndTransaction:
-        """What it says when it decides."""
+        """Return the request with which the producer decides the message."""
         return EndTransaction(self.group, self.ordinal, self.log_offset, Int32(decision), self.key)
 
 
 class Checked(NamedTuple):
-    """What a producer is asked."""
+    """A broker's check: the question to a producer, with the half message."""
 
     header: CheckTransaction
     record: Record
 
     def end(self, decision: int) -> EndTransaction:
-        """What a Java client answers."""
+        """Return the request with which a Java client answers the check."""
         header = self.header
         where = (header.tran_state_table_offset, header.commit_log_offset)
         return EndTransaction(GROUP, *where, Int32(decision), header.msg_id or "", True, header.transaction_id)
@@ -85,7 +85,7 @@ class Producer(RemotingClient):
         return self.begun(fields)
 
     def begun(self, fields: dict[str, str]) -> Begun:
-        """What the answer to a half message tells."""
+        """Return the half message that was sent, by the fields of the answer."""
         offset_id = fields["msgId"]
         return Begun(int(fields["queueOffset"]), decode_offset_id(offset_id).log_offset, fields["transactionId"], offset_id)
 

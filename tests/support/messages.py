@@ -15,7 +15,7 @@ FAR: Final = 1 << 60
 
 
 def send_header(topic: str, pairs: str = "", *, partition: int = 0, flag: int = 0, sys_flag: int = 0) -> SendMessage:
-    """What a producer says of a message."""
+    """Return the header with which a producer sends a message."""
     numbers = (Int32(4), Int32(partition), Int32(sys_flag), BORN_MS, Int32(flag))
     return SendMessage("pg", topic, DEFAULT, *numbers, pairs)
 

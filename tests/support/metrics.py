@@ -1,4 +1,4 @@
-"""What a broker says over HTTP: its metrics, read by the parser of Prometheus's own client, and its health."""
+"""A broker's answers over HTTP: its metrics, read by the parser of Prometheus's own client, and its health."""
 
 import http.client
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def fetch(broker: BrokerProcess, path: str, method: str = "GET", secret: str = "
 
 
 def readiness(broker: BrokerProcess) -> dict[str, Any]:
-    """What /readyz says; its code agrees with it."""
+    """Return the answer of /readyz, and check that its status code agrees with it."""
     status, body = fetch(broker, "/readyz")
     found: dict[str, Any] = orjson.loads(body)
     assert status == (200 if found["ready"] else 503), (status, found)
@@ -33,7 +33,7 @@ def readiness(broker: BrokerProcess) -> dict[str, Any]:
 
 
 def families(broker: BrokerProcess, secret: str = "") -> dict[str, Metric]:
-    """What /metrics has, by the name that samples begin with: a counter's with its ``_total``."""
+    """Return the families of /metrics by the name that their samples begin with: a counter's with its ``_total``."""
     status, body = fetch(broker, "/metrics", secret=secret)
     assert status == 200, body
     found = text_string_to_metric_families(body.decode())

@@ -1,4 +1,4 @@
-"""How far groups are, as a broker exports it, for tests."""
+"""The offsets of groups, as a broker exports them, for tests."""
 
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.offsetrows import Kind, OffsetPage, OffsetRow, decode_page

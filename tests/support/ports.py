@@ -1,4 +1,4 @@
-"""Ports for what listens later, and for what listens there again."""
+"""Ports for servers that listen later, or that listen on the same port again."""
 
 import itertools
 import os

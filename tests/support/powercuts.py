@@ -1,6 +1,6 @@
 """Power cuts of real replicas: run as a program with the flags of ``metaq serve``; :func:`cut_power` when it is killed.
 
-The program's disk writes down what each sync covered, beside the data folder, where a SIGKILL leaves it as it is::
+The program's disk records what each sync covered, beside the data folder, where a SIGKILL leaves it as it is::
 
     replica1.power/durable/4711   what is certain to be in the file with the inode 4711
                    living/4711    another name of that file: while it is there no other file gets the number
@@ -12,9 +12,9 @@ The program's disk writes down what each sync covered, beside the data folder, w
     ["gone","abort"]
     ["sync","log",{"00000000000000000000":4711}]   these names in a folder are durable, and no others
 
-Nothing is really synced: it would tell nobody anything, and costs time. What differs between a file and its durable bytes when
-the process is dead was in the page cache only, and a power cut may take each sector of it, each size and each change of a name.
-As in ``tests.support.faultydisk`` a name is durable when its folder was synced, and a rename is one step.
+Nothing is really synced: no test would notice it, and it costs time. What differs between a file and its durable bytes when the
+process is dead was in the page cache only, and a power cut may take each sector of it, each size and each change of a name. As
+in ``tests.support.faultydisk`` a name is durable when its folder was synced, and a rename is one step.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ Step = tuple[str | None, str | None, int]
 
 
 class Book:
-    """What the syncs of one data folder have covered."""
+    """A record of what the syncs of one data folder have covered."""
 
     def __init__(self, data: Path) -> None:
         self.data = data
@@ -264,7 +264,7 @@ def _apply(names: Names, source: str | None, target: str | None, number: int) ->
 
 
 def _folders(book: Book) -> dict[str, _Folder]:
-    """What the lines say."""
+    """Return the folders that the lines in the book's file of names describe."""
     folders: dict[str, _Folder] = {ROOT: _Folder()}
     for line in book.names.read_text().splitlines():
         kind, path, *rest = json.loads(line)

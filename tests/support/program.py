@@ -1,4 +1,4 @@
-"""Brokers that are changed for a test, as programs of their own."""
+"""Brokers with parts replaced for a test, as programs of their own."""
 
 import sys
 from collections.abc import Callable

@@ -76,7 +76,7 @@ class RemotingClient:
         return self._responses.pop(opaque)
 
     def answered(self, opaque: int) -> bool:
-        """Whether the response has been received; looks at nothing new."""
+        """Return whether the response has been received already, without a read from the connection."""
         return opaque in self._responses
 
     def request(self, code: int) -> RemotingCommand:

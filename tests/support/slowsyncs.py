@@ -15,7 +15,7 @@ SYNC_S: Final = 1.0
 
 
 class SlowFile(RealFile):
-    """What is written is in the page cache at once, as ever."""
+    """A file whose syncs are slow; writes reach the page cache at once, as usual."""
 
     __slots__ = ()
 

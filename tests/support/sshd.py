@@ -90,7 +90,7 @@ class SshHost:
             self._process.wait(STOP_DEADLINE_S)
 
     def supervisor(self, *words: str) -> str:
-        """What its supervisor says."""
+        """Return what ``supervisorctl`` of this host prints."""
         home = self.home / "metaq" / "supervisor"
         command = [str(home / "venv" / "bin" / "supervisorctl"), "-c", str(home / "supervisord.conf"), *words]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout

@@ -1,4 +1,4 @@
-"""The text protocol by hand: frames as a test spells them, and the replies to them."""
+"""The text protocol frame by frame: requests as a test spells them, and their replies."""
 
 import socket
 from itertools import count
@@ -17,7 +17,7 @@ MAX_BYTES = 1 << 20
 
 
 class Placed(NamedTuple):
-    """What a put is answered with."""
+    """The values in the answer to a put."""
 
     id: int
     partition: int
@@ -93,7 +93,7 @@ class Talk:
     def placed(
         self, topic: str, body: bytes, key: str | None = None, partition: int = 0, attribute: str | None = None
     ) -> Placed:
-        """What a put that succeeds is answered with."""
+        """Put a message, which must succeed, and return the values of the answer."""
         code, text = self.put(topic, body, key, partition, attribute)
         assert code == OK, text
         return Placed(*map(int, text.split(" ")))

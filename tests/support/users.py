@@ -1,4 +1,4 @@
-"""A users file for tests, and clients that sign what they ask."""
+"""A users file for tests, and clients that sign their requests."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Feeds bytes to a reader in slices, and makes the record that a stored message becomes."""
+"""Helpers that feed bytes to a reader in slices, and make the record of a stored message."""
 
 import random
 from collections.abc import Callable, Iterator

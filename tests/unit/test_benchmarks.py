@@ -1,4 +1,4 @@
-"""The benchmarks: their arithmetic, their tables, and a load generator that counts what really happened."""
+"""The benchmarks: their arithmetic, their tables, and a load generator whose counts are right."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""What measures the cost of metrics: rounds, what is always counted, and the check."""
+"""The benchmark of the cost of metrics: rounds, what is always counted, and the check."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What measures the remoting protocol: the load generator's frames, held pulls, many topics, our client, and the checks."""
+"""The remoting benchmark: the load generator's frames, held pulls, many topics, our client, and the checks."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""What measures replication: a master with a slave in sync, the processor time of both, the lag of reads, and the checks."""
+"""The replication benchmark: a master with a slave in sync, the processor time of both, the lag of reads, and the checks."""
 
 import os
 import time

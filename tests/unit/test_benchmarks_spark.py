@@ -1,4 +1,4 @@
-"""What measures Spark: the checks, and the source that the format ``metaq`` is compared with."""
+"""The Spark benchmark: the checks, and the source that the format ``metaq`` is compared with."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What bounds the branch tables: limits, deadlines, memory; and local transactions, which share them."""
+"""The bounds of the branch tables: limits, deadlines, memory; and local transactions, which share them."""
 
 import random
 import tracemalloc

@@ -1,4 +1,4 @@
-"""The branch tables: every command in every state, limits, deadlines, what the log says, and the golden answers."""
+"""The branch tables: every command in every state, limits, deadlines, what the log holds, and the golden answers."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Who is connected: the table of clients, with sessions that only keep what they are told."""
+"""The table of connected clients, with sessions that only record what is sent to them."""
 
 import logging
 import random

@@ -1,4 +1,4 @@
-"""``conf/cluster.yaml``: what it says, and how it is refused."""
+"""``conf/cluster.yaml``: its contents, and how a wrong file is refused."""
 
 import zipfile
 from pathlib import Path

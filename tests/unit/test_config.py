@@ -1,4 +1,4 @@
-"""Where settings come from, and what is said of wrong ones."""
+"""The sources of settings, and the errors for wrong ones."""
 
 import ast
 import re

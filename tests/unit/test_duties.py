@@ -1,4 +1,4 @@
-"""What looks after the store goes on whatever one round of it meets."""
+"""The duties that look after the store go on, whatever goes wrong in one round of them."""
 
 import logging
 from collections.abc import Callable

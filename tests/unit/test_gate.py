@@ -1,4 +1,4 @@
-"""Who asks: what the gate looks at, in which order, and what a stranger can learn from it."""
+"""The gate, which decides who may ask: what it checks, in which order, and what a stranger can learn from it."""
 
 from collections.abc import Callable
 from pathlib import Path

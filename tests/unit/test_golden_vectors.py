@@ -1,6 +1,6 @@
 """The golden vectors of the text protocol: bytes that the Java client and broker agree on.
 
-V36 and V37 are node data of the registry and stand with its tests.
+V36 and V37 are node data of the registry; its tests contain them.
 """
 
 from typing import Final

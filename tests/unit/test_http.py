@@ -58,7 +58,7 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long for a scrape, and for a connection, as for the test."""
+    """Give a scrape, and a connection, as much time as the test has."""
     monkeypatch.setattr(scrapes, "SCRAPE_S", DEADLINE_S)
     monkeypatch.setattr(httpserver, "CONNECTION_S", DEADLINE_S)
 

@@ -1,4 +1,4 @@
-"""Who is in sync, who may be the next master, and what is acknowledged: decided by the master alone, with time by hand."""
+"""The in-sync set, the possible next masters, and what is acknowledged: decided by the master alone, on a manual clock."""
 
 from typing import Final
 
@@ -29,7 +29,7 @@ class Case:
         return True
 
     def standing(self) -> tuple[list[int], list[int]]:
-        """Who is in sync, and who is eligible."""
+        """Return the replicas that are in sync, and those that are eligible as the next master."""
         return sorted(self.in_sync.members), sorted(self.in_sync.eligible)
 
     def follow(self, *replicas: int) -> None:

@@ -1,4 +1,4 @@
-"""How a log line is written, as text and as JSON."""
+"""The format of a log line, as text and as JSON."""
 
 import json
 import logging

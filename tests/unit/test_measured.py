@@ -1,4 +1,4 @@
-"""What a scrape finds: in steps after each of which others may go on, and without what fails."""
+"""The findings of a scrape, which runs in steps so that others may go on in between, and leaves out what fails."""
 
 import gc
 import logging
@@ -80,7 +80,7 @@ class Store:
 
 
 class Bench:
-    """What is measured of a broker with many groups, partitions and sessions."""
+    """The measured parts of a broker with many groups, partitions and sessions."""
 
     def __init__(self) -> None:
         clock = ManualClock(60_000)

@@ -1,4 +1,4 @@
-"""The table of text readers and what is kept of store times are bounded."""
+"""The table of text readers and the remembered store times are bounded."""
 
 from metaq.clock import ManualClock
 from metaq.engine.offsets.offsetexport import MOST_TIMES, StoreTimes

@@ -1,4 +1,4 @@
-"""What the offset report says: findings of rows, numbers as words, and the scales of its charts. No Spark."""
+"""The contents of the offset report, without Spark: findings of rows, numbers as words, and the scales of its charts."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -31,7 +31,7 @@ HEALTHY: dict[str, Any] = {
 
 
 def found(*partitions: dict[str, Any], owned: int = 1) -> list[Finding]:
-    """Of healthy partitions with these differences."""
+    """Return the findings for healthy partitions with these differences."""
     rows = [{**HEALTHY, **changes} for changes in partitions]
     groups = [{"group": "billing", "topic": "orders", "owned": owned}]
     return find(rows, groups, [], [], LIMITS, LAST)

@@ -1,4 +1,4 @@
-"""When a master takes commits of offsets: a real store and its turns, with a clock and copies that the test moves."""
+"""The conditions on which a master accepts offset commits: a real store and its turns, with manual clock and replicas."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ SETTINGS: Final = {"durability": Durability.REPLICA, "replica_timeout_ms": 500, 
 
 
 class Copies:
-    """What the replicas hold."""
+    """A stand-in for the replicas: the end of what they hold, and whether there is hope for more."""
 
     def __init__(self) -> None:
         self.held_end = 0
@@ -69,7 +69,7 @@ class Master:
         self.offsets.commit("billing", "orders", 0, offset, self.clock.monotonic())
 
     def append(self) -> None:
-        """What the duty does."""
+        """Append to the log and finish the turn, as the duty does."""
         self.log.append()
         self.turns.finish()
 

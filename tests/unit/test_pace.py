@@ -1,4 +1,4 @@
-"""The pace of the loop, with sessions that take the processor for some time."""
+"""The pace of the loop, with sessions that keep the processor busy for some time."""
 
 import time
 from collections.abc import Iterator

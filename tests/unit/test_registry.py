@@ -1,4 +1,4 @@
-"""The registry's tables and its file of keys, case by case; what holds for every order of events is a property test."""
+"""The registry's tables and its file of keys, case by case; a property test checks every order of events."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A reload that meets what nobody thought of."""
+"""A reload that meets an unexpected error."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What retention deletes, and when it says that there is no room."""
+"""Retention: the files that it deletes, and when it reports that there is no room."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Bodies about routes and registration: the bytes that brokers and clients agree on, and what is refused."""
+"""Bodies of routes and registrations: the bytes that brokers and clients agree on, and what is refused."""
 
 import zlib
 from typing import Final

@@ -1,4 +1,4 @@
-"""Parts of the broker that go on whatever one connection does, with connections that only pretend."""
+"""Parts of the broker that go on whatever one connection does, tested with fake connections."""
 
 import random
 import time
@@ -37,7 +37,7 @@ class Watcher:
 
 
 class Host:
-    """What a session needs of a broker, for one that asks nothing."""
+    """The parts of a broker that a session needs when its client sends no requests."""
 
     max_unsent_bytes = LIMIT
     spent = False

@@ -1,4 +1,4 @@
-"""Statistics over time windows, on a clock that the test moves."""
+"""Statistics over time windows, on a manual clock."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""When a session of the text protocol sends, with a connection that only pretends."""
+"""The moments at which a session of the text protocol sends, tested with a fake connection."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast

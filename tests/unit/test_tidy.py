@@ -1,4 +1,4 @@
-"""The habits that no linter checks, over every file that git tracks."""
+"""Rules of style that no linter checks, over every file that git tracks."""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""What was asked before a wait, or before another connection had its turn, may be so no more: each moment made exact."""
+"""State read before a wait, or before another connection's turn, may have changed after it; each test hits that moment."""
 
 import random
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def test_a_session_that_another_one_has_closed() -> None:
 
 
 class _Tree:
-    """What stands in ZooKeeper, whoever has put it there."""
+    """The nodes in ZooKeeper, whoever has written them."""
 
     def __init__(self, nodes: dict[str, bytes]) -> None:
         self._nodes = nodes

@@ -1,4 +1,4 @@
-"""Keys of transactions (MQ-071, MQ-075, MQ-108): what is read, in which spelling it goes on, what is refused and why."""
+"""Keys of transactions (MQ-071, MQ-075, MQ-108): what is accepted, how it is normalized, what is refused and why."""
 
 import re
 from typing import Final

@@ -1,4 +1,4 @@
-r"""Reads the corpus: ``*.wire`` files of bytes that arrive at a reader, and what it must make of them.
+r"""A reader of the corpus: ``*.wire`` files of bytes that arrive at a reader, and what it must make of them.
 
 Each line of a file begins with a word::
 
@@ -9,7 +9,7 @@ Each line of a file begins with a word::
     event Put("t", 0, 0, -1, None, "1", b"a")   a command or a reply, its fields as Python writes them
     refuse 7 needs TOPIC                        an error after which the stream is in step: opaque, part of the reason
     lose 7 negative                             an error that ends the stream
-    held 20                                     so many bytes wait for the rest of their frame; 0 when not given
+    held 20                                     this many bytes wait for the rest of their frame; 0 if not given
 
 A blank line means nothing.
 """

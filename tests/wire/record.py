@@ -1,6 +1,6 @@
-"""Record what the unmodified RocketMQ clients say: ``python -m tests.wire.record`` makes ``recordings/*.frames`` anew.
+"""A recorder of the unmodified RocketMQ clients: ``python -m tests.wire.record`` makes ``recordings/*.frames`` anew.
 
-The clients know the broker only by the address of a relay, which stands between them and keeps what they send.
+The clients know the broker only by the address of a relay, which stands between them and records what they send.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What unmodified RocketMQ clients said to a broker: ``recordings/CLIENT.frames``, made by ``tests.wire.record``.
+"""Frames that unmodified RocketMQ clients sent to a broker: ``recordings/CLIENT.frames``, made by ``tests.wire.record``.
 
 One frame a line, in hexadecimal digits; a line ``# SCENARIO`` begins a connection. Addresses of the machine are replaced by
 others of the same length.

@@ -1,4 +1,4 @@
-"""Producers that are asked what became of their transactions, and what becomes of messages that nobody decides."""
+"""Checks of undecided transactions: the requests to producers, and what happens to messages that are never decided."""
 
 import json
 import time

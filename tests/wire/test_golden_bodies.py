@@ -1,6 +1,6 @@
 """Golden vectors of the remoting protocol (specs: remoting protocol, section 7) that are bodies, ids and hashes.
 
-Whole frames stand with the tests of frames; a body arrives whole, so what is tried here is every end that comes too early.
+The tests of frames contain the whole frames. A body arrives whole, so these tests try every body that is cut short.
 """
 
 from typing import Final

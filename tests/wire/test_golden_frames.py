@@ -211,7 +211,7 @@ def test_the_headers_of_golden_frames() -> None:
 
 
 class Meant(NamedTuple):
-    """What a golden record says."""
+    """The contents of a golden record."""
 
     body: bytes
     topic: str

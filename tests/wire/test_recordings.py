@@ -1,4 +1,4 @@
-"""What real clients said is read as they meant it, however it is cut."""
+"""Recorded frames of real clients are read as the clients meant them, however they are cut."""
 
 from typing import Any, Final
 

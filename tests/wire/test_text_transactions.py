@@ -1,4 +1,4 @@
-"""Golden vectors V17 to V24, V33 and V34 of the text protocol's transactions (specs: section 11), told to a real broker.
+"""Golden vectors V17 to V24, V33 and V34 of the text protocol's transactions (specs: section 11), sent to a real broker.
 
 All replies of a conversation are compared as one stream of bytes. Only ids differ from the golden ones: a message in a
 transaction has a negative one of the broker's own. So each is read from its reply, checked, and put in the place of the
@@ -78,7 +78,7 @@ def nothing(position: int, opaque: int) -> bytes:
 
 
 def second(data: bytes) -> bytes:
-    """What was said of the first branch, of the second one."""
+    """Return the bytes with the second branch in place of the first one."""
     return data.replace(FIRST.encode(), SECOND.encode())
 
 

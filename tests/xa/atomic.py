@@ -1,10 +1,10 @@
 """Rows in PostgreSQL and messages in metaq, committed together while the program, the broker or the database is killed.
 
 A round: two programs (``tests.xa.worker``) run transactions, one of them step by step. At a step drawn by the seed, or a moment
-behind it, the victim gets SIGKILL: the program itself, the broker, or PostgreSQL with all its processes. The programs that are
+after it, the victim gets SIGKILL: the program itself, the broker, or PostgreSQL with all its processes. The programs that are
 left go on until they are done or fail. Then everything starts again and is recovered as docs/transactions.md says: what the
 database still has prepared is rolled back, and ``resolve`` asks the marker rows. What must hold: the database has a row for
-every transaction that was told to be committed; the topic has exactly the messages of the rows that are there, each once and
+every transaction that was reported as committed; the topic has exactly the messages of the rows that are there, each once and
 in order; nothing is left prepared on either side.
 
 ``python -m tests.xa.atomic --seed 7 --count 1000`` runs it.
@@ -86,7 +86,7 @@ def one_case(seed: int, count: int) -> dict[str, int]:
 
 
 class _Fault(NamedTuple):
-    """Who is killed in a round, and when."""
+    """The fault of a round: the victim of the kill, and the moment."""
 
     victim: str
     transaction: int
@@ -98,7 +98,7 @@ class _Fault(NamedTuple):
 
 
 class Case:
-    """What is there, and what was told."""
+    """The broker and the database, with what was reported as committed and what was found."""
 
     def __init__(self, rng: random.Random, broker: BrokerProcess, postgres: Postgres) -> None:
         self._rng = rng
@@ -216,7 +216,7 @@ class Case:
             wait_until(lambda: self._resolved(engine, session), DEADLINE_S, "everything is resolved")
 
     def _is_at_rest(self) -> bool:
-        """Whether no process of it serves a program any more."""
+        """Return whether no process of the database serves a program any more."""
         with self.postgres.connect() as connection:
             others = "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
             return connection.execute(others).fetchone() is None
@@ -238,7 +238,7 @@ class Case:
     # -- comparison ---------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """What is new among the messages, with all rows."""
+        """Read the new messages, and compare all messages so far with all rows."""
         with self.client() as client:
             for partition in range(PARTITIONS):
                 for message in client.iterate(TOPIC, partition=partition, position=self._positions[partition]):
@@ -291,7 +291,10 @@ def _pass(seconds: float) -> None:
 
 
 def is_committed(engine: sa.Engine, xid: Xid) -> bool | None:
-    """What the marker row says; where there is none, one that says no, and keeps a commit that is late from happening."""
+    """Return what the marker row says; ``None`` while the transaction that wrote it has not ended.
+
+    Where there is no row, insert one that says no: it keeps a late commit from happening.
+    """
     try:
         with engine.begin() as connection:
             connection.execute(sa.text(LOCK_TIMEOUT))

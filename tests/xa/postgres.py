@@ -148,7 +148,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _state(pid: int) -> str:
-    """Of a process, as the kernel calls it; one that is gone counts as Z, which is ended and not asked about yet."""
+    """Return the state letter of a process; one that is gone counts as Z (ended, but not yet waited for)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(") ")[2][0]
     except (FileNotFoundError, ProcessLookupError):

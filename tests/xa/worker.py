@@ -1,4 +1,4 @@
-"""A program that orders: rows in PostgreSQL and messages in metaq, in one transaction. It says what it is about to do."""
+"""A program that places orders: rows in PostgreSQL and messages in metaq, in one transaction. It reports each step first."""
 
 import contextlib
 import random
@@ -46,7 +46,7 @@ class Outcome(Table):
 
 
 class Task(NamedTuple):
-    """What a worker is to do."""
+    """The work for one worker."""
 
     seed: int
     transactions: int
@@ -59,7 +59,7 @@ class Task(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What a worker tells of a transaction."""
+    """A worker's report of a transaction."""
 
     gtrid: bytes
     """Empty when it could not begin."""

@@ -1,4 +1,4 @@
-"""``metaq cluster add-slave``: how to start a new slave, and watching it until it is in sync."""
+"""``metaq cluster add-slave``: the command that starts a new slave, and a wait until it is in sync."""
 
 import shlex
 import time
@@ -23,7 +23,7 @@ OF_EACH: Final = (
     *("data", "listen", "remoting_listen", "registry_listen", "registries", "advertise", "allow_public"),
     *("tls_certificate", "tls_key", "role", "replica_number", "replication_listen", "master", "log_level", "broker_permission"),
 )
-"""Each replica has its own of these; all others a slave should have like its master, in whose place it may come."""
+"""Settings that each replica has of its own. All others should be as on the master, whose place a slave may take."""
 
 
 @click.command("add-slave", epilog=examples("metaq cluster add-slave orders", "metaq cluster add-slave orders --wait 3600"))
@@ -77,12 +77,12 @@ def add_slave(
 
 
 def flag(setting: str) -> str:
-    """A setting as an option of ``metaq serve``."""
+    """Return a setting as an option of ``metaq serve``."""
     return f"--{setting.replace('_', '-')}"
 
 
 def shared(config: Mapping[str, str]) -> dict[str, str]:
-    """What a slave has to be told, of its master's settings: those that are not as they are by default, and the names."""
+    """Return the settings that a slave has to share with its master: those that are not at their defaults, and the names."""
     usual = decode_settings(encode_settings(load(None, {}, {}).model_dump(mode="json", exclude={"topics", *OF_EACH})))
     return {
         name: config[name]
@@ -92,13 +92,13 @@ def shared(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str], but: Collection[str] = OF_EACH) -> list[str]:
-    """Settings in which a slave is not as its master."""
+    """Return the settings in which a slave differs from its master, as text."""
     names = [name for name in Settings.model_fields if name in ours and name in theirs and name not in but]
     return [f"{name} is {theirs[name]}, not {ours[name]}" for name in names if ours[name] != theirs[name]]
 
 
 def tell_differences(admin: Admin, config: Mapping[str, str], slaves: Collection[Place]) -> None:
-    """Compare slaves that answer with their master's settings."""
+    """Print how slaves that answer differ from their master's settings."""
     for place in slaves:
         if place.view is not None:
             for difference in differences(config, admin.broker_config(place.broker.address)):
@@ -106,7 +106,7 @@ def tell_differences(admin: Admin, config: Mapping[str, str], slaves: Collection
 
 
 def wait_in_sync(admin: Admin, master: Place, number: int, wait_s: float) -> int:
-    """Show how far a slave is until it is in sync; the exit code."""
+    """Print how far a slave is until it is in sync. Return the exit code."""
     end_s = time.monotonic() + wait_s
     told = ""
     while True:
@@ -123,7 +123,7 @@ def wait_in_sync(admin: Admin, master: Place, number: int, wait_s: float) -> int
 
 
 def state_of(admin: Admin, master: Place, number: int) -> tuple[bool, str]:
-    """Whether a replica is in sync, and how far it is."""
+    """Return whether a replica is in sync, and a text that says how far it is."""
     try:
         view = admin.replicas().status(master.broker.address)
     except ClientError as error:

@@ -1,4 +1,4 @@
-"""``metaq cluster``: the brokers that a registry knows, and who is connected to them."""
+"""``metaq cluster``: the brokers that a registry knows, and the clients that are connected to them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -39,12 +39,12 @@ def list_clusters(registry: str, as_json: bool) -> None:
 
 
 def clusters(brokers: Iterable[BrokerView]) -> list[str]:
-    """Names, each once."""
+    """Return the names of the clusters, each once."""
     return sorted({broker.cluster for broker in brokers})
 
 
 def cluster_row(name: str, brokers: Iterable[BrokerView]) -> dict[str, Any]:
-    """A cluster in one line."""
+    """Return a cluster as one row."""
     own = [broker for broker in brokers if broker.cluster == name]
     masters = sorted(broker.name for broker in own if broker.broker_id == MASTER)
     return {"cluster": name, "masters": masters, "replicas": len(own) - len(masters)}
@@ -81,7 +81,7 @@ def show(name: str | None, registry: str, as_json: bool) -> int:
 
 
 def counted(rows: Iterable[Row]) -> dict[str, int]:
-    """How many clients send, consume, and there are in all."""
+    """Return how many producers, consumers and clients there are."""
     ids = {kind: {row["client_id"] for row in rows if row["kind"] == kind} for kind in ("producer", "consumer")}
     return {"producers": len(ids["producer"]), "consumers": len(ids["consumer"]), "clients": len(set.union(*ids.values()))}
 
@@ -100,7 +100,7 @@ def brokers(registry: str, as_json: bool) -> None:
 
 
 def broker_row(admin: Admin, broker: BrokerView) -> dict[str, Any]:
-    """A broker in one line; one that does not answer is there, too, with the reason."""
+    """Return a broker as one row; for one that does not answer, with the reason."""
     try:
         info: Mapping[str, str] = admin.broker_info(broker.address)
         state = "answers"
@@ -123,7 +123,7 @@ def broker_row(admin: Admin, broker: BrokerView) -> dict[str, Any]:
 
 
 def first_number(info: Mapping[str, str], *names: str) -> float | None:
-    """The first of the averages that a broker tells: of the last ten seconds."""
+    """Return the first of a broker's averages, that of the last ten seconds; the first of ``names`` that it reports counts."""
     for name in names:
         words = info.get(name, "").split()
         if words:
@@ -132,7 +132,7 @@ def first_number(info: Mapping[str, str], *names: str) -> float | None:
 
 
 def today(info: Mapping[str, str], name: str) -> int | None:
-    """Messages since midnight."""
+    """Return the number of messages since midnight."""
     if f"{name}TodayNow" not in info:
         return None
     return int(info[f"{name}TodayNow"]) - int(info.get(f"{name}TodayMorning", "0"))
@@ -151,7 +151,7 @@ def clients(registry: str, as_json: bool) -> None:
 
 
 def client_rows(admin: Admin) -> list[Row]:
-    """One for each client in each of its groups."""
+    """Return a row for each client in each of its groups."""
     found = [("producer", group, member) for group, members in admin.producers().items() for member in members]
     for group in admin.groups():
         online = admin.members(group.name)

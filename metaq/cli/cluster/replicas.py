@@ -1,4 +1,4 @@
-"""``metaq cluster status``, ``promote``, ``demote``, ``handover``: how replicas stand, and which one is the master."""
+"""``metaq cluster status``, ``promote``, ``demote``, ``handover``: the state of replicas, and changes of master."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ from metaq.client.connecting.routing import MASTER
 from metaq.errors import ClientError
 
 CHANGE_S: Final = 60.0
-"""Longest time that a change of roles is waited for: the store is closed and opened anew, which recovers its newest part."""
+"""Longest wait for a change of roles: the store is closed and opened anew, which recovers its newest part."""
 POLL_S: Final = 0.2
 
 TWO_MASTERS: Final = """\
@@ -42,7 +42,7 @@ CUT: Final = "What its log has and its new master's has not is cut from it."
 
 
 class Place(NamedTuple):
-    """One replica that a registry knows, or that was named by its address."""
+    """A replica that a registry knows, or that was named by its address."""
 
     broker: BrokerView
     view: ReplicaView | None
@@ -52,17 +52,17 @@ class Place(NamedTuple):
 
     @property
     def is_master(self) -> bool:
-        """Whether it takes messages."""
+        """True when it takes messages."""
         return self.view is not None and self.view.role == "master"
 
     @property
     def is_in_sync(self) -> bool:
-        """Whether it is, or was when it last heard its master."""
+        """True when it is in sync, or was when it last heard from its master."""
         return self.view is not None and self.view.replica in self.view.in_sync
 
     @property
     def rank(self) -> tuple[bool, bool, int, int]:
-        """Higher for one that is the better master."""
+        """A sort key that is higher for a better master."""
         view = self.view
         return (False, False, 0, 0) if view is None else (view.suspect is None, self.is_in_sync, view.epoch, view.end)
 
@@ -72,7 +72,7 @@ class Place(NamedTuple):
 
 
 def place_of(replicas: ReplicaAdmin, broker: BrokerView) -> Place:
-    """Ask one replica how it stands."""
+    """Ask one replica for its state."""
     try:
         return Place(broker, replicas.status(broker.address))
     except ClientError as error:
@@ -80,7 +80,7 @@ def place_of(replicas: ReplicaAdmin, broker: BrokerView) -> Place:
 
 
 def places_of(admin: Admin, name: str | None = None) -> list[Place]:
-    """All replicas that the registry knows, of one broker or of all."""
+    """Return all replicas that the registry knows, of one broker or of all."""
     replicas = admin.replicas()
     return [place_of(replicas, broker) for broker in admin.brokers() if name in (None, broker.name)]
 
@@ -104,7 +104,7 @@ def status(name: str | None, registry: str, as_json: bool) -> int:
 
 
 def status_rows(places: Iterable[Place]) -> list[Row]:
-    """One for each replica; also for those that follow a master and are registered nowhere."""
+    """Return a row for each replica, including slaves that follow a master and are not registered."""
     rows = []
     listed = list(places)
     known = {(place.broker.name, place.view.replica) for place in listed if place.view is not None}
@@ -117,7 +117,7 @@ def status_rows(places: Iterable[Place]) -> list[Row]:
 
 
 def status_row(place: Place, places: Iterable[Place]) -> Row:
-    """A replica in one line. How far a slave lags only its master knows."""
+    """Return a replica as one row. Only its master knows how far a slave lags."""
     broker, view = place.broker, place.view
     if view is None:
         role, state = ("master" if broker.broker_id == MASTER else "slave"), place.error or "takes no slaves"
@@ -142,7 +142,7 @@ def status_row(place: Place, places: Iterable[Place]) -> Row:
 
 
 def stranger_row(broker: BrokerView, slave: SlaveView) -> Row:
-    """A slave that only its master knows."""
+    """Return a row for a slave that only its master knows."""
     row = _row(broker, slave.replica, "slave", slave.text, "not registered")
     row.update(end=slave.held_end, in_sync=slave.in_sync, **_lag(slave))
     return row
@@ -162,18 +162,18 @@ def _row(broker: BrokerView, replica: int | None, role: str, address: str, state
 
 
 def at_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds ``--at``."""
+    """Add ``--at``."""
     text = "The replica's own address, when the registry does not know it.  [default: the registry is asked]"
     return click.option("--at", "at", type=Address(), help=text)(command)
 
 
 def replica_option(name: str, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds the number of a replica."""
+    """Add an option for the number of a replica."""
     return click.option(name, "replica", type=click.IntRange(1), metavar="N", help=text)
 
 
 def known_places(admin: Admin, name: str, at: tuple[str, int] | None) -> list[Place]:
-    """The replicas of a broker that can be spoken of: those of the registry, or the one at an address."""
+    """Return the replicas of a broker to choose from: those of the registry, or the one at an address."""
     if at is None:
         places = places_of(admin, name)
         if not places:
@@ -188,7 +188,7 @@ def known_places(admin: Admin, name: str, at: tuple[str, int] | None) -> list[Pl
 
 
 def chosen(places: Iterable[Place], replica: int | None, what: str) -> Place:
-    """The one with this number, or else the one that holds most of what was safe."""
+    """Return the replica with this number, or else the one with the highest rank."""
     fits = [place for place in places if place.view is not None and replica in (None, place.view.replica)]
     if not fits:
         raise click.BadParameter(f"{what if replica is None else f'replica {replica} is none of them: {what}'}")
@@ -196,7 +196,7 @@ def chosen(places: Iterable[Place], replica: int | None, what: str) -> Place:
 
 
 def show_change(place: Place, change: str, warnings: Iterable[str], *, yes: bool, as_json: bool) -> None:
-    """What is done, or would be."""
+    """Print the change that is made, or would be."""
     view = place.view
     assert view is not None
     row = {"broker": place.broker.name, "replica": view.replica, "address": place.broker.address, "change": change}
@@ -209,7 +209,7 @@ def show_change(place: Place, change: str, warnings: Iterable[str], *, yes: bool
 
 
 def wait_role(replicas: ReplicaAdmin, place: Place, role: str) -> int:
-    """Wait until a replica has a role; the exit code. While the role changes it does not answer."""
+    """Wait until a replica has a role, and return the exit code. It does not answer while its role changes."""
     deadline, problem = time.monotonic() + CHANGE_S, ""
     while time.monotonic() < deadline:
         now = place_of(replicas, place.broker)
@@ -261,7 +261,7 @@ def promote(
 
 
 def promotion_warnings(place: Place, places: Iterable[Place]) -> list[str]:
-    """What may be lost by making a slave the master."""
+    """Return warnings of messages that may be lost by making a slave the master."""
     warnings = []
     view = place.view
     assert view is not None
@@ -328,7 +328,7 @@ def demote(
 
 
 def same(one: Place, other: Place) -> bool:
-    """Whether two places are one replica."""
+    """Return whether two places are one replica."""
     return one.view is not None and other.view is not None and one.view.replica == other.view.replica
 
 

@@ -1,1 +1,1 @@
-"""Is everything as a client needs it: ``metaq doctor``, ``why-not-consuming``, ``debug-bundle``."""
+"""Diagnosis from a client's place: ``metaq doctor``, ``why-not-consuming``, ``debug-bundle``."""

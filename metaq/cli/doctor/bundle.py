@@ -1,4 +1,4 @@
-"""``metaq debug-bundle``: what somebody needs who is to find out why a broker misbehaves, in one file."""
+"""``metaq debug-bundle``: one file with all that helps to find out why a broker misbehaves."""
 
 import importlib.metadata
 import io
@@ -24,9 +24,9 @@ from metaq.cli.common import FAILED, broker_option, connect, examples
 from metaq.errors import MetaqError, Refused
 
 LOG_BYTES: Final = 1 << 20
-"""Of the end of a log file."""
+"""Limit of a log file; its end is taken."""
 ITEMS: Final = ("", "topics", "offsets", "realtime", "stacks")
-"""Of ``stats``; the first is the broker itself."""
+"""Items of ``stats``; the first one is the broker itself."""
 DEPENDENCIES: Final = (
     "click",
     "crcmod",
@@ -42,7 +42,7 @@ DEPENDENCIES: Final = (
 HIDDEN: Final = "(hidden)"
 _TELLING: Final = "pass(?:word|wd|phrase)?|secret|token|credential|api_?key|authorization|signature"
 _QUOTED: Final = r""""(?:\\.|[^"\\])*"|'(?:[^']|'')*'"""
-# behind = a value ends with its word, behind : with its line
+# after = a value ends with its word, after : with its line
 _ASSIGNED: Final = re.compile(rf"""(?i)([\w.-]*(?:{_TELLING})[\w.-]*["']?\s*(?:=\s*|:\s*))({_QUOTED}|(?<==)\S+|[^\n]+)""")
 _BLOCK: Final = re.compile(rf"""(?i)[\w.-]*(?:{_TELLING})[\w.-]*["']?\s*:(?=\s+(?:[!&]\S+\s+)*[|>][-+\d]*\s*(?:#.*)?$)""")
 _LOGIN: Final = re.compile(r"(?i)(\bauth\s+\S+\s+)\S+")
@@ -50,17 +50,17 @@ _IN_URL: Final = re.compile(r"(?<=://)[^\s/@]+:[^\s/@]+(?=@)")
 _PEM: Final = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 
 Part = tuple[str, Callable[[], str]]
-"""Name of a file in the bundle, and what makes its text."""
+"""The name of a file in the bundle, and a function that makes its text."""
 
 
 def redact(text: str) -> str:
-    """The text without what looks like a secret: values of telling names, logins, users in addresses, private keys."""
+    """Return the text without what looks like a secret: values of telling names, logins, users in addresses, private keys."""
     text = _LOGIN.sub(rf"\g<1>{HIDDEN}", _without_blocks(_PEM.sub(HIDDEN, text)))
     return _IN_URL.sub(HIDDEN, _ASSIGNED.sub(rf"\g<1>{HIDDEN}", text))
 
 
 def _without_blocks(text: str) -> str:
-    """Without the block scalars of YAML that have a telling name: they are the lines below it that stand deeper."""
+    """Remove YAML block scalars with a telling name: they are the lines after it that are indented more deeply."""
     kept: list[str] = []
     column: int | None = None  # of the name whose block this is
     for line in text.split("\n"):
@@ -68,7 +68,7 @@ def _without_blocks(text: str) -> str:
         if column is not None and (not stripped or len(line) - len(stripped) > column):
             continue
         found = _BLOCK.search(line)
-        column = None if found is None else len(line) - len(line.lstrip(" \t-"))  # a list's item begins behind its dash
+        column = None if found is None else len(line) - len(line.lstrip(" \t-"))  # a list's item begins after its dash
         kept.append(line if found is None else f"{line[: found.end()]} {HIDDEN}")
     return "\n".join(kept)
 
@@ -129,23 +129,23 @@ def debug_bundle(broker: tuple[str, int], data: Path | None, log: Path | None, o
 
 @contextmanager
 def _opened(target: str) -> Iterator[IO[bytes]]:
-    """What was hidden is a guess: nobody but its owner reads the file."""
+    """Open the output. Only its owner may read the file, as hiding secrets by their look is a guess."""
     if target == "-":
         with click.open_file(target, "wb") as stream:
             yield stream
     else:
         with open(target, "wb", opener=partial(os.open, mode=0o600)) as stream:
-            os.fchmod(stream.fileno(), 0o600)  # it may have been there
+            os.fchmod(stream.fileno(), 0o600)  # the file may have existed with another mode
             yield stream
 
 
 def _is_here(host: str) -> bool:
-    """Whether an address is one of this machine: only such a one can be bound."""
+    """Return whether an address is one of this machine: no other address can be bound."""
     for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
         try:
             with socket.socket(family, kind) as probe:
                 probe.bind(address)
-        except OSError:  # another machine's, or of a family that there is none of here
+        except OSError:  # another machine's, or of a family that this machine lacks
             continue
         return True
     return False
@@ -159,7 +159,7 @@ def _add(bundle: tarfile.TarFile, name: str, text: str) -> None:
 
 
 def _asked(client: TextClient, problems: list[str]) -> list[Part]:
-    """What the broker answers, asked for now, while it does; what it refuses to this user is a problem."""
+    """Ask the broker now, while it answers. Items that it refuses to this user go to ``problems``."""
     texts = {}
     for item in ITEMS:
         try:

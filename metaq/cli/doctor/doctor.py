@@ -1,4 +1,4 @@
-"""``metaq doctor``: is everything as a client needs it, seen from where it runs. Checks are functions of facts."""
+"""``metaq doctor``: checks whether clients can work, seen from where it runs. Each check is a function of facts."""
 
 import ipaddress
 import re
@@ -21,14 +21,14 @@ from metaq.protocol.remoting.codes import READ, WRITE
 
 CLOCK_WARNING_MS: Final = 1_000
 CLOCK_PROBLEM_MS: Final = 60_000
-"""Questions by time, delays and retention then mean something else here than there."""
+"""From here on, searches by time, delays and retention mean something else here than there."""
 DISK_WARNING: Final = 0.75
 DISK_PROBLEM: Final = 0.90
-"""Where the broker does not say its own limits: as RocketMQ's."""
+"""For brokers that do not report their own limits; these are RocketMQ's."""
 UNDECIDED_WARNING_S: Final = 10 * 60
-"""A transaction manager that starts again recovers within minutes; half messages are decided or given up after two."""
+"""A transaction manager that restarts recovers within minutes; half messages are decided or given up after two."""
 UNDECIDED_PROBLEM_S: Final = 60 * 60
-"""Nobody comes any more, and in other participants, a database say, such a branch keeps its locks all the time."""
+"""By then no one will decide it any more, and such a branch keeps its locks in other participants, for example a database."""
 GIB: Final = 1024**3
 _SLAVE: Final = re.compile(r"slave_(\d+)_in_sync")
 _FREE: Final = re.compile(r"Free : ([\d.]+) GiB")
@@ -38,7 +38,7 @@ HERE: Final = "this machine"
 
 
 def examine(facts: DoctorFacts) -> list[Finding]:
-    """All checks, from the outside in."""
+    """Run all checks, from the outside in."""
     return [finding for check in CHECKS for finding in check(facts)]
 
 
@@ -46,7 +46,7 @@ def examine(facts: DoctorFacts) -> list[Finding]:
 
 
 def check_registries(facts: DoctorFacts) -> Iterator[Finding]:
-    """Each registry answers, and they know the same brokers."""
+    """Check that each registry answers, and that all know the same brokers."""
     for state in facts.registries:
         if state.error is None:
             yield ok("registry", f"{state.address} answers")
@@ -62,7 +62,7 @@ def check_registries(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def check_registered(facts: DoctorFacts) -> Iterator[Finding]:
-    """There are brokers, and every name has a master."""
+    """Check that there are brokers, and that every name has a master."""
     if facts.brokers:
         names = {state.broker.name for state in facts.brokers}
         yield ok("brokers", f"{len(facts.brokers)} registered: {some(names)}")
@@ -77,7 +77,7 @@ def check_registered(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def reach_of(host: str) -> str | None:
-    """For whom an address that clients are told means something: ``None`` for everybody."""
+    """Return why an address is of no use elsewhere: ``ANYWHERE`` (0.0.0.0) or ``HERE`` (loopback); ``None`` if it is of use."""
     if host == "localhost":
         return HERE
     try:
@@ -90,7 +90,7 @@ def reach_of(host: str) -> str | None:
 
 
 def check_advertised(facts: DoctorFacts) -> Iterator[Finding]:
-    """The addresses that clients are told mean something to clients elsewhere, too."""
+    """Check that the addresses brokers advertise to clients work from other machines, too."""
     remote = [state.address for state in facts.registries if reach_of(split_address(state.address)[0]) is None]
     for state in facts.brokers:
         reach = reach_of(split_address(state.broker.address)[0])
@@ -103,7 +103,7 @@ def check_advertised(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def check_reached(facts: DoctorFacts) -> Iterator[Finding]:
-    """Each broker answers under its address, and is the one that it should be."""
+    """Check that each broker answers at its address, and is the one that it should be."""
     places = {(state.identity.identity, state.broker.address) for state in facts.brokers if state.identity is not None}
     processes = Counter(identity for identity, _ in places)
     for state in facts.brokers:
@@ -124,7 +124,7 @@ def check_reached(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def check_writable(facts: DoctorFacts) -> Iterator[Finding]:
-    """Masters take messages and give them."""
+    """Check that masters accept and deliver messages."""
     for state in masters(facts):
         name = state.broker.name
         refusal = state.info.get("metaqWritable", "yes")
@@ -141,12 +141,12 @@ def check_writable(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def masters(facts: DoctorFacts) -> list[BrokerState]:
-    """Those that answered."""
+    """Return the masters that answered."""
     return [state for state in facts.brokers if state.error is None and state.broker.broker_id == MASTER]
 
 
 def check_clocks(facts: DoctorFacts) -> Iterator[Finding]:
-    """The clocks here and there agree."""
+    """Check that the clocks here and there agree."""
     for state in facts.brokers:
         if state.ahead_ms is None:
             continue
@@ -161,7 +161,7 @@ def check_clocks(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def check_disks(facts: DoctorFacts) -> Iterator[Finding]:
-    """There is room."""
+    """Check that the brokers' disks have room."""
     for state in facts.brokers:
         if "commitLogDiskRatio" not in state.info:
             continue
@@ -169,7 +169,7 @@ def check_disks(facts: DoctorFacts) -> Iterator[Finding]:
         limits = state.config
         clean, refuse = float(limits.get("clean_ratio", DISK_WARNING)), float(limits.get("refuse_ratio", DISK_PROBLEM))
         free = _FREE.search(state.info.get("commitLogDirCapacity", ""))
-        # a broker that has so much left takes no notice of ratios
+        # a broker with this much free space ignores the ratios
         ample = free is not None and float(free[1]) * GIB >= int(limits.get("ample_free_bytes", 1 << 62))
         used = f"the disk of {state.broker.name} is {ratio:.0%} full"
         if ratio >= refuse and not ample:
@@ -185,7 +185,7 @@ def check_disks(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def check_masters(facts: DoctorFacts) -> Iterator[Finding]:
-    """One process takes messages under each name."""
+    """Check that only one process takes messages under each name."""
     masters_of = Counter(state.broker.name for state in facts.brokers if is_master(state))
     for name in sorted(name for name, count in masters_of.items() if count > 1):
         where = some(state.broker.address for state in facts.brokers if state.broker.name == name and is_master(state))
@@ -194,12 +194,12 @@ def check_masters(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def is_master(state: BrokerState) -> bool:
-    """As it says itself."""
+    """Return whether a broker says that it is a master."""
     return state.info.get("role") == "master"
 
 
 def check_replicas(facts: DoctorFacts) -> Iterator[Finding]:
-    """Enough replicas are in sync, and every slave follows."""
+    """Check that enough replicas are in sync, and that every slave follows."""
     for state in facts.brokers:
         name, info = state.broker.name, state.info
         if info.get("role") == "slave":
@@ -225,13 +225,13 @@ def check_replicas(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def slaves_of(info: Mapping[str, str]) -> list[int]:
-    """Numbers of the slaves that a master knows."""
+    """Return the numbers of the slaves that a master knows."""
     found = (_SLAVE.fullmatch(name) for name in info)
     return sorted(int(match[1]) for match in found if match is not None)
 
 
 def check_transactions(facts: DoctorFacts) -> Iterator[Finding]:
-    """Nothing has been undecided for long."""
+    """Check that no transaction has been undecided for long."""
     kinds = (("tx_prepared", "tx_oldest_prepared_s", "branches"), ("half_undecided", "half_oldest_s", "transactional messages"))
     for state in masters(facts):
         if "tx_prepared" not in state.info:
@@ -252,13 +252,13 @@ def check_transactions(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def check_gathering(facts: DoctorFacts) -> Iterator[Finding]:
-    """Topics and groups could be asked about."""
+    """Check that topics and groups could be asked about."""
     if facts.gathering is not None:
         yield warning("topics", f"topics and groups are not looked at: {facts.gathering}", "see above")
 
 
 def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
-    """Topics are where the registry says, and can be used."""
+    """Check that topics can be written and read."""
     own = [view for view in facts.topics if not view.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))]
     shut = sorted(
         {f"{view.topic} ({view.permission_text})" for view in own if view.permission & (READ | WRITE) != READ | WRITE}
@@ -274,7 +274,7 @@ def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def check_routes(facts: DoctorFacts) -> Iterator[Finding]:
-    """The topics that were asked about lead somewhere."""
+    """Check that the topics asked about lead to live brokers that take messages."""
     live = {state.broker.name for state in masters(facts)}
     for look in facts.looks:
         if look.error is not None:
@@ -295,7 +295,7 @@ def check_routes(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def check_groups(facts: DoctorFacts) -> Iterator[Finding]:
-    """What keeps groups from consuming; a line for each that has nothing of it."""
+    """Check that no group is kept from consuming; a group without problems gets one line."""
     for group in facts.groups:
         findings = diagnose(group)
         bad = [finding for finding in findings if finding.level is not Level.OK]

@@ -1,4 +1,4 @@
-"""What a client sees of registries and brokers, from where it runs."""
+"""The state of registries and brokers as a client sees it, from where it runs."""
 
 import time
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from metaq.protocol.remoting.codes import Response
 
 
 class RegistryState(NamedTuple):
-    """One registry."""
+    """The state of one registry."""
 
     address: str
     error: str | None = None
@@ -24,20 +24,20 @@ class RegistryState(NamedTuple):
 
 
 class BrokerState(NamedTuple):
-    """One broker process, asked under the address that clients are told."""
+    """The state of one broker process, asked at the address that it advertises to clients."""
 
     broker: BrokerView
     error: str | None = None
     identity: BrokerIdentity | None = None
-    """``None`` when it does not know the question: it is no metaq."""
+    """``None`` when it does not know the request, and so is not metaq."""
     info: Mapping[str, str] = {}
     config: Mapping[str, str] = {}
     ahead_ms: int | None = None
-    """How far its clock is ahead of the one here; ``None`` when it does not tell the time."""
+    """How far its clock is ahead of the one here; ``None`` when it does not report the time."""
 
 
 class TopicLook(NamedTuple):
-    """One topic that was asked about."""
+    """The state of one topic that was asked about."""
 
     topic: str
     error: str | None = None
@@ -47,12 +47,12 @@ class TopicLook(NamedTuple):
 
 
 class DoctorFacts(NamedTuple):
-    """Everything together."""
+    """All facts together."""
 
     registries: tuple[RegistryState, ...]
     brokers: tuple[BrokerState, ...] = ()
     topics: tuple[TopicView, ...] = ()
-    """How masters have the topics of users."""
+    """The settings that masters have for the topics of users."""
     registered: tuple[str, ...] = ()
     """All topics that the registry knows."""
     looks: tuple[TopicLook, ...] = ()
@@ -62,7 +62,7 @@ class DoctorFacts(NamedTuple):
 
 
 def gather(registry: str, topics: tuple[str, ...], groups: tuple[str, ...], watch_s: float) -> DoctorFacts:
-    """Ask for all of it. Without ``groups``, about each group that has members or is behind."""
+    """Ask for all facts. Without ``groups``, every group that has members now is looked at."""
     with connect_registry(registry) as client:
         admin = client.admin()
         states = tuple(registry_state(address) for address in admin.registries)
@@ -80,7 +80,7 @@ def gather(registry: str, topics: tuple[str, ...], groups: tuple[str, ...], watc
 
 
 def registry_state(address: str) -> RegistryState:
-    """Ask one registry, and no other one instead."""
+    """Ask one registry, without falling back to another one."""
     with connect_registry(address) as client:
         admin = client.admin()
         try:
@@ -105,12 +105,15 @@ def broker_state(admin: Admin, broker: BrokerView) -> BrokerState:
 
 
 def difference(there_ms: int, before_ms: int, after_ms: int) -> int:
-    """How far a clock is ahead at least, that was read between two readings of the one here: however slow the answer came."""
+    """Return how far a clock is ahead, at least, if it was read between two readings of the clock here.
+
+    It is 0 while the readings allow for equal clocks, however slow the answer came.
+    """
     return max(0, there_ms - after_ms) + min(0, there_ms - before_ms)
 
 
 def identity_of(admin: Admin, address: str) -> BrokerIdentity | None:
-    """Who answers; ``None`` when that is no metaq."""
+    """Return the identity of the process that answers; ``None`` when it is not metaq."""
     try:
         return admin.identity(address)
     except Refused as error:
@@ -122,7 +125,7 @@ def identity_of(admin: Admin, address: str) -> BrokerIdentity | None:
 def look_further(
     admin: Admin, facts: DoctorFacts, topics: tuple[str, ...], groups: tuple[str, ...], watch_s: float
 ) -> DoctorFacts:
-    """Topics and groups."""
+    """Add topics and groups to the facts."""
     system = set(admin.system_topics())
     names = groups or tuple(view.name for view in admin.groups() if concerns(admin, view.name))
     return facts._replace(
@@ -134,12 +137,12 @@ def look_further(
 
 
 def concerns(admin: Admin, group: str) -> bool:
-    """Whether somebody consumes in a group now."""
+    """Return whether a group has members now."""
     return admin.members(group) is not None
 
 
 def topic_look(admin: Admin, topic: str) -> TopicLook:
-    """One topic, by its route."""
+    """Look up one topic by its route."""
     try:
         return TopicLook(topic, None, tuple(admin.topic_config(topic)), admin.readable(topic))
     except ClientError as error:

@@ -1,4 +1,4 @@
-"""What checks find: one line each, with what to do about it, and an exit code for all."""
+"""The results of checks: one line each, with advice, and an exit code for all."""
 
 import enum
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from metaq.cli.tables import print_record, print_rows
 
 
 class Level(enum.IntEnum):
-    """How bad; the value is the exit code."""
+    """The severity of a finding; its value is the exit code."""
 
     OK = 0
     WARNING = 1
@@ -16,13 +16,13 @@ class Level(enum.IntEnum):
 
 
 class Finding(NamedTuple):
-    """What one check found."""
+    """The result of one check."""
 
     level: Level
     check: str
     found: str
     advice: str = ""
-    """What to do."""
+    """The action to take."""
 
 
 def ok(check: str, found: str) -> Finding:
@@ -38,18 +38,18 @@ def problem(check: str, found: str, advice: str) -> Finding:
 
 
 NAMED: Final = 5
-"""Of many things, so many are named."""
+"""Of many things, at most this many are named."""
 
 
 def some(names: Iterable[object]) -> str:
-    """A list that stays short."""
+    """Return a list of names that stays short."""
     listed = sorted(map(str, names))
     more = len(listed) - NAMED
     return ", ".join(listed[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def report(findings: Iterable[Finding], *, as_json: bool) -> int:
-    """Print them all; the exit code."""
+    """Print all findings. Return the exit code."""
     listed = list(findings)
     rows = [{**finding._asdict(), "level": finding.level.name.lower()} for finding in listed]
     if as_json:

@@ -1,4 +1,4 @@
-"""Why a group does not consume: each possible cause as a function of the facts, which asks nobody anything."""
+"""Causes why a group does not consume: one check for each, as a function of facts that sends no request."""
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
@@ -24,12 +24,12 @@ _TOPIC_ADVICE: Final = {
 
 
 def diagnose(facts: GroupFacts) -> list[Finding]:
-    """All checks, in the order in which a person would ask."""
+    """Run all checks, in the order in which a person would ask."""
     return [finding for check in CHECKS for finding in check(facts)]
 
 
 def check_brokers(facts: GroupFacts) -> Iterator[Finding]:
-    """Brokers that this machine does not reach: consumers may not, either."""
+    """Check that this machine reaches all brokers: if it does not, consumers may not, either."""
     for side in facts.brokers:
         if side.error is not None:
             found = f"{side.broker.name} at {side.broker.address} cannot be asked: {side.error}"
@@ -39,7 +39,7 @@ def check_brokers(facts: GroupFacts) -> Iterator[Finding]:
 
 
 def check_known(facts: GroupFacts) -> Iterator[Finding]:
-    """The group exists."""
+    """Check that the group exists."""
     if facts.settings is not None:
         yield ok("group", f"{facts.group} is known")
     elif facts.brokers:
@@ -50,7 +50,7 @@ def check_known(facts: GroupFacts) -> Iterator[Finding]:
 
 
 def check_members(facts: GroupFacts) -> Iterator[Finding]:
-    """Somebody consumes."""
+    """Check that the group has consumers, and that they answer."""
     members = facts.members
     if not members:
         advice = (
@@ -65,7 +65,7 @@ def check_members(facts: GroupFacts) -> Iterator[Finding]:
 
 
 def check_settings(facts: GroupFacts) -> Iterator[Finding]:
-    """Brokers let the group consume."""
+    """Check that brokers let the group consume."""
     for side in facts.brokers:
         settings, name = side.settings, side.broker.name
         if settings is None:
@@ -81,7 +81,7 @@ def check_settings(facts: GroupFacts) -> Iterator[Finding]:
 
 
 def check_topics(facts: GroupFacts) -> Iterator[Finding]:
-    """What it subscribes to is there and can be read."""
+    """Check that the topics it subscribes to exist and can be read."""
     if facts.members and not facts.topics:
         yield problem("topic", "the group subscribes to no topic", "call subscribe() in the consumers")
     for topic in facts.topics:
@@ -99,7 +99,10 @@ def _is_subscribed(facts: GroupFacts, topic: str) -> bool:
 
 
 def check_reach(facts: GroupFacts) -> Iterator[Finding]:
-    """Consumers are connected to every broker that has what they want (else they consume from the others alone)."""
+    """Check that consumers are connected to every broker with partitions of their topics.
+
+    Those that are not consume from the other brokers alone.
+    """
     holding = {queue.broker_name for topic in facts.topics for queue in topic.queues}
     for side in facts.brokers:
         if side.broker.name not in holding or side.error is not None or not facts.members:
@@ -114,7 +117,10 @@ def check_reach(facts: GroupFacts) -> Iterator[Finding]:
 
 
 def check_subscriptions(facts: GroupFacts) -> Iterator[Finding]:
-    """All members want the same: what the owner of a partition does not want, nobody of the group gets."""
+    """Check that all members have the same subscription.
+
+    Messages that the owner of a partition filters out reach no other member.
+    """
     works = {client_id: work for client_id, work in facts.works.items() if work is not None}
     if len(works) < 2:
         return
@@ -135,7 +141,7 @@ def check_subscriptions(facts: GroupFacts) -> Iterator[Finding]:
 
 
 def check_owners(facts: GroupFacts) -> Iterator[Finding]:
-    """Every partition belongs to exactly one member."""
+    """Check that every partition belongs to exactly one member."""
     works = {client_id: work for client_id, work in facts.works.items() if work is not None}
     if not works or len(works) < len(facts.works) or facts.model == Model.BROADCASTING.value:
         return
@@ -159,7 +165,7 @@ def check_owners(facts: GroupFacts) -> Iterator[Finding]:
 
 
 def check_progress(facts: GroupFacts) -> Iterator[Finding]:
-    """Where something is left to consume, offsets move."""
+    """Check that offsets move where messages are left to consume."""
     if not facts.members or facts.model == Model.BROADCASTING.value:
         return
     lagging = [lag for lag in facts.lags if lag.lag and not lag.queue.topic.startswith(RETRY_PREFIX)]
@@ -183,14 +189,14 @@ def _told(lag: LagView) -> str:
 
 
 def _in_hand(facts: GroupFacts, stuck: list[LagView]) -> str:
-    """What members say that they hold of partitions that do not move."""
+    """Return a note on the messages that members say they hold of partitions that do not move."""
     works = [work for work in facts.works.values() if work is not None]
     buffered = sum(work.queues[lag.queue].buffered for work in works for lag in stuck if lag.queue in work.queues)
     return f"; the consumer holds {buffered} of these messages and has not finished them" if buffered else ""
 
 
 def check_offsets(facts: GroupFacts) -> Iterator[Finding]:
-    """No offset lies behind the end, where nothing comes before the partition has grown so far."""
+    """Check that no offset is after its partition's end: messages would come only once the partition has grown that far."""
     ahead = [lag for lag in facts.lags if lag.committed > lag.end]
     if ahead:
         found = f"committed offsets lie beyond the end: {', '.join(map(_told, ahead[:3]))}"
@@ -202,7 +208,7 @@ def check_offsets(facts: GroupFacts) -> Iterator[Finding]:
 
 
 def check_filter(facts: GroupFacts) -> Iterator[Finding]:
-    """What the members want lets some of the newest messages pass."""
+    """Check that the members' subscriptions let some of the newest messages pass."""
     for topic in facts.topics:
         for subscription in _wanted(facts, topic):
             if not topic.newest:
@@ -216,7 +222,7 @@ def check_filter(facts: GroupFacts) -> Iterator[Finding]:
 
 
 def _wanted(facts: GroupFacts, topic: TopicState) -> set[Subscription]:
-    """The different expressions of all members."""
+    """Return the different subscriptions of all members."""
     found: dict[tuple[str, str], Subscription] = {}
     for work in facts.works.values():
         if work is not None and topic.name in work.subscriptions:
@@ -237,7 +243,7 @@ def _passes(subscription: Subscription, properties: Mapping[str, str]) -> bool:
 
 
 def check_retries(facts: GroupFacts) -> Iterator[Finding]:
-    """Failures do not pile up."""
+    """Check that failed messages do not pile up."""
     waiting = sum(lag.lag for lag in facts.lags if lag.queue.topic.startswith(RETRY_PREFIX))
     if waiting:
         found = f"{waiting} messages that failed wait to be delivered again"
@@ -250,12 +256,12 @@ def check_retries(facts: GroupFacts) -> Iterator[Finding]:
 
 
 def place(queue: MessageQueue) -> str:
-    """A partition, for a person."""
+    """Return a partition as people read it."""
     return f"{queue.topic}-{queue.partition} of {queue.broker_name}"
 
 
 def places(queues: list[MessageQueue]) -> str:
-    """Several of them, shortly."""
+    """Return several partitions, in short."""
     return some(map(place, queues))
 
 

@@ -1,4 +1,4 @@
-"""What is to be known about a consumer group before one can tell whether it consumes, and why not."""
+"""The facts about a consumer group that show whether it consumes, and why not."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -11,21 +11,21 @@ from metaq.errors import ClientError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue
 
 NEWEST: Final = 32
-"""Messages of each partition that are looked at for those that a subscription lets pass."""
+"""Messages of each partition that are checked against the subscriptions."""
 _LOOK_S: Final = 0.5
 DEFAULT_WATCH_S: Final = 12.0
-"""Clients commit every 5 s, Java's too: two chances."""
+"""Clients commit every 5 s, Java's too, so they commit twice in this time."""
 
 
 class BrokerSide(NamedTuple):
-    """What one master knows about a group."""
+    """One master's knowledge of a group."""
 
     broker: BrokerView
     error: str | None = None
     """Why it cannot be asked; then the rest is empty."""
     settings: GroupView | None = None
     names: tuple[str, ...] = ()
-    """All its groups."""
+    """All groups of this broker."""
     members: GroupMembers | None = None
     lags: tuple[LagView, ...] = ()
 
@@ -43,15 +43,15 @@ class TopicState(NamedTuple):
 
 
 class GroupFacts(NamedTuple):
-    """Everything together."""
+    """All facts together."""
 
     group: str
     brokers: tuple[BrokerSide, ...]
     topics: tuple[TopicState, ...] = ()
     works: Mapping[str, MemberWork | None] = {}
-    """What each member says about itself; ``None`` when it did not answer."""
+    """Each member's report on itself; ``None`` when it did not answer."""
     later: Mapping[MessageQueue, int] = {}
-    """Committed offsets, asked once more after ``watched_s``."""
+    """Committed offsets, asked again after ``watched_s``."""
     watched_s: float = 0.0
     dead_letters: int = 0
     asked_topic: str | None = None
@@ -65,22 +65,22 @@ class GroupFacts(NamedTuple):
 
     @property
     def lags(self) -> list[LagView]:
-        """Of all brokers, retries among them."""
+        """The lags on all brokers, those of retries included."""
         return [lag for side in self.brokers for lag in side.lags]
 
     @property
     def model(self) -> str:
-        """``CLUSTERING`` or ``BROADCASTING``; empty with nobody there."""
+        """``CLUSTERING`` or ``BROADCASTING``; empty without members."""
         return next((side.members.model for side in self.brokers if side.members is not None), "")
 
     @property
     def settings(self) -> GroupView | None:
-        """How the first broker that knows the group treats it."""
+        """The group's settings on the first broker that knows it."""
         return next((side.settings for side in self.brokers if side.settings is not None), None)
 
 
 def collect(admin: Admin, group: str, topic: str | None = None) -> GroupFacts:
-    """Ask for all of it but ``later``; see ``watch``."""
+    """Ask for all facts but ``later``; see ``watch``."""
     sides = tuple(broker_side(admin, broker, group, topic) for broker in admin.masters())
     facts = GroupFacts(group, sides, asked_topic=topic)
     works = {client_id: work_of(admin, group, client_id) for client_id in facts.members}
@@ -98,7 +98,7 @@ def broker_side(admin: Admin, broker: BrokerView, group: str, topic: str | None)
         groups = {view.name: view for view in admin.groups_at(broker.address)}
         members = admin.members_at(broker.address, group)
         lags = admin.lag_at(broker.address, group, topic)
-        # without an offset in them a broker leaves them out
+        # asked for by name: a broker otherwise leaves out retries without a committed offset
         retries = admin.lag_at(broker.address, group, f"{RETRY_PREFIX}{group}")
     except ClientError as error:
         return BrokerSide(broker, str(error))
@@ -106,7 +106,7 @@ def broker_side(admin: Admin, broker: BrokerView, group: str, topic: str | None)
 
 
 def work_of(admin: Admin, group: str, client_id: str) -> MemberWork | None:
-    """Some clients do not know the request, and one that hangs does not answer."""
+    """Return a member's report on itself; ``None`` for a client that does not know the request, or hangs."""
     try:
         return admin.member_work(group, client_id)
     except ClientError:
@@ -114,7 +114,7 @@ def work_of(admin: Admin, group: str, client_id: str) -> MemberWork | None:
 
 
 def topics_of(facts: GroupFacts, works: Mapping[str, MemberWork | None]) -> set[str]:
-    """All that any member subscribes to, or that the group has offsets of, without its retries."""
+    """Return all topics that a member subscribes to, or that the group has offsets of, except its retries."""
     names = {topic for work in works.values() if work is not None for topic in work.subscriptions}
     names |= {topic for side in facts.brokers if side.members is not None for topic in side.members.subscriptions}
     names |= {lag.queue.topic for lag in facts.lags}
@@ -122,7 +122,7 @@ def topics_of(facts: GroupFacts, works: Mapping[str, MemberWork | None]) -> set[
 
 
 def topic_state(admin: Admin, topic: str) -> TopicState:
-    """Where a topic is, and what its newest messages are like."""
+    """Look up a topic's partitions, and the properties of its newest messages."""
     try:
         queues = admin.readable(topic)
     except RouteNotFound as error:
@@ -133,12 +133,12 @@ def topic_state(admin: Admin, topic: str) -> TopicState:
             first = max(view.begin, view.end - NEWEST)
             newest += [message.properties for message in admin.read(view.queue, first, view.end)]
     except ClientError:
-        newest = []  # a broker that cannot be asked is told by itself
+        newest = []  # a broker that cannot be asked has a finding of its own
     return TopicState(topic, None, "", queues, tuple(newest))
 
 
 def messages_in(admin: Admin, topic: str) -> int:
-    """How many there are; none where no such topic is."""
+    """Return how many messages a topic has; 0 when it does not exist or its brokers cannot be asked."""
     try:
         return sum(view.end - view.begin for view in admin.queues(topic))
     except ClientError:
@@ -146,7 +146,7 @@ def messages_in(admin: Admin, topic: str) -> int:
 
 
 def watch(admin: Admin, groups: Iterable[GroupFacts], watch_s: float) -> tuple[GroupFacts, ...]:
-    """Look again for up to ``watch_s``, for less when every partition that lags has moved. 0 is not to look."""
+    """Look again for up to ``watch_s`` seconds, or until every partition with a lag has moved. With 0, do not look."""
     watched = tuple(groups)
     began = time.monotonic()
     while any(map(resting, watched)):
@@ -159,13 +159,13 @@ def watch(admin: Admin, groups: Iterable[GroupFacts], watch_s: float) -> tuple[G
 
 
 def resting(facts: GroupFacts) -> set[MessageQueue]:
-    """Partitions in which there is something to consume, and whose offset has not moved as far as it is known."""
+    """Return partitions with messages to consume whose offset has not moved, as far as is known."""
     lagging = [lag for lag in facts.lags if lag.lag and not lag.queue.topic.startswith(RETRY_PREFIX)]
     return {lag.queue for lag in lagging if facts.members and facts.later.get(lag.queue, lag.committed) == lag.committed}
 
 
 def look_again(admin: Admin, facts: GroupFacts, watched_s: float) -> GroupFacts:
-    """The same with what is committed now."""
+    """Return the facts with the offsets that are committed now."""
     later = {
         lag.queue: lag.committed
         for side in facts.brokers

@@ -1,1 +1,1 @@
-"""Consumer groups: how far they are, what they failed to consume."""
+"""Consumer groups: their offsets and lags, and the messages that they failed to consume."""

@@ -1,4 +1,4 @@
-"""``metaq dlq``: messages that groups have failed to consume, looked at and sent again."""
+"""``metaq dlq``: messages that groups have failed to consume, to look at and to send again."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -23,9 +23,9 @@ from metaq.errors import BadRequest
 from metaq.protocol.properties import ORIGIN_ID
 
 ORIGIN: Final = "DLQ_ORIGIN_MESSAGE_ID"
-"""Property of a replayed message: the id of the one that was given up. RocketMQ 5 gives dead letters the same name."""
+"""Property of a replayed message: the id of the dead letter. RocketMQ 5 uses the same name on its dead letters."""
 PLACE: Final = "METAQ_DEAD_LETTER"
-"""Property of a replayed message: the dead letter's group and broker's id."""
+"""Property of a replayed message: the dead letter's group, and its id from the broker."""
 _NOT_AGAIN: Final = RESERVED | {ORIGIN_ID, ORIGIN, PLACE}
 
 TOPIC: Final = "topic"
@@ -123,7 +123,7 @@ def replay(group: str, ids: tuple[str, ...], target: str, again: bool, yes: bool
 
 
 def send_again(producer: Producer, group: str, letter: ReceivedMessage) -> str:
-    """Send one dead letter to the topic that it came from; the id under which it goes."""
+    """Send one dead letter to the topic that it came from. Return the id under which it goes."""
     if letter.topic == letter.queue.topic:
         raise BadRequest(f"{letter!r} does not say which topic it came from; use --to group")
     if letter.error is not None:
@@ -142,7 +142,7 @@ def send_again(producer: Producer, group: str, letter: ReceivedMessage) -> str:
 
 
 def report(letter: ReceivedMessage, before: int, new_id: str | None, *, yes: bool, left_out: bool, as_json: bool) -> None:
-    """One line about one dead letter."""
+    """Print one line about one dead letter."""
     if as_json:
         row: dict[str, Any] = {"id": letter.id, "topic": letter.topic, "sent_before": before, "sent": yes and not left_out}
         print_json({**row, "new_id": new_id})

@@ -1,4 +1,4 @@
-"""``metaq group``: consumer groups, how far they are, and why one does not consume."""
+"""``metaq group``: consumer groups, their lags, and why one does not consume."""
 
 import re
 from collections.abc import Callable
@@ -37,12 +37,12 @@ def group() -> None:
 
 
 def one_group(command: Callable[..., Any]) -> Decorated:
-    """Adds what all commands about one group take."""
+    """Add the arguments that all commands about one group take."""
     return click.argument("group")(registry_option(json_option(command)))
 
 
 def view_of(admin: Admin, name: str) -> GroupView | None:
-    """A group as brokers treat it; ``None`` when none knows it."""
+    """Return a group's settings on the brokers; ``None`` when no broker knows it."""
     return next((view for view in admin.groups() if view.name == name), None)
 
 
@@ -70,7 +70,7 @@ def list_groups(show_all: bool, registry: str, as_json: bool) -> None:
 
 
 def summary(admin: Admin, view: GroupView) -> Row:
-    """A group in one line."""
+    """Return a group as one row."""
     online = admin.members(view.name)
     lags = admin.group_lag(view.name)
     topics = {lag.queue.topic for lag in lags} | set(() if online is None else online.subscriptions)
@@ -108,7 +108,7 @@ def show(group: str, registry: str, as_json: bool) -> int:
 
 
 def described(admin: Admin, group: str, member: MemberView) -> Row:
-    """A member, and what it says about itself."""
+    """Return a member with its report on itself."""
     work = work_of(admin, group, member.client_id)
     row = {"client_id": member.client_id, "address": member.address, "language": member.language, "version": member.version}
     if work is None:
@@ -136,7 +136,7 @@ def lag(group: str, topic: str | None, registry: str, as_json: bool) -> int:
 
 
 def lag_row(view: LagView) -> Row:
-    """A partition, for the table."""
+    """Return a partition as one row."""
     return {
         "topic": view.queue.topic,
         "broker": view.queue.broker_name,

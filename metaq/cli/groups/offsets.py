@@ -1,4 +1,4 @@
-"""``metaq offsets``: how far all groups are, for files and reports."""
+"""``metaq offsets``: the offsets of all groups, for files and reports."""
 
 import click
 

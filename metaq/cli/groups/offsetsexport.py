@@ -21,7 +21,7 @@ STANDARD_OUTPUT: Final = "-"
 UNFINISHED: Final = ".unfinished"
 
 Write = Callable[[Iterable[OffsetRow], BinaryIO], int]
-"""Writes rows, and returns how many."""
+"""A function that writes rows and returns how many there were."""
 
 
 @click.command(
@@ -74,7 +74,7 @@ def export(form: str, out: str, begin: datetime | None, end: datetime | None, re
 
 
 def _now(admin: Admin, problems: list[str]) -> Iterator[OffsetRow]:
-    """Of all masters; what they do not know goes to ``problems``."""
+    """Yield the rows of all masters; groups that they do not know go to ``problems``."""
     for broker in admin.masters():
         for page in admin.offset_export().pages(broker.address):
             yield from page.rows
@@ -92,7 +92,7 @@ def _write_lines(rows: Iterable[OffsetRow], out: BinaryIO) -> int:
 
 
 def _writer(form: str) -> Write:
-    """``ConfigError`` where Parquet is not installed."""
+    """Return the function that writes a format. ``ConfigError`` where Parquet is not installed."""
     if form == JSON_LINES:
         return _write_lines
     try:
@@ -104,7 +104,7 @@ def _writer(form: str) -> Write:
 
 
 def _replace(path: Path, write: Write, rows: Iterable[OffsetRow]) -> int:
-    """Write a file that is there whole or, when something fails, not at all; how many rows. ``ConfigError``."""
+    """Write a file in full or, when an error occurs, not at all. Return the number of rows. ``ConfigError``."""
     unfinished = path.with_name(f"{path.name}{UNFINISHED}")
     try:
         with unfinished.open("wb") as out:

@@ -1,4 +1,4 @@
-"""``metaq offsets report``: starts the Spark job that makes the report, in a process of its own."""
+"""``metaq offsets report``, which starts the Spark job that makes the report, in a process of its own."""
 
 import json
 import os
@@ -16,9 +16,9 @@ from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
 
 PAGE: Final = "report.html"
 _TOLD: Final = 2
-"""Exit code of a job whose last line says what is wrong."""
+"""Exit code of a job whose last line is the error."""
 _SHOWN_LINES: Final = 20
-"""Of the trace of another one, which may have thousands."""
+"""Lines shown of a stack trace, which may have thousands."""
 
 
 @click.command(
@@ -122,5 +122,5 @@ def _command(module: str, job: dict[str, Any]) -> list[str]:
 
 
 def _follow(watch: dict[str, Any], environment: dict[str, str]) -> int:
-    """What the job says is for the terminal, or the log of whatever keeps it running."""
+    """Run the job that follows. Its output goes straight to the terminal, or to the log of its service manager."""
     return FAILED if subprocess.run(_command("alarms", watch), env=environment, check=False).returncode != 0 else 0  # noqa: S603

@@ -1,1 +1,1 @@
-"""What concerns this machine: running brokers and registries, their settings, users and data."""
+"""Commands for this machine: running brokers and registries, their settings, users and data."""

@@ -1,4 +1,4 @@
-"""The page ``docs/configuration.md``, made of the settings."""
+"""The page ``docs/configuration.md``, made from the settings."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +65,7 @@ _KINDS: Final[dict[Any, str]] = {int: "number", float: "number", Path: "path", s
 
 
 def page() -> Iterator[str]:
-    """The page, in pieces."""
+    """Yield the page in pieces."""
     yield HEAD
     yield from _table(Settings.model_fields, live=LIVE)
     yield TOPICS

@@ -1,4 +1,4 @@
-"""``metaq config``: what the settings are, who said so, and whether a file is in order."""
+"""``metaq config``: the settings, their origins, and a check of a file."""
 
 import os
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from metaq.config import Settings, check, gather, write_value
 from metaq.errors import ConfigError
 
 RUNNING = "metaq"
-"""The section of `stats config` that holds the settings under their names."""
+"""The section of ``stats config`` that holds the settings under their names."""
 
 
 @click.group(short_help="Settings: show them, with who said so; check a file.")
@@ -55,7 +55,7 @@ def _of_broker(broker: tuple[str, int]) -> dict[str, Any]:
         values = parse_config(client.stats(CONFIG))[RUNNING]
     known = {
         name: value for name, value in values.items() if name in Settings.model_fields
-    }  # one of another version has others
+    }  # a broker of another version has other settings
     return Settings.model_validate(known).model_dump(mode="json", include=set(known))
 
 

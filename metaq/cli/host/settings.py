@@ -15,7 +15,7 @@ _CONFIG_FILE_ONLY: Final = "topics"
 
 
 def metavar(annotation: Any) -> str:
-    """What stands for a setting's value in the help."""
+    """Return the placeholder of a setting's value in the help."""
     if get_origin(annotation) is Literal:
         return "|".join(get_args(annotation))
     if issubclass(annotation, Enum):
@@ -24,9 +24,9 @@ def metavar(annotation: Any) -> str:
 
 
 def setting_options(names: Iterable[str], **other_flags: str) -> list[click.Parameter]:
-    """A flag for each setting, named as ``other_flags`` says or like the setting.
+    """Return a flag for each setting, named by ``other_flags`` or like the setting.
 
-    What is given stays text: the settings check file, environment and flags in the same words.
+    Values stay text: the settings check file, environment and flags with the same messages.
     """
     options: list[click.Parameter] = []
     for name in names:
@@ -43,6 +43,6 @@ def setting_options(names: Iterable[str], **other_flags: str) -> list[click.Para
 
 
 def config_option(text: str) -> Callable[[Decorated], Decorated]:
-    """Adds ``--config``."""
+    """Add ``--config``."""
     path = click.Path(dir_okay=False, path_type=Path)
     return click.option("config_file", "--config", type=path, metavar="FILE", help=text)

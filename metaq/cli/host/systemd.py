@@ -1,4 +1,4 @@
-"""``metaq systemd``: a unit for this broker or registry."""
+"""``metaq systemd``: a systemd unit for this broker or registry."""
 
 import re
 import sys

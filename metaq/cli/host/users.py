@@ -34,7 +34,7 @@ def user() -> None:
 
 
 def file_option(command: Decorated) -> Decorated:
-    """Adds ``--file``."""
+    """Add ``--file``."""
     path = click.Path(dir_okay=False, path_type=Path)
     return click.option(
         "--file",

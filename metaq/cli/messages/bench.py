@@ -1,4 +1,4 @@
-"""``metaq bench``: a quick look at how fast a broker takes and gives messages."""
+"""``metaq bench``: a quick measurement of how fast a broker takes and delivers messages."""
 
 import time
 from itertools import repeat
@@ -13,7 +13,7 @@ _MESSAGES_AT_ONCE: Final = 10_000
 
 
 class Rate(NamedTuple):
-    """So many messages in so many seconds."""
+    """A number of messages and the seconds that they took."""
 
     messages: int
     bytes: int
@@ -25,7 +25,7 @@ class Rate(NamedTuple):
 
 
 def measure_put(client: TextClient, topic: str, messages: int, size: int) -> tuple[Rate, int, int]:
-    """Store messages of ``size`` bytes in one partition; returns also the partition and where they begin."""
+    """Store messages of ``size`` bytes in one partition. Return the rate, the partition, and the position where they begin."""
     body = bytes(size)
     first = client.put(topic, body)
     started = time.perf_counter()
@@ -35,7 +35,7 @@ def measure_put(client: TextClient, topic: str, messages: int, size: int) -> tup
 
 
 def measure_get(client: TextClient, topic: str, partition: int, position: int, messages: int) -> Rate:
-    """Read so many messages from a position on."""
+    """Read this many messages from a position on. Return the rate."""
     count = size = 0
     started = time.perf_counter()
     for batch in client.batches(topic, partition=partition, position=position):

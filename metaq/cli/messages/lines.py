@@ -23,7 +23,7 @@ from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG
 from metaq.protocol.text.replies import NOT_FOUND
 
 _LINES_AT_ONCE: Final = 10_000
-"""Nothing is in flight between two calls of put_many; so many lines make that pause, and their results, small."""
+"""Between two calls of put_many no request is in flight; this many lines keep that pause, and the list of results, small."""
 
 _REACH_BYTES: Final = 64 * 1024
 _REACH_GROWTH: Final = 8
@@ -50,10 +50,10 @@ class Lines:
 def put_lines(
     client: TextClient, topic: str, bodies: Iterator[bytes], partition: int, attribute: str | None
 ) -> PutResult | None:
-    """Store the bodies in order, all in one partition; returns where the first one is, ``None`` when there are none."""
+    """Store the bodies in order, all in one partition. Return where the first one is; ``None`` when there are none."""
     first: PutResult | None = None
     stored = 0
-    # The first goes alone: where the broker puts it is where the others follow.
+    # The first goes alone: the others go to the partition that the broker chose for it.
     for count in chain([1], repeat(_LINES_AT_ONCE)):
         try:
             results = client.put_many(topic, islice(bodies, count), partition=partition, attribute=attribute)
@@ -118,7 +118,7 @@ def put(
 
 
 class Writer:
-    """Writes messages to standard output: bodies as lines, or JSON."""
+    """A writer of messages to standard output: bodies as lines, or JSON."""
 
     def __init__(self, *, as_json: bool, final_newline: bool = True) -> None:
         self._out = sys.stdout.buffer
@@ -127,7 +127,7 @@ class Writer:
         self._line_is_open = False
 
     def write(self, messages: Iterable[Message]) -> None:
-        """Write whole lines, and hand them on to whoever reads them."""
+        """Write whole lines, and flush them to the reader."""
         if self._as_json:
             parts = [json_line(describe(message)) for message in messages]
         else:
@@ -141,7 +141,7 @@ class Writer:
 
 
 def describe(message: Message) -> dict[str, Any]:
-    """A message as JSON: the body as text, or in base64 when it is not UTF-8."""
+    """Return a message as JSON: the body as text, or in base64 when it is not UTF-8."""
     fields: dict[str, Any] = message._asdict()
     if (error := fields.pop("error")) is not None:
         fields["error"] = str(error)
@@ -209,7 +209,7 @@ def get(
 
 
 def last_messages(client: TextClient, topic: str, partition: int, count: int) -> tuple[list[Message], TextPosition]:
-    """The newest ``count`` messages, or all when there are fewer, and the position behind them."""
+    """Return the newest ``count`` messages, or all when there are fewer, and the position after them."""
     try:
         end = client.offset(topic, END_OF_LOG, partition=partition)
     except Refused as error:
@@ -218,7 +218,7 @@ def last_messages(client: TextClient, topic: str, partition: int, count: int) ->
         return [], TextPosition(0)
     oldest = client.offset(topic, 0, partition=partition)
     reach = _REACH_BYTES
-    # How many bytes so many messages take is not known before they are read: look back further until there are enough.
+    # The size of that many messages is unknown before they are read: look back further until there are enough.
     while count:
         start = client.offset(topic, max(oldest, end - reach), partition=partition)
         newest = deque(client.iterate(topic, partition=partition, position=start), maxlen=count)

@@ -1,4 +1,4 @@
-"""``metaq message``: single messages of all brokers, found by way of the registry."""
+"""``metaq message``: single messages of all brokers, which are found through the registry."""
 
 import base64
 import heapq
@@ -25,7 +25,7 @@ Matches = Callable[[ReceivedMessage], bool]
 
 DEFAULT_COUNT: Final = 32
 FURTHEST_BACK: Final = 10_000
-"""Messages of a partition that are looked at, from its end back, for those with a tag."""
+"""Messages of a partition, from its end back, that are searched for those with a tag."""
 _GROWTH: Final = 8
 _BODY_SHOWN: Final = 60
 _WAIT_S: Final = 1.0
@@ -40,7 +40,7 @@ def message() -> None:
 
 
 def describe(found: ReceivedMessage) -> dict[str, Any]:
-    """A message as JSON: the body as text, or in base64 when it is not UTF-8."""
+    """Return a message as JSON: the body as text, or in base64 when it is not UTF-8."""
     row: dict[str, Any] = {
         "id": found.id,
         "topic": found.queue.topic,
@@ -65,7 +65,7 @@ def describe(found: ReceivedMessage) -> dict[str, Any]:
 
 
 def print_messages(found: list[ReceivedMessage], *, as_json: bool) -> None:
-    """Messages, a line for each."""
+    """Print messages, a line for each."""
     if as_json:
         for one in found:
             print_json(describe(one))
@@ -87,18 +87,18 @@ def print_messages(found: list[ReceivedMessage], *, as_json: bool) -> None:
 
 
 def beginning(body: bytes) -> str:
-    """As much of a body as fits into a line."""
+    """Return as much of a body as fits into a line."""
     text = body[: 4 * _BODY_SHOWN].decode(errors="replace")
     return one_line(text if len(text) <= _BODY_SHOWN else f"{text[:_BODY_SHOWN]}…")
 
 
 def when_stored(one: ReceivedMessage) -> tuple[int, int]:
-    """What to sort by: many are stored in one millisecond, and a broker's log has an order."""
+    """Return a sort key: many messages are stored in one millisecond, and within a broker the log has an order."""
     return one.store_ms, one.log_offset
 
 
 def wanted(topic: str, tag: str | None, sql: str | None) -> Matches:
-    """What ``--tag`` or ``--sql`` asks for. ``SubscriptionInvalid``."""
+    """Return the filter for ``--tag`` or ``--sql``. ``SubscriptionInvalid``."""
     if tag is not None and sql is not None:
         raise click.UsageError("give either --tag or --sql")
     if sql is not None:
@@ -228,14 +228,14 @@ query.help = f"{(query.help or '').rstrip()}\n\n{TIMES}"
 
 
 def oldest(admin: Admin, topic: str) -> Iterator[ReceivedMessage]:
-    """The oldest message of each partition that has any."""
+    """Yield the oldest message of each partition that has any."""
     for view in admin.queues(topic):
         if view.begin < view.end:
             yield from admin.read(view.queue, view.begin, view.begin + 1)
 
 
 def by_time(client: Client, topic: str, begin: datetime, end: datetime) -> Iterator[ReceivedMessage]:
-    """Messages of all partitions, the oldest first."""
+    """Return the messages of all partitions, the oldest first."""
     admin = client.admin()
     with client.pull_consumer(topic) as consumer:
         spans = [(queue, consumer.offset_at(queue, begin), consumer.offset_at(queue, end)) for queue in consumer.partitions()]
@@ -243,7 +243,7 @@ def by_time(client: Client, topic: str, begin: datetime, end: datetime) -> Itera
 
 
 def by_id(admin: Admin, topics: list[str], message_id: str) -> list[ReceivedMessage]:
-    """Messages with an id of either kind: a broker's names its address, and any other one was made by the sender."""
+    """Return messages with an id of either kind: a broker's has its address in it, any other is the sender's."""
     try:
         place = decode_offset_id(message_id)
     except BadRequest:
@@ -290,11 +290,11 @@ def show(message_id: str, topic: str | None, registry: str, as_json: bool) -> in
 
 
 def newest(admin: Admin, topic: str, count: int, matches: Matches) -> list[ReceivedMessage]:
-    """The newest messages of all partitions that match, the oldest of them first."""
+    """Return the newest messages of all partitions that match, the oldest of them first."""
     found: list[ReceivedMessage] = []
     for view in admin.queues(topic):
         reach = count
-        # How far back so many lie is not known: look back further until there are enough.
+        # It is not known how far back that many matches are: look back further until there are enough.
         while True:
             first = max(view.begin, view.end - reach)
             matching = [one for one in admin.read(view.queue, first, view.end) if matches(one)]
@@ -332,7 +332,7 @@ def tail(topic: str, follow: bool, count: int, tag: str | None, sql: str | None,
             for queue in consumer.partitions():
                 consumer.read_from(queue, consumer.end_offset(queue))
         found = newest(admin, topic, count, matches)
-        # What came between the two questions is in both answers.
+        # Messages that came between the two requests are in both answers.
         behind = {queue: consumer.position(queue) for queue in consumer.assignment()}
         write([one for one in found if one.queue_offset < behind.get(one.queue, one.queue_offset + 1)], as_json=as_json)
         while follow:
@@ -343,7 +343,7 @@ def tail(topic: str, follow: bool, count: int, tag: str | None, sql: str | None,
 
 
 def write(found: list[ReceivedMessage], *, as_json: bool) -> None:
-    """Messages to standard output, handed on to whoever reads them."""
+    """Write messages to standard output, and flush them to the reader."""
     out = sys.stdout.buffer
     out.writelines(json_line(describe(one)) if as_json else one.body + b"\n" for one in found)
     out.flush()

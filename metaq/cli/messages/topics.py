@@ -1,4 +1,4 @@
-"""``metaq topic``: topics of all brokers, by way of the registry, or of one broker over the text protocol."""
+"""``metaq topic``: topics of all brokers through the registry, or of one broker over the text protocol."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -37,12 +37,12 @@ def topic() -> None:
 
 
 def either_option(command: Decorated) -> Decorated:
-    """Adds ``--registry`` and ``--broker``; ``means_one_broker`` tells which was meant."""
+    """Add ``--registry`` and ``--broker``; ``means_one_broker`` decides between them."""
     return registry_option(broker_option(command))
 
 
 def means_one_broker() -> bool:
-    """Whether ``--broker`` counts: given on the command line, or in the environment while nothing names a registry."""
+    """Return whether ``--broker`` counts: given on the command line, or in the environment while no registry is named."""
     source = click.get_current_context().get_parameter_source
     broker, registry = source("broker"), source("registry")
     if ParameterSource.COMMANDLINE in (broker, registry):
@@ -81,12 +81,12 @@ def list_topics(show_all: bool, registry: str, broker: tuple[str, int], as_json:
 
 
 def is_of_users(name: str, system: set[str]) -> bool:
-    """Whether users made a topic for its own sake."""
+    """Return whether a topic is one that users made, and not one for retries, dead letters or a broker itself."""
     return name not in system and not name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
 
 
 def merged(views: Iterable[TopicView]) -> list[Row]:
-    """One row for each topic, whichever brokers have it."""
+    """Return one row for each topic, whichever brokers have it."""
     topics: dict[str, list[TopicView]] = {}
     for view in views:
         topics.setdefault(view.topic, []).append(view)
@@ -103,7 +103,10 @@ def merged(views: Iterable[TopicView]) -> list[Row]:
 
 
 def describe_topics(text: str, config: str) -> list[dict[str, Any]]:
-    """All topics from ``stats topics``, which knows what is in them, and ``stats config``, which knows those without data."""
+    """Return all topics of a broker.
+
+    ``stats topics`` has their contents, and ``stats config`` also those without data.
+    """
     contents = structured(TOPICS, text)
     rows = []
     for section, settings in parse_config(config).items():
@@ -172,7 +175,7 @@ def create(
 def create_on_brokers(
     admin: Admin, topic: str, partitions: int, permission: str | None, ordered: bool, names: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Create or change, and say what is there now."""
+    """Create or change a topic. Return its state afterwards."""
     existing = known_views(admin, topic)
     now = max([partitions, *(view.write_partitions for view in existing if not names or view.broker_name in names)])
     kept = existing[0].permission if existing else READ | WRITE
@@ -183,7 +186,7 @@ def create_on_brokers(
 
 
 def known_views(admin: Admin, topic: str) -> list[TopicView]:
-    """How brokers have a topic; nothing when there is none."""
+    """Return a topic's settings on the brokers; an empty list when it does not exist."""
     try:
         return admin.topic_config(topic)
     except RouteNotFound as error:
@@ -196,7 +199,7 @@ def known_views(admin: Admin, topic: str) -> list[TopicView]:
 
 
 def one_topic(command: Callable[..., Any]) -> Decorated:
-    """Adds what all commands about one topic take."""
+    """Add the arguments that all commands about one topic take."""
     return click.argument("topic")(registry_option(json_option(command)))
 
 
@@ -236,7 +239,7 @@ def show(topic: str, registry: str, as_json: bool) -> None:
 
 
 def consuming(admin: Admin, group: str, topic: str) -> Row:
-    """A group as one that consumes a topic."""
+    """Return a group that consumes a topic as one row."""
     online = admin.members(group)
     wanted = "" if online is None else online.subscriptions.get(topic, "")
     lag = sum(view.lag for view in admin.group_lag(group, topic))

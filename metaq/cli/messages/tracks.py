@@ -1,4 +1,4 @@
-"""Who has consumed a message."""
+"""The groups that have consumed a message."""
 
 from typing import Final
 
@@ -18,12 +18,15 @@ UNKNOWN: Final = "not known: each member keeps its own offsets"
 
 
 def tracks(admin: Admin, message: ReceivedMessage) -> list[Row]:
-    """What became of a message in each group that consumes its topic."""
+    """Return the state of a message in each group that consumes its topic."""
     return [{"group": group, "state": state(admin, group, message)} for group in admin.groups_of_topic(message.queue.topic)]
 
 
 def state(admin: Admin, group: str, message: ReceivedMessage) -> str:
-    """As far as offsets, tags, retries and dead letters tell; an SQL92 condition is not looked at."""
+    """Return the state of a message in a group, as far as offsets, tags, retries and dead letters show it.
+
+    An SQL92 condition is not evaluated.
+    """
     if is_in(admin, f"{DEAD_LETTER_PREFIX}{group}", message):
         return DEAD
     if is_in(admin, f"{RETRY_PREFIX}{group}", message, ahead_of=group):
@@ -42,7 +45,7 @@ def state(admin: Admin, group: str, message: ReceivedMessage) -> str:
 
 
 def is_in(admin: Admin, topic: str, message: ReceivedMessage, *, ahead_of: str | None = None) -> bool:
-    """Whether a copy is in a group's own topic, and the group, when it is named, has not come so far yet."""
+    """Return whether a copy is in a group's own topic and, with ``ahead_of``, that group has not consumed it yet."""
     try:
         copies = admin.query_by_id(topic, message.id)
     except RouteNotFound as error:

@@ -1,4 +1,4 @@
-"""``metaq tx``: transactions that nobody has decided yet, and deciding them in the place of who should."""
+"""``metaq tx``: undecided transactions, and decisions in place of the program that should make them."""
 
 import contextlib
 import time
@@ -41,7 +41,7 @@ The transaction manager will not be told any more that an operator has decided; 
 
 
 class Found(NamedTuple):
-    """An undecided transaction, and where it is."""
+    """An undecided transaction, and the broker that has it."""
 
     broker: BrokerView
     what: BranchView | Half
@@ -77,7 +77,7 @@ def list_undecided(count: int, registry: str, as_json: bool) -> None:
 
 
 def branch_row(broker: BrokerView, branch: Branch) -> Row:
-    """A branch in one line."""
+    """Return a branch as one row."""
     return {
         "kind": "branch",
         "broker": broker.name,
@@ -91,7 +91,7 @@ def branch_row(broker: BrokerView, branch: Branch) -> Row:
 
 
 def half_row(broker: BrokerView, half: Half) -> Row:
-    """A transactional message in one line."""
+    """Return a transactional message as one row."""
     return {
         "kind": "half",
         "broker": broker.name,
@@ -109,7 +109,7 @@ def half_row(broker: BrokerView, half: Half) -> Row:
 
 
 def age_s(since_ms: int) -> int:
-    """By the clock here."""
+    """Return an age in seconds, by the clock here."""
     return max(0, time.time_ns() // 1_000_000 - since_ms) // 1000
 
 
@@ -142,7 +142,7 @@ def show(key: str, registry: str, as_json: bool) -> int:
 
 
 def message_row(message: BranchMessage) -> Row:
-    """A message of a branch in one line."""
+    """Return a message of a branch as one row."""
     return {
         "topic": message.topic,
         "partition": message.partition,
@@ -154,7 +154,7 @@ def message_row(message: BranchMessage) -> Row:
 
 
 def find(transactions: TransactionAdmin, masters: list[BrokerView], key: str) -> Iterator[Found]:
-    """The undecided transactions with this key or id: on one broker, unless a program uses one key with several."""
+    """Yield the undecided transactions with this key or id: on one broker, unless a program uses one key with several."""
     for broker in masters:
         address = broker.address
         what = transactions.branch(address, key) if ":" in key else find_half(transactions, address, key)
@@ -163,7 +163,10 @@ def find(transactions: TransactionAdmin, masters: list[BrokerView], key: str) ->
 
 
 def find_half(transactions: TransactionAdmin, address: str, message_id: str) -> Half | None:
-    """By the broker's id or by the sender's, by which brokers do not find it: the list is gone through."""
+    """Return a transactional message by the broker's id or the sender's.
+
+    Brokers cannot look up the sender's id, so for that the list is searched.
+    """
     with contextlib.suppress(BadRequest):
         decode_offset_id(message_id)
         half = transactions.half(address, message_id)
@@ -173,7 +176,7 @@ def find_half(transactions: TransactionAdmin, address: str, message_id: str) -> 
 
 
 def missing(key: str) -> int:
-    """Say that there is nothing; the exit code."""
+    """Report that there is no such transaction. Return the exit code."""
     click.echo(f"metaq: no broker has an undecided transaction {key}", err=True)
     return FAILED
 
@@ -232,7 +235,7 @@ def forget(key: str, yes: bool, registry: str, as_json: bool) -> int:
 
 
 def decide(key: str, outcome: Outcome, *, yes: bool, registry: str, as_json: bool) -> int:
-    """Decide what has this key or id, or say what that would do; the exit code."""
+    """Decide the transactions with this key or id, or print what that would do. Return the exit code."""
     with connect_registry(registry) as client:
         admin = client.admin()
         transactions = admin.transactions()
@@ -258,7 +261,7 @@ _WOULD: Final = {"commit": "would commit", "rollback": "would roll back", "forge
 
 
 def tell(found: list[Found], key: str, action: str, warning: str, *, yes: bool, as_json: bool) -> None:
-    """One line about each, and what it means when it is not done yet."""
+    """Print one line about each transaction and, when it is not decided yet, what the decision means."""
     for broker, what in found:
         row = half_row(broker, what) if isinstance(what, Half) else branch_row(broker, what.branch)
         if as_json:

@@ -1,1 +1,1 @@
-"""Administration: what administrators see and change."""
+"""Administration of brokers, topics, groups, messages and transactions."""

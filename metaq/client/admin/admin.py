@@ -57,7 +57,7 @@ from metaq.protocol.remoting.routes import TopicRoute, decode_topic_list, decode
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 _ORDERED_TOPICS: Final = "ORDER_TOPIC_CONFIG"
 _END: Final = -1
-"""As a time, for resetting offsets."""
+"""The time that means the end of a queue when offsets are reset."""
 _INNER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 _MOST_FOUND: Final = 64
 _EVER_MS: Final = (1 << 63) - 1
@@ -67,10 +67,10 @@ T = TypeVar("T")
 
 
 class Admin:
-    """Asks and changes; made by ``Client.admin``. Threads may share it.
+    """The administration of a cluster; made by ``Client.admin``. Threads may share it.
 
-    Whatever a broker refuses is ``Refused``; a registry or broker that cannot be reached is ``RouteNotFound`` or
-    ``ConnectionFailed``.
+    All methods raise ``Refused`` when a broker refuses, and ``RouteNotFound`` or ``ConnectionFailed`` when a registry or a
+    broker cannot be reached.
     """
 
     def __init__(self, core: Core) -> None:
@@ -79,13 +79,13 @@ class Admin:
 
     @property
     def registries(self) -> tuple[str, ...]:
-        """Where it asks."""
+        """The addresses of the registries that it asks."""
         return self._core.routes.registries
 
     # -- brokers ------------------------------------------------------------------------------------------------------
 
     def brokers(self) -> list[BrokerView]:
-        """All broker processes that the registry knows."""
+        """Return all broker processes that the registry knows."""
         info = self._core.routes.clusters(self._core.deadline())
         return sorted(
             BrokerView(broker.cluster, broker.name, number, address)
@@ -94,28 +94,28 @@ class Admin:
         )
 
     def masters(self) -> list[BrokerView]:
-        """Those of them that take messages."""
+        """Return the broker processes that are masters."""
         return [broker for broker in self.brokers() if broker.broker_id == MASTER]
 
     def identity(self, address: str) -> BrokerIdentity:
-        """Which process answers at an address. ``Refused`` with code 3 by servers that are not metaq's."""
+        """Return which process answers at an address. Servers that are not metaq's refuse with code 3."""
         return read_identity(self._ask(address, Request.IDENTITY).fields)
 
     def broker_info(self, address: str) -> dict[str, str]:
-        """A broker's state at this moment, in its own words."""
+        """Return a broker's runtime statistics, with its own names and values."""
         return read_table(self._ask(address, Request.GET_BROKER_RUNTIME_INFO).body)
 
     def broker_config(self, address: str) -> dict[str, str]:
-        """A broker's settings."""
+        """Return a broker's settings."""
         return read_lines(self._ask(address, Request.GET_BROKER_CONFIG).body)
 
     def update_broker_config(self, /, address: str, **values: str) -> None:
-        """Change settings of a running broker; which ones it allows is up to it."""
+        """Change settings of a running broker. The broker decides which ones may change."""
         body = "".join(f"{name}={value}\n" for name, value in values.items())
         self._ask(address, Request.UPDATE_BROKER_CONFIG, None, body.encode())
 
     def set_broker_writable(self, broker_name: str, *, writable: bool) -> int:
-        """Let senders pass over a broker, or come to it again; how many topics that changes."""
+        """Take write permission from all topics of a broker in one registry, or give it back; return how many topics change."""
         code = Request.ADD_WRITE_PERM_OF_BROKER if writable else Request.WIPE_WRITE_PERM_OF_BROKER
         question = Question.of(code, headers.BrokerNameOnly(broker_name))
         response = successful(self._core.routes.ask_registry(question, self._core.deadline()))
@@ -124,24 +124,24 @@ class Admin:
     # -- topics -------------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """All topics that the registry knows, those of brokers themselves among them."""
+        """Return all topics that the registry knows, including the brokers' own."""
         question = Question.of(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(decode_topic_list(successful(self._core.routes.ask_registry(question, self._core.deadline())).body))
 
     def route(self, topic: str) -> TopicRoute:
-        """Where a topic is, as the registry says now. ``RouteNotFound``."""
+        """Return the route of a topic as the registry has it now. ``RouteNotFound``."""
         self._core.routes.forget(topic)
         return self._core.routes.route(topic, self._core.deadline())
 
     def topic_config(self, topic: str) -> list[TopicView]:
-        """How each broker has a topic."""
+        """Return the configuration of a topic on each broker, as far as the route has it."""
         return sorted(
             TopicView(topic, data.broker_name, data.read_queues, data.write_queues, data.permission)
             for data in self.route(topic).queues
         )
 
     def all_topic_configs(self) -> list[TopicView]:
-        """How all masters have all topics, those of brokers themselves among them."""
+        """Return the configurations of all topics on all masters, including the brokers' own topics."""
         return sorted(
             TopicView(topic.name, broker.name, topic.read_queues, topic.write_queues, topic.permission, topic.order)
             for broker in self.masters()
@@ -149,7 +149,7 @@ class Admin:
         )
 
     def system_topics(self) -> list[str]:
-        """The topics that belong to brokers and not to their users."""
+        """Return the topics that belong to the brokers themselves."""
         code = Request.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
         return sorted({topic for broker in self.masters() for topic in decode_topic_list(self._ask(broker.address, code).body)})
 
@@ -162,7 +162,7 @@ class Admin:
         ordered: bool = False,
         broker_names: tuple[str, ...] = (),
     ) -> None:
-        """Create a topic, or change it, on all masters or on those named."""
+        """Create or change a topic on all masters, or on those of ``broker_names``; ``BadRequest`` for invalid arguments."""
         checks.topic(topic)
         checks.partitions(partitions)
         checks.number("permission", permission, 0, READ | WRITE | INHERIT)
@@ -170,7 +170,7 @@ class Admin:
         header = headers.CreateTopic(topic, DEFAULT_TOPIC, count, count, Int32(permission), order=ordered)
         brokers = self._chosen(broker_names)
         if ordered:
-            # brokers take the order of their topics from the registries with every registration
+            # brokers get the configuration of ordered topics from the registries with every registration
             shares = ";".join(f"{broker.name}:{partitions}" for broker in brokers)
             self._tell_registries(Request.PUT_KV_CONFIG, headers.KvPair(_ORDERED_TOPICS, topic, shares))
         for broker in brokers:
@@ -185,18 +185,18 @@ class Admin:
         self._core.routes.forget(topic)
 
     def readable(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The partitions that consumers share. ``RouteNotFound``."""
+        """Return the queues of a topic that consumers can read. ``RouteNotFound``."""
         self._core.routes.forget(topic)
         return self._core.routes.readable(topic, self._core.deadline())
 
     def queues(self, topic: str) -> list[QueueView]:
-        """What there is in each partition of a topic."""
+        """Return the offsets and the last store time of each queue of a topic."""
         return self._on_topic(topic, Request.GET_TOPIC_STATS_INFO, headers.TopicOnly(topic), read_queues)
 
     # -- groups -------------------------------------------------------------------------------------------------------
 
     def groups(self) -> list[GroupView]:
-        """All consumer groups, as the first broker that knows them treats them."""
+        """Return all consumer groups, each with the configuration of the first master that knows it."""
         found: dict[str, GroupView] = {}
         for broker in self.masters():
             for group in self.groups_at(broker.address):
@@ -204,21 +204,21 @@ class Admin:
         return sorted(found.values())
 
     def groups_at(self, address: str) -> list[GroupView]:
-        """All consumer groups, as one broker treats them."""
+        """Return all consumer groups with their configuration at one broker."""
         return read_groups(self._ask(address, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)
 
     def groups_of_topic(self, topic: str) -> list[str]:
-        """The groups that consume a topic, or did."""
+        """Return the groups that consume a topic or did so before."""
         header = headers.TopicOnly(topic)
         return sorted(set(self._on_topic(topic, Request.QUERY_TOPIC_CONSUME_BY_WHO, header, read_group_names)))
 
     def update_group(self, group: GroupView) -> None:
-        """Create a group, or change how all brokers treat it."""
+        """Create a group, or change its configuration, on all masters."""
         for broker in self.masters():
             self._ask(broker.address, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, orjson.dumps(group_row(group)))
 
     def delete_group(self, group: str, *, with_offsets: bool = True) -> None:
-        """Delete a group with its topics of retries and dead letters."""
+        """Delete a group with its retry topic and its dead-letter topic, and by default with its offsets."""
         header = headers.DeleteGroup(group, with_offsets, with_offsets)
         for broker in self.masters():
             self._ask(broker.address, Request.DELETE_SUBSCRIPTIONGROUP, header)
@@ -226,14 +226,14 @@ class Admin:
             self.delete_topic(f"{prefix}{group}")
 
     def topics_of_group(self, group: str) -> list[str]:
-        """The topics that a group subscribes to, or has offsets of; its retry topic among them."""
+        """Return the topics that a group subscribes to or has offsets of, including its retry topic."""
         header = headers.GroupOnly(group)
         code = Request.QUERY_TOPICS_BY_CONSUMER
         bodies = [self._ask(broker.address, code, header).body for broker in self.masters()]
         return sorted({topic for body in bodies for topic in decode_topic_list(body)})
 
     def members(self, group: str) -> GroupMembers | None:
-        """Who consumes in a group now; ``None`` when nobody does."""
+        """Return the members of a group and their subscriptions; ``None`` when no member is connected."""
         found: GroupMembers | None = None
         for broker in self.masters():
             seen = self.members_at(broker.address, group)
@@ -243,13 +243,13 @@ class Admin:
         return found
 
     def members_at(self, address: str, group: str) -> GroupMembers | None:
-        """Those of them that are connected to one broker."""
+        """Return the members of a group that are connected to one broker; ``None`` when there are none."""
         question = Question.of(Request.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupOnly(group))
         response = call(self._core.transport, address, question, self._core.deadline())
         return None if response.code == Response.CONSUMER_NOT_ONLINE else read_members(successful(response).body)
 
     def producers(self) -> dict[str, list[MemberView]]:
-        """Who sends now, by group."""
+        """Return the connected producers by group."""
         found: dict[str, set[MemberView]] = {}
         for broker in self.masters():
             for group, members in read_producers(self._ask(broker.address, Request.GET_ALL_PRODUCER_INFO).body).items():
@@ -257,25 +257,25 @@ class Admin:
         return {group: sorted(found[group]) for group in sorted(found)}
 
     def member_state(self, group: str, client_id: str) -> dict[str, Any]:
-        """What a member says about itself, in RocketMQ's words. ``Refused`` when it is not there."""
+        """Return the state that a member reports, with RocketMQ's names; ``Refused`` when the member is not connected."""
         header = headers.RunningInfo(group, client_id)
         return self._first(lambda address: read_object(self._ask(address, Request.GET_CONSUMER_RUNNING_INFO, header).body))
 
     def member_work(self, group: str, client_id: str) -> MemberWork:
-        """The same, as far as it is known what it means."""
+        """Return the known parts of the state that a member reports; ``Refused`` when the member is not connected."""
         header = headers.RunningInfo(group, client_id)
         return self._first(lambda address: read_work(self._ask(address, Request.GET_CONSUMER_RUNNING_INFO, header).body))
 
     def group_lag(self, group: str, topic: str | None = None) -> list[LagView]:
-        """How far a group is behind in each partition of a topic, or of all its topics."""
+        """Return a group's lag in each queue of a topic, or of all its topics, on all masters."""
         return sorted(lag for broker in self.masters() for lag in self.lag_at(broker.address, group, topic))
 
     def lag_at(self, address: str, group: str, topic: str | None = None) -> list[LagView]:
-        """The partitions of one broker."""
+        """Return a group's lag in each queue of one broker."""
         return read_lags(self._ask(address, Request.GET_CONSUME_STATS, headers.ConsumeStats(group, topic)).body)
 
     def offsets(self, group: str, topic: str) -> dict[MessageQueue, int]:
-        """What a group has committed in each partition of a topic."""
+        """Return the offsets that a group has committed in the queues of a topic."""
         return {view.queue: view.committed for view in self.group_lag(group, topic)}
 
     def reset_offset(
@@ -287,13 +287,14 @@ class Admin:
         partitions: Collection[int] | None = None,
         apply: bool = False,
     ) -> list[OffsetChange]:
-        """Have a group go on elsewhere in a topic; without ``apply`` only say what that would change.
+        """Reset a group's offsets in a topic, and return the changes; without ``apply`` only return what would change.
 
         Args:
-            to: the beginning, the end, the first message stored then or later, or this offset; in a partition that does not
-                reach so far, the end of it that is nearer.
-            partitions: their numbers; by default all.
-            apply: do it. Members that are there go on at the new offsets at once; what they have in hand they may still finish.
+            to: the beginning, the end, the first message stored at a time or later, or an offset. An offset that a partition
+                does not have becomes the nearer end of the partition.
+            partitions: the numbers of the partitions to reset; by default all.
+            apply: reset the offsets. Connected members continue at the new offsets at once; they may still finish messages
+                that they are consuming.
         """
         if isinstance(to, bool) or not isinstance(to, int):
             checks.choice("to", to, ConsumeFrom, or_time=True)
@@ -320,7 +321,7 @@ class Admin:
         return self._ends.begin(queue, deadline) if to is ConsumeFrom.FIRST else self._ends.end(queue, deadline)
 
     def _reset_topic(self, group: str, topic: str, to: ConsumeFrom | datetime, changes: list[OffsetChange]) -> None:
-        """By the brokers, which tell the members, all partitions in one request: RocketMQ 4.x brokers know no other way."""
+        """Reset all partitions of each broker with one request; this is the only form that RocketMQ 4.x brokers know."""
         edges = {ConsumeFrom.FIRST: 0, ConsumeFrom.LAST: _END}
         time_ms = round(to.timestamp() * 1000) if isinstance(to, datetime) else edges[to]
         for broker_name in sorted({change.queue.broker_name for change in changes}):
@@ -328,14 +329,14 @@ class Admin:
             self._reset(broker_name, header, [change for change in changes if change.queue.broker_name == broker_name])
 
     def _reset_queues(self, group: str, topic: str, changes: list[OffsetChange]) -> None:
-        """As RocketMQ 5.x knows it, each partition by itself."""
+        """Reset each partition with a request of its own, as RocketMQ 5.x does."""
         for change in changes:
             queue = change.queue
             header = headers.ResetOffset(topic, group, _END, True, Int32(queue.partition), change.after)
             self._reset(queue.broker_name, header, [change])
 
     def _reset(self, broker_name: str, header: headers.ResetOffset, changes: list[OffsetChange]) -> None:
-        """Where no member is there to be told, by committing offsets in the group's name."""
+        """Have a broker reset offsets and inform the members; when none is connected, commit the offsets for the group."""
         address = self._core.master(broker_name)
         question = Question.of(Request.INVOKE_BROKER_TO_RESET_OFFSET, header)
         response = call(self._core.transport, address, question, self._core.deadline())
@@ -357,19 +358,19 @@ class Admin:
         begin: datetime | None = None,
         end: datetime | None = None,
     ) -> list[ReceivedMessage]:
-        """The newest messages of a topic that have this key, the oldest of them first; brokers look at no more than 64 each."""
+        """Return the newest ``most`` messages of a topic that have a key, the oldest first. Each broker looks at 64 at most."""
         checks.text("key", key)
         checks.number("most", most, 1)
         found = self._query(topic, key, most, _ms(begin, 0), _ms(end, _EVER_MS), {})
         return [message for message in found if key in message.keys][-most:]
 
     def query_by_id(self, topic: str, message_id: str) -> list[ReceivedMessage]:
-        """Messages with the id that their sender made: usually one, or several deliveries of one."""
+        """Return the messages with the id that their sender made: usually one, or the deliveries of one message."""
         found = self._query(topic, message_id, _MOST_FOUND, 0, _EVER_MS, {"_UNIQUE_KEY_QUERY": "true"})
         return [message for message in found if message.id == message_id]
 
     def query_by_offset_id(self, offset_id: str) -> ReceivedMessage | None:
-        """The message with the id that its broker made, asked of that broker; ``None`` when it is not there (any more)."""
+        """Return the message with the id that its broker made; ``None`` when that broker does not have it (any more)."""
         where = decode_offset_id(offset_id)
         address = f"[{where.address}]:{where.port}" if ":" in where.address else f"{where.address}:{where.port}"
         known = {broker.address: broker.name for broker in self.brokers()}
@@ -380,7 +381,7 @@ class Admin:
         return decode_messages(successful(response).body, known.get(address, ""), most=self._core.max_inflated_bytes)[0]
 
     def query_by_time(self, topic: str, begin: datetime, end: datetime | None = None) -> Iterator[ReceivedMessage]:
-        """Messages of a topic that were stored from ``begin`` on, and before ``end``; partition after partition."""
+        """Yield the messages of a topic that were stored from ``begin`` on and before ``end``, partition after partition."""
         for queue in self._core.routes.readable(topic, self._core.deadline()):
             deadline = self._core.deadline()
             first = self._ends.at_time(queue, _ms(begin, 0), deadline)
@@ -388,7 +389,7 @@ class Admin:
             yield from self.read(queue, first, behind)
 
     def dead_letters(self, group: str, *, most: int | None = None) -> list[ReceivedMessage]:
-        """What a group has failed to consume, partition after partition, the oldest first; at most so many."""
+        """Return a group's dead letters, partition after partition, the oldest first, and at most ``most`` of them."""
         topic = f"{DEAD_LETTER_PREFIX}{group}"
         try:
             queues = self._core.routes.readable(topic, self._core.deadline())
@@ -404,7 +405,7 @@ class Admin:
         return found
 
     def replay(self, group: str, dead_letter: ReceivedMessage) -> SendResult:
-        """Have a dead letter delivered to its group once more, as for the first time. It stays among the dead letters, too."""
+        """Send a copy of a dead letter to its group, as if for the first time; ``BadRequest`` when it is not a dead letter."""
         topic = f"{RETRY_PREFIX}{group}"
         origin = dead_letter.properties.get(RETRY_TOPIC)
         if origin is None:
@@ -418,7 +419,7 @@ class Admin:
         )[0]
 
     def read(self, queue: MessageQueue, first: int, end: int) -> Iterator[ReceivedMessage]:
-        """Messages of one partition, from an offset on and before another."""
+        """Yield the messages of a queue from offset ``first`` on and before ``end``; ``ClientError`` when none come for 5 s."""
         with PullConsumer(self._core, queue.topic, TOOLS_GROUP) as consumer:
             consumer.read_from(queue, first)
             while consumer.position(queue) < end:
@@ -444,15 +445,15 @@ class Admin:
     # -- transactions -------------------------------------------------------------------------------------------------
 
     def transactions(self) -> TransactionAdmin:
-        """Undecided branches and transactional messages."""
+        """Return the administration of undecided XA branches and transactional messages."""
         return TransactionAdmin(self._core)
 
     def replicas(self) -> ReplicaAdmin:
-        """How replicas of brokers stand, and their roles."""
+        """Return the administration of replicas and their roles."""
         return ReplicaAdmin(self._core)
 
     def offset_export(self) -> OffsetExport:
-        """How far all groups are, as rows for reports."""
+        """Return the export of all groups' offsets, now and in the past."""
         return OffsetExport(self._core, self.query_by_time)
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -461,7 +462,7 @@ class Admin:
         return ask(self._core.transport, address, Question.of(code, header, body), self._core.deadline())
 
     def _tell_registries(self, code: Request, header: tuple[object, ...]) -> None:
-        """All of them: they know nothing of each other."""
+        """Send a request to every registry, because registries do not share their state."""
         for address in self._core.routes.registries:
             self._ask(address, code, header)
 
@@ -475,14 +476,14 @@ class Admin:
         return [broker for broker in masters if not broker_names or broker.name in broker_names]
 
     def _on_topic(self, topic: str, code: Request, header: tuple[object, ...], read: Callable[[bytes], list[T]]) -> list[T]:
-        """The answers of all masters that have the topic, as one list."""
+        """Return the answers of all masters that have a topic, as one list."""
         found: list[T] = []
         for broker_name in sorted({data.broker_name for data in self.route(topic).queues}):
             found += read(self._ask(self._core.master(broker_name), code, header).body)
         return found
 
     def _first(self, ask_one: Callable[[str], T]) -> T:
-        """The answer of the first master that does not refuse."""
+        """Return the answer of the first master that does not refuse; ``Refused`` when all do."""
         refused: Refused | None = None
         for broker in self.masters():
             try:

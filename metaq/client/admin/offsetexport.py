@@ -1,4 +1,4 @@
-"""Administration: how far all groups are, now and in the past (docs/remoting.md)."""
+"""Administration: the export of all groups' offsets, now and in the past (docs/remoting.md)."""
 
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -13,14 +13,14 @@ Recorded = Callable[[str, datetime, datetime | None], Iterator[ReceivedMessage]]
 
 
 class OffsetExport:
-    """Asks brokers. Made by ``Admin.offset_export``; threads may share it."""
+    """The export of all groups' offsets; made by ``Admin.offset_export``. Threads may share it."""
 
     def __init__(self, core: Core, query_by_time: Recorded) -> None:
         self._core = core
         self._query_by_time = query_by_time
 
     def pages(self, address: str) -> Iterator[OffsetPage]:
-        """How far all groups are now at one broker, by its address; a page may tell of a ``problem``."""
+        """Yield pages with the current offsets of all groups at the broker at ``address``; a page may report a ``problem``."""
         after: str | None = None
         while True:
             question = Question.of(Request.EXPORT_OFFSETS, ExportOffsets(after=after))
@@ -31,6 +31,9 @@ class OffsetExport:
                 return
 
     def history(self, begin: datetime, end: datetime | None = None) -> Iterator[OffsetRow]:
-        """What all masters have recorded from ``begin`` on, and before ``end``; broker after broker. ``RouteNotFound``."""
+        """Yield the offsets that all masters recorded from ``begin`` on and before ``end``, broker by broker.
+
+        ``RouteNotFound``.
+        """
         for message in self._query_by_time(HISTORY_TOPIC, begin, end):
             yield from decode_lines(message.body)

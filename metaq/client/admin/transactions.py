@@ -1,4 +1,4 @@
-"""Administration: what is undecided, and deciding it in the place of who should (docs/transactions.md)."""
+"""Administration: undecided transactions, and decisions by an operator (docs/transactions.md)."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -27,42 +27,42 @@ T = TypeVar("T")
 
 
 class TransactionAdmin:
-    """Asks one broker at a time, by its address. Made by ``Admin.transactions``; threads may share it."""
+    """The administration of one broker's transactions at a time; made by ``Admin.transactions``. Threads may share it."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
     def branches(self, address: str) -> Iterator[Branch]:
-        """XA branches that are prepared, the oldest first, then those that operators have decided."""
+        """Yield the prepared XA branches, the oldest first, then those that operators have decided."""
         for state in (State.PREPARED, State.HEURISTIC):
             yield from self._pages(address, state, read_branches)
 
     def halves(self, address: str) -> Iterator[Half]:
-        """RocketMQ's transactional messages without a decision, the oldest first."""
+        """Return an iterator over RocketMQ's undecided transactional messages, the oldest first."""
         return self._pages(address, State.HALF, read_halves)
 
     def branch(self, address: str, key: str) -> BranchView | None:
-        """One branch with its messages; ``None`` when it is neither prepared nor decided by an operator."""
+        """Return one branch with its messages; ``None`` when it is neither prepared nor decided by an operator."""
         return self._one(address, key, read_branch)
 
     def half(self, address: str, offset_id: str) -> Half | None:
-        """One transactional message; ``None`` when there is none there that waits."""
+        """Return one undecided transactional message; ``None`` when there is none with this id."""
         return self._one(address, offset_id, read_half)
 
     def decide(self, address: str, key: str, outcome: Outcome) -> None:
-        """Decide a prepared branch against XA's rules: a *heuristic* decision, which the other participants do not follow.
+        """Decide a prepared branch in place of its transaction manager, a *heuristic* decision in the terms of XA.
 
-        The transaction manager gets HEURCOM or HEURRB when it comes with its own, until it forgets the branch. ``Refused``
-        when it is not prepared any more.
+        The other participants do not follow it. The transaction manager gets HEURCOM or HEURRB for its own decision, until it
+        forgets the branch. ``Refused`` when the branch is no longer prepared.
         """
         self._decide(address, DecideTransaction(key, outcome))
 
     def forget(self, address: str, key: str) -> None:
-        """Forget an operator's decision, in the place of the transaction manager."""
+        """Forget an operator's decision about a branch, in place of the transaction manager."""
         self._decide(address, DecideTransaction(key, FORGET))
 
     def decide_half(self, address: str, half: Half, *, commit: bool) -> None:
-        """Decide a transactional message in the place of its producers. ``Refused`` when it is decided already."""
+        """Commit or roll back a transactional message in place of its producers; ``Refused`` when it is already decided."""
         kind = Int32(TRANSACTION_COMMIT if commit else TRANSACTION_ROLLBACK)
         header = headers.EndTransaction(half.group, half.ordinal, half.log_offset, kind, half.message_id)
         ask(self._core.transport, address, Question.of(Request.END_TRANSACTION, header), self._core.deadline())

@@ -1,4 +1,4 @@
-"""What administration shows, and how it is read from what brokers answer (specs: remoting protocol, section 3.3)."""
+"""The results of administration, and their decoding from brokers' answers (specs: remoting protocol, section 3.3)."""
 
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -20,37 +20,37 @@ class BrokerView(NamedTuple):
     cluster: str
     name: str
     broker_id: int
-    """0 is the master."""
+    """0 for the master."""
     address: str
 
 
 class BrokerIdentity(NamedTuple):
-    """Who answered at an address."""
+    """The process that answered at an address."""
 
     name: str
-    """Empty for a registry of its own."""
+    """The broker's name; empty for a standalone registry."""
     identity: str
-    """Drawn at random when the process started."""
+    """A random value that the process chose when it started."""
 
 
 class QueueView(NamedTuple):
-    """What there is of a topic in one partition."""
+    """The state of one queue of a topic."""
 
     queue: MessageQueue
     begin: int
     end: int
     updated_ms: int
-    """When the last message was stored; 0 when there is none."""
+    """The store time of the last message; 0 when there is none."""
 
 
 class LagView(NamedTuple):
-    """How far a group is behind in one partition."""
+    """The lag of a group in one queue."""
 
     queue: MessageQueue
     committed: int
     end: int
     consumed_ms: int
-    """Store time of the last message that was consumed; 0 when it is not known."""
+    """The store time of the last message that was consumed; 0 when it is not known."""
 
     @property
     def lag(self) -> int:
@@ -67,41 +67,41 @@ class MemberView(NamedTuple):
 
 
 class GroupMembers(NamedTuple):
-    """Who consumes in a group now, and what."""
+    """The members of a group, and their subscriptions."""
 
     members: tuple[MemberView, ...]
     subscriptions: Mapping[str, str]
-    """Expressions by topic, of the member that was heard last."""
+    """The filter expressions by topic, from the member with the latest heartbeat."""
     model: str
     consume_type: str
     kinds: Mapping[str, str]
-    """``TAG`` or ``SQL92`` by topic: what those expressions are."""
+    """The kinds of those expressions by topic, ``TAG`` or ``SQL92``."""
 
 
 class QueueWork(NamedTuple):
-    """What a member does with one of its queues."""
+    """The state of one of a member's queues, as the member reports it."""
 
     buffered: int
-    """Messages that it has and has not consumed."""
+    """The messages that it has fetched and not consumed yet."""
     pulled_ms: int
-    """When it asked for messages last, by its own clock."""
+    """The time of its last pull, by its own clock."""
     consumed_ms: int
-    """When it consumed one last; 0 when that is not known."""
+    """The time at which it last consumed a message; 0 when that is not known."""
 
 
 class MemberWork(NamedTuple):
-    """What a member says about itself."""
+    """The state that a member reports."""
 
     subscriptions: Mapping[str, Subscription]
-    """By topic, the group's retry topic among them."""
+    """The member's subscriptions by topic, including the group's retry topic."""
     queues: Mapping[MessageQueue, QueueWork]
-    """Its own."""
+    """The queues that are assigned to it."""
     registries: str
-    """Where it asks for routes, as it was told."""
+    """The registries that it is configured with."""
 
 
 class GroupView(NamedTuple):
-    """How a broker treats a group."""
+    """The configuration of a group at a broker."""
 
     name: str
     consume_enable: bool = True
@@ -111,7 +111,7 @@ class GroupView(NamedTuple):
 
 
 class TopicView(NamedTuple):
-    """How a broker has a topic."""
+    """The configuration of a topic at a broker."""
 
     topic: str
     broker_name: str
@@ -119,26 +119,26 @@ class TopicView(NamedTuple):
     write_partitions: int
     permission: int
     ordered: bool = False
-    """Never true where a route tells about the topic: routes do not say it."""
+    """Always false when the configuration comes from a route, because routes do not carry it."""
 
     @property
     def permission_text(self) -> str:
-        """As ``permission_text``."""
+        """The permission as text: ``RW``, ``R-``, ``-W`` or ``--``."""
         return permission_text(self.permission)
 
 
 def permission_text(permission: int) -> str:
-    """``RW``, ``R-``, ``-W`` or ``--``."""
+    """Return a permission as text: ``RW``, ``R-``, ``-W`` or ``--``."""
     return ("R" if permission & READ else "-") + ("W" if permission & WRITE else "-")
 
 
 class BranchView(NamedTuple):
-    """An undecided branch with its messages; brokers tell the first 1,000."""
+    """An undecided branch with its messages, of which brokers return the first 1,000."""
 
     branch: Branch
     messages: tuple[BranchMessage, ...]
     problem: str | None
-    """Why they cannot be read; then the branch cannot be committed."""
+    """The reason why the messages cannot be read, and so the branch cannot be committed; else ``None``."""
 
 
 class SlaveView(NamedTuple):
@@ -146,18 +146,18 @@ class SlaveView(NamedTuple):
 
     replica: int
     address: str
-    """Where its connection comes from."""
+    """The address that its connection comes from."""
     text: str
-    """Where clients of the text protocol reach it."""
+    """Its address for clients of the text protocol."""
     held_end: int
     lag_bytes: int
     lag_ms: int
-    """Since it last held everything; −1: it never has."""
+    """The milliseconds since it last held the whole log; −1 when it never has."""
     in_sync: bool
 
 
 class ReplicaView(NamedTuple):
-    """How a replica of a broker stands."""
+    """The state of one replica of a broker."""
 
     role: str
     """``master`` or ``slave``."""
@@ -167,34 +167,34 @@ class ReplicaView(NamedTuple):
     end: int
     durable_end: int
     readable_end: int
-    """Log offset before which readers may see everything."""
+    """The log offset before which readers may see all messages."""
     in_sync: tuple[int, ...]
-    """Of a slave: as it heard last."""
+    """The numbers of the in-sync replicas; on a slave, as its master last reported them."""
     min_in_sync: int
     replication: str
-    """Where slaves connect while it is master."""
+    """The address to which slaves connect while it is master."""
     master: str
-    """Of a slave: its master's ``replication``; empty while it follows nobody."""
+    """The ``replication`` of a slave's master; empty while it follows none."""
     master_end: int
-    """Where the master's log ends; of a slave: as it heard last."""
+    """The end of the master's log; on a slave, as its master last reported it."""
     problem: str | None
-    """Why a slave follows nobody."""
+    """The reason why a slave follows no master."""
     slaves: tuple[SlaveView, ...]
     suspect: str | None = None
-    """Why its log may lack messages that were acknowledged."""
+    """The reason why its log may lack acknowledged messages; ``None`` when it does not."""
 
 
 class OffsetChange(NamedTuple):
-    """What resetting does to one partition."""
+    """The change of a group's offset in one queue by a reset."""
 
     queue: MessageQueue
     before: int | None
-    """``None`` where the group has no offset."""
+    """The offset before; ``None`` when the group has none."""
     after: int
 
 
 def _reader(what: str) -> Callable[[Callable[[Any], T]], Callable[[bytes], T]]:
-    """Make a function of a JSON value one of a body; what it stumbles over is ``ClientError``."""
+    """Turn a function of a JSON value into a function of a body, which raises ``ClientError`` when it cannot be read."""
 
     def decorate(read: Callable[[Any], T]) -> Callable[[bytes], T]:
         @wraps(read)
@@ -211,21 +211,21 @@ def _reader(what: str) -> Callable[[Callable[[Any], T]], Callable[[bytes], T]]:
 
 @_reader("statistics of a topic")
 def read_queues(content: Any) -> list[QueueView]:
-    """Body of 202."""
+    """Decode the answer to a query of a topic's queues (202)."""
     rows = content["offsetTable"].items()
     return [QueueView(queue, row["minOffset"], row["maxOffset"], row["lastUpdateTimestamp"]) for queue, row in rows]
 
 
 @_reader("statistics of a group")
 def read_lags(content: Any) -> list[LagView]:
-    """Body of 208."""
+    """Decode the answer to a query of a group's lag (208)."""
     rows = content["offsetTable"].items()
     return [LagView(queue, row["consumerOffset"], row["brokerOffset"], row["lastTimestamp"]) for queue, row in rows]
 
 
 @_reader("connections of a group")
 def read_members(content: Any) -> GroupMembers:
-    """Body of 203 and 204."""
+    """Decode the answer to a query of the consumers (203) or the producers (204) of a group."""
     members = (
         MemberView(row["clientId"], row["clientAddr"], str(row.get("language")), row.get("version", 0))
         for row in content["connectionSet"]
@@ -240,7 +240,7 @@ def read_members(content: Any) -> GroupMembers:
 
 @_reader("groups")
 def read_groups(content: Any) -> list[GroupView]:
-    """Body of 201."""
+    """Decode the answer to a query of all groups (201)."""
     return [
         GroupView(
             name,
@@ -255,7 +255,7 @@ def read_groups(content: Any) -> list[GroupView]:
 
 @_reader("producers")
 def read_producers(content: Any) -> dict[str, set[MemberView]]:
-    """Body of 328."""
+    """Decode the answer to a query of all producers (328)."""
     return {
         group: {
             MemberView(row["clientId"], str(row["remoteIP"]).removeprefix("/"), str(row["language"]), row["version"])
@@ -267,7 +267,7 @@ def read_producers(content: Any) -> dict[str, set[MemberView]]:
 
 @_reader("the state of a consumer")
 def read_work(content: Any) -> MemberWork:
-    """Body of 307."""
+    """Decode the known parts of a consumer's state (307)."""
     subscriptions = {
         row["topic"]: parse_subscription(
             row["topic"],
@@ -287,68 +287,68 @@ def read_work(content: Any) -> MemberWork:
 
 @_reader("names of groups")
 def read_group_names(content: Any) -> list[str]:
-    """Body of 300."""
+    """Decode the answer to a query of the groups of a topic (300)."""
     return list(map(str, content["groupList"]))
 
 
 @_reader("names and values")
 def read_table(content: Any) -> dict[str, str]:
-    """Body of 28."""
+    """Decode the answer to a query of a broker's runtime statistics (28)."""
     return {str(name): str(value) for name, value in content["table"].items()}
 
 
 @_reader("names and values")
 def read_object(content: Any) -> dict[str, Any]:
-    """Body of 307."""
+    """Decode a consumer's state to a dictionary with RocketMQ's names (307)."""
     return dict(content)
 
 
 @_reader("branches")
 def read_branches(content: Any) -> Page[Branch]:
-    """Body of 30010."""
+    """Decode a page of undecided branches (30010)."""
     return Page([read_row(row, Branch) for row in content["rows"]], content["next"])
 
 
 @_reader("transactional messages")
 def read_halves(content: Any) -> Page[Half]:
-    """Body of 30010."""
+    """Decode a page of undecided transactional messages (30010)."""
     return Page([read_row(row, Half) for row in content["rows"]], content["next"])
 
 
 @_reader("a branch")
 def read_branch(content: Any) -> BranchView:
-    """Body of 30011."""
+    """Decode one undecided branch with its messages (30011)."""
     messages = tuple(read_row(row, BranchMessage) for row in content["messages"])
     return BranchView(read_row(content["branch"], Branch), messages, content["problem"])
 
 
 @_reader("a transactional message")
 def read_half(content: Any) -> Half:
-    """Body of 30011."""
+    """Decode one undecided transactional message (30011)."""
     return read_row(content["half"], Half)
 
 
 @_reader("the state of a replica")
 def read_replica(content: Any) -> ReplicaView:
-    """Body of 30020."""
+    """Decode the answer to a query of a replica's state (30020)."""
     slaves = tuple(SlaveView(**{name: row[name] for name in SlaveView._fields}) for row in content["slaves"])
     known = {name: content[name] for name in ReplicaView._fields if name != "suspect" or name in content}
     return ReplicaView(**{**known, "in_sync": tuple(content["in_sync"]), "slaves": slaves})
 
 
 def read_identity(fields: Mapping[str, str]) -> BrokerIdentity:
-    """Fields of the answer to 30000."""
+    """Decode the fields of the answer to a query of a process's identity (30000)."""
     return BrokerIdentity(fields.get("brokerName", ""), fields.get("identity", ""))
 
 
 def read_lines(body: bytes) -> dict[str, str]:
-    """Body of 26: a name, ``=`` and a value on each line."""
+    """Decode the answer to a query of a broker's settings (26): a name, ``=`` and a value on each line."""
     lines = (line.partition("=") for line in body.decode(errors="replace").splitlines())
     return {name.strip(): value.strip() for name, separator, value in lines if separator}
 
 
 def group_row(group: GroupView) -> dict[str, Any]:
-    """Body of 200; what is not shown here stays as brokers have it by default."""
+    """Return the body that creates or changes a group (200). Fields that ``GroupView`` does not have get brokers' defaults."""
     return {
         "brokerId": 0,
         "consumeBroadcastEnable": group.consume_broadcast_enable,

@@ -1,1 +1,1 @@
-"""Connections to brokers and registries, and what all parts of a client share."""
+"""Connections to brokers and registries, and the core that all parts of a client share."""

@@ -1,4 +1,4 @@
-"""How connections to brokers and registries are protected: who asks, and TLS."""
+"""Authentication and TLS for connections to brokers and registries."""
 
 import socket
 import ssl
@@ -10,7 +10,7 @@ from metaq.errors import BadRequest, NotConnected
 from metaq.protocol.remoting.signature import Credentials
 
 Tls = bool | str | ssl.SSLContext
-"""Whether to speak TLS: checked with the certificates of this machine, with those in a file (PEM), or by a context."""
+"""The choice of TLS: none, with the certificates of this machine, with those in a file (PEM), or with a context."""
 
 _RECEIVE_BYTES: Final = 64 * 1024
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Stream(Protocol):
-    """What the clients need of a socket."""
+    """The methods of a socket that the clients use."""
 
     def recv(self, size: int, /) -> bytes: ...
 
@@ -29,7 +29,7 @@ class Stream(Protocol):
     def settimeout(self, seconds: float | None, /) -> None: ...
 
     def dup(self) -> "Stream":
-        """Another handle of the same connection, with a time limit of its own."""
+        """Return another handle of the same connection, with a time limit of its own."""
         ...
 
     def shutdown(self, how: int, /) -> None: ...
@@ -38,10 +38,10 @@ class Stream(Protocol):
 
 
 class Access:
-    """What a client has: a user's name and password, TLS, both or neither."""
+    """The credentials of a client and its use of TLS; it may have both, one or neither."""
 
     def __init__(self, user: str = "", password: str = "", tls: Tls = False) -> None:
-        """``BadRequest`` for a user without a password, and for certificates that cannot be read."""
+        """Check the arguments: ``BadRequest`` for a user without a password, and for certificates that cannot be read."""
         if bool(user) != bool(password):
             raise BadRequest("a user needs a password, and a password a user")
         self.user = user
@@ -50,11 +50,14 @@ class Access:
         self.tls = _context(tls)
 
     def signed(self, fields: Mapping[str, str] | None, body: bytes) -> Mapping[str, str] | None:
-        """The fields of a request of the remoting protocol, as this user sends it."""
+        """Return the fields of a remoting request with this user's signature; unchanged when there is no user."""
         return fields if self.credentials is None else self.credentials.signed(fields, body)
 
     def words(self) -> tuple[str, str] | None:
-        """User and password as the text protocol's login has them, if any; ``BadRequest`` when no line can hold them."""
+        """Return user and password for the text protocol's login, ``None`` without a user.
+
+        ``BadRequest`` when they hold blanks or other characters than printable ASCII, which a command line cannot carry.
+        """
         if self.credentials is None:
             return None
         for what, word in (("user", self.user), ("password", self.password)):
@@ -63,7 +66,7 @@ class Access:
         return self.user, self.password
 
     def connect(self, address: tuple[str, int], timeout_s: float) -> Stream:
-        """A connection, TLS agreed; ``NotConnected`` when there is none within ``timeout_s``."""
+        """Connect, with a TLS handshake if TLS is used; ``NotConnected`` when that fails or exceeds ``timeout_s``."""
         name = f"{address[0]}:{address[1]}"
         try:
             connection = socket.create_connection(address, timeout_s)
@@ -95,14 +98,14 @@ def _context(tls: Tls) -> ssl.SSLContext | None:
 
 
 OPEN: Final = Access()
-"""No user, no TLS."""
+"""Access without a user and without TLS."""
 
 
 class _Secured:
-    """A TLS connection that one thread may read while others write, as they may with a socket.
+    """A TLS connection that one thread may read while others write, as with a plain socket.
 
-    OpenSSL does not allow that for one connection, and Python's own TLS sockets cannot be duplicated. So the bytes go through
-    memory: nobody holds the lock while waiting for the network.
+    OpenSSL does not allow that for one connection, and Python's TLS sockets cannot be duplicated. So the bytes go through
+    memory buffers, and no thread holds the lock while it waits for the network.
     """
 
     def __init__(self, raw: socket.socket, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> None:
@@ -115,7 +118,7 @@ class _Secured:
 
     @classmethod
     def agree(cls, raw: socket.socket, context: ssl.SSLContext, name: str) -> "_Secured":
-        """Do the handshake."""
+        """Do the handshake, and return the connection; ``OSError`` when it fails."""
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = context.wrap_bio(incoming, outgoing, server_hostname=name)
         while True:
@@ -140,11 +143,11 @@ class _Secured:
         return self._received(lambda: self._tls.read(size)) or b""
 
     def recv_into(self, buffer: memoryview, /) -> int:
-        # typeshed does not know that what is read into a buffer is returned as a number
+        # typeshed does not know that a read into a buffer returns the number of bytes
         return self._received(lambda: cast(int, self._tls.read(len(buffer), buffer))) or 0
 
     def _received(self, read: Callable[[], T]) -> T | None:
-        """What ``read`` gets as soon as there is something; ``None`` at the end."""
+        """Wait until ``read`` returns something, and return that; ``None`` at the end of the stream."""
         while True:
             with self._guard:
                 try:
@@ -164,7 +167,7 @@ class _Secured:
         with self._sending:
             with self._guard:
                 self._tls.write(data)
-                records = self._outgoing.read()  # with what reading had to answer
+                records = self._outgoing.read()  # includes the records that reading had to send
             self._raw.sendall(records)
 
     def settimeout(self, seconds: float | None, /) -> None:

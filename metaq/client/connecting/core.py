@@ -1,4 +1,4 @@
-"""What producers, consumers and administration of one client share: identity, routes, connections, heartbeats."""
+"""The core that all parts of one client share: identity, routes, connections and heartbeats."""
 
 import functools
 import logging
@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S: Final = 30.0
 ROUTES_S: Final = 30.0
 LOOK_S: Final = 0.5
-"""How long others may notice, too, that a broker is gone before routes are asked for anew."""
+"""The pause after a broker was found lost before routes are refreshed; one refresh then serves all that notice meanwhile."""
 EXPIRY_S: Final = 0.5
 CONTROL_TIMEOUT_S: Final = 3.0
-"""For what the client asks of its own accord: heartbeats, members, offsets."""
+"""The time limit of the client's own requests: heartbeats, members, offsets."""
 
 MakeTransport = Callable[[Asked, Greet], Transport]
 
@@ -45,22 +45,25 @@ class GroupMember(Protocol):
     group: str
 
     def heartbeat_row(self) -> dict[str, Any]:
-        """What heartbeats say about it."""
+        """Return the member's entry in heartbeats."""
         ...
 
     def rebalance(self) -> None:
-        """Look anew at which queues are its own."""
+        """Find out again which queues are assigned to this member."""
         ...
 
     def asked(self, request: RemotingCommand) -> Answer:
-        """Answer a broker: 220, 221, 307 or 309. May take its time."""
+        """Answer a broker's request: reset offsets (220), report offsets (221) or state (307), or consume a message (309).
+
+        It may block.
+        """
         ...
 
     def close(self) -> None: ...
 
 
 class Guide(Protocol):
-    """Names the registries as they come and go."""
+    """A watcher that keeps the list of registries up to date."""
 
     def start(self) -> None: ...
 
@@ -68,7 +71,7 @@ class Guide(Protocol):
 
 
 class Core:
-    """Lives as long as its client. Everything in it may be used by several threads."""
+    """The shared state of one client, as long-lived as the client. Several threads may use everything in it."""
 
     def __init__(
         self,
@@ -90,13 +93,13 @@ class Core:
         self.health = BrokerHealth()
         self.scheduler = Scheduler(f"metaq-{self.id}")
         self._regular: list[tuple[float, Task]] = []
-        """What is done again and again, and how many seconds apart."""
+        """The periodic tasks, with their periods in seconds."""
         self.transport = self._links() if make_transport is None else make_transport(self._asked, self._greeting)
         self.routes = Routes(registries, self.transport)
         self.on_reply: Callable[[RemotingCommand], Answer] | None = None
-        """Takes replies to requests, code 326."""
+        """The handler of replies to requests, code 326."""
         self.on_check: Callable[[str, RemotingCommand], None] | None = None
-        """Takes what brokers want to know of transactions, code 39, and the address of who asks."""
+        """The handler of transaction checks, code 39; it takes the broker's address and the request."""
         self._make_guide: Callable[[], Guide] | None = None
         self._guide: Guide | None = None
         self._guard = threading.Lock()  # guards what follows
@@ -114,7 +117,7 @@ class Core:
         return links
 
     def renew(self) -> None:
-        """Be another client in a child of a fork, asleep until it is used; with the same producers, but no consumer."""
+        """Become another client in a child of a fork: with the same producers, without consumers, and idle until it is used."""
         self.id = client_id(self._address, f"{self.instance}#{os.getpid()}" if self.instance else "")
         self._guard = threading.Lock()
         self._consumers = {}
@@ -126,7 +129,7 @@ class Core:
         self.routes.renew()
 
     def _wake(self) -> None:
-        """Begin with what a client does of its own accord; one that nobody uses has no threads."""
+        """Start the periodic tasks on first use; a client that is never used has no threads."""
         with self._guard:
             if self._awake:
                 return
@@ -138,7 +141,7 @@ class Core:
             self.follow(self._make_guide)
 
     def regularly(self, seconds: float, task: Task) -> None:
-        """Have a task done again and again, so many seconds after it was done, in this process and in its children."""
+        """Run a task periodically, ``seconds`` after each run has ended, in this process and in its forked children."""
         with self._guard:
             self._regular.append((seconds, task))
             is_awake = self._awake
@@ -146,13 +149,16 @@ class Core:
             self.scheduler.every(seconds, task)
 
     def follow(self, make_guide: Callable[[], Guide]) -> None:
-        """Have somebody name the registries, until this is closed; in each process another one, of this kind."""
+        """Start a watcher of the registries, which runs until this is closed. Each forked child makes one of its own."""
         self._make_guide = make_guide
         self._guide = make_guide()
         self._guide.start()
 
     def deadline(self, timeout_s: float | None = None) -> float:
-        """The reading of ``time.monotonic`` by which a call has to end; by default after the client's own time."""
+        """Return the reading of ``time.monotonic`` at which a call times out, by default after the client's ``timeout_s``.
+
+        ``ClientClosed`` when the client is closed, ``BadRequest`` for a time that is not a number of seconds.
+        """
         self.check_open()
         if timeout_s is None:
             timeout_s = self.timeout_s
@@ -167,23 +173,26 @@ class Core:
             self._wake()
 
     def ask_broker(self, broker_name: str, question: Question, deadline: float) -> RemotingCommand:
-        """Ask a master, and wait for success. ``ConnectionFailed`` also when no route names it."""
+        """Ask a master, and wait for success, as ``ask`` does; ``ConnectionFailed`` also when no route names a master."""
         try:
             return ask(self.transport, self.master(broker_name), question, deadline)
         except (ConnectionFailed, Refused) as error:
-            if not isinstance(error, Refused) or error.code == Response.SERVICE_NOT_AVAILABLE:  # it is master no more
+            if not isinstance(error, Refused) or error.code == Response.SERVICE_NOT_AVAILABLE:  # it is no longer master
                 self.look_for_masters()
             raise
 
     def master(self, broker_name: str) -> str:
-        """The address of a master. ``ConnectionFailed`` when no route names it."""
+        """Return the address of a broker's master; ``ConnectionFailed`` when no route names one."""
         address = self.routes.address(broker_name)
         if address is None:
             raise ConnectionFailed(f"no route names a master of {broker_name}")
         return address
 
     def call_any(self, broker_name: str, question: Question, deadline: float) -> RemotingCommand:
-        """Ask a master, or one of its slaves while the master cannot be reached, for what they all know."""
+        """Ask a master, or one of its slaves while the master cannot be reached, and return the answer, whatever its code.
+
+        For requests that every replica can answer. ``ConnectionFailed`` when no replica can be reached, ``RequestTimeout``.
+        """
         failure = ConnectionFailed(f"no route names broker {broker_name}")
         for address in self.routes.replicas(broker_name).values():
             try:
@@ -194,7 +203,7 @@ class Core:
         raise failure
 
     def look_for_masters(self) -> None:
-        """A broker is not there, or not master any more: ask for all routes anew, once for all who notice."""
+        """Refresh all routes soon, because a broker is lost or no longer master; calls until then share one refresh."""
         with self._guard:
             if self._looking:
                 return
@@ -209,7 +218,7 @@ class Core:
     # -- members ------------------------------------------------------------------------------------------------------
 
     def add_producer(self, group: str) -> None:
-        """From now on heartbeats name the group."""
+        """Name a producer group in heartbeats from now on."""
         with self._guard:
             self._producers[group] = self._producers.get(group, 0) + 1
             is_new = self._producers[group] == 1
@@ -226,7 +235,10 @@ class Core:
             self._unregister(UnregisterClient(self.id, producer_group=group))
 
     def add_consumer(self, member: GroupMember) -> None:
-        """From now on heartbeats name it, and what brokers ask about its group goes to it."""
+        """Name a consumer in heartbeats from now on, and pass requests of brokers about its group to it.
+
+        ``ClientError`` when this client already has a consumer of the group.
+        """
         with self._guard:
             if member.group in self._consumers:
                 raise ClientError(f"this client has a consumer of group {member.group} already; subscribe that one")
@@ -240,7 +252,7 @@ class Core:
         self._unregister(UnregisterClient(self.id, consumer_group=member.group))
 
     def _unregister(self, header: UnregisterClient) -> None:
-        """Tell all brokers; one that cannot be told finds out by itself. Who is not awake is known to none."""
+        """Unregister at all brokers, unless the client is unused. A broker that cannot be reached misses the heartbeats."""
         if not self._awake:
             return
         question = Question.of(Request.UNREGISTER_CLIENT, header)
@@ -257,7 +269,7 @@ class Core:
     # -- heartbeats ---------------------------------------------------------------------------------------------------
 
     def heartbeat(self, *, wait_s: float = 0.0) -> None:
-        """Tell all brokers who is here, and with ``wait_s`` wait so long until they know."""
+        """Send a heartbeat to all brokers, and wait up to ``wait_s`` for their answers. Failures are logged, not raised."""
         question = self._heartbeat()
         if question is None:
             return
@@ -306,7 +318,7 @@ class Core:
     # -- what brokers ask ---------------------------------------------------------------------------------------------
 
     def _asked(self, address: str, request: RemotingCommand, answer: Callable[[Answer], None]) -> None:
-        """Choose who answers. Nothing that takes time happens on this thread, which reads a connection."""
+        """Dispatch a broker's request. This thread reads a connection, so anything that takes time runs on the scheduler."""
         if request.code == Request.PUSH_REPLY_MESSAGE_TO_CLIENT and self.on_reply is not None:
             answer(self.on_reply(request))
             return
@@ -326,7 +338,7 @@ class Core:
             self.scheduler.run(lambda: answer(_answered(member, request)))
 
     def close(self) -> None:
-        """Consumers first: they still have offsets to tell."""
+        """Close the consumers first, because they still have offsets to save, then unregister and close the connections."""
         with self._guard:
             if self.closed:
                 return

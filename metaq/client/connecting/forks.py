@@ -1,8 +1,8 @@
-"""What a forked process does with clients that it inherited.
+"""Clients in a forked process: the objects that it inherited are renewed.
 
-The child of a fork has copies of all objects and descriptors, and of the threads only the one that forked. So of a client it
-has connections whose answers the parent's threads read, locks that nobody will ever release, and ids that the parent gives out,
-too. Everything that holds such things registers here, and is renewed in each child before the program goes on there.
+The child of a fork has copies of all objects and descriptors, but of the threads only the one that forked. An inherited client
+has connections whose answers the parent's threads read, locks that may never be released, and ids that the parent uses, too.
+Every object that holds such things registers here, and is renewed in each child before the program continues there.
 """
 
 import os
@@ -11,13 +11,13 @@ from weakref import WeakSet
 
 
 class Inherited(Protocol):
-    """What a fork copies and a child cannot use as it is."""
+    """An object that a child of a fork cannot use as it was copied."""
 
     def renew(self) -> None:
-        """Have locks, connections and threads of this process's own, or be of no use here, and say so when used.
+        """Take new locks, connections and threads for this process, or become unusable and raise an error when used.
 
-        Called where no other thread runs. It waits for nothing and starts nothing: most children never use what they
-        inherit. Descriptors are closed, but no connection is shut down, because it is the parent's.
+        It is called while no other thread runs. It waits for nothing and starts nothing, because most children never use the
+        objects they inherit. It closes descriptors but shuts no connection down, because the connections are the parent's.
         """
         ...
 
@@ -28,7 +28,7 @@ _inherited: WeakSet[Inherited] = WeakSet()
 
 
 def renewed_in_children(thing: Inherited) -> None:
-    """Have a thing renewed in every child, as long as it is there."""
+    """Register an object to be renewed in every child of a fork, as long as the object exists."""
     _inherited.add(thing)
 
 

@@ -1,20 +1,20 @@
-"""PURE: which brokers to leave alone for a while, because they were slow or failed."""
+"""PURE: the brokers that sends avoid for a while, because they were slow or failed."""
 
 from typing import Final
 
 _ISOLATION: Final = ((3.0, 180.0), (2.0, 120.0), (1.0, 60.0), (0.55, 30.0))
-"""Seconds that a send took, and how long its broker is then passed over."""
+"""The seconds that a send took at least, and the seconds for which its broker is then avoided."""
 _FAILURE_ISOLATION_S: Final = 60.0
 
 
 class BrokerHealth:
-    """Remembers until when each broker is passed over. Times are readings of a monotonic clock, in seconds."""
+    """The time until which each broker is avoided. Times are readings of a monotonic clock, in seconds."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
 
     def took(self, broker_name: str, seconds: float, now: float) -> None:
-        """A send was answered after so long; a quick answer makes the broker available again."""
+        """Note that a send was answered after ``seconds``; a quick answer makes the broker available again."""
         isolation = next((isolation for limit, isolation in _ISOLATION if seconds >= limit), 0.0)
         if isolation:
             self._until[broker_name] = now + isolation
@@ -22,13 +22,13 @@ class BrokerHealth:
             self._until.pop(broker_name, None)
 
     def failed(self, broker_name: str, now: float) -> None:
-        """A send was not answered, or refused for a reason that another broker may not have."""
+        """Note that a send was not answered, or was refused for a reason that may not apply to another broker."""
         self._until[broker_name] = now + _FAILURE_ISOLATION_S
 
     def is_available(self, broker_name: str, now: float) -> bool:
-        """Whether nothing is known against it."""
+        """Return whether sends may choose the broker now."""
         return self._until.get(broker_name, now) <= now
 
     def available_at(self, broker_name: str) -> float:
-        """Until when it is passed over; 0 when it is not."""
+        """Return the time until which the broker is avoided; 0 when it is not."""
         return self._until.get(broker_name, 0.0)

@@ -1,4 +1,4 @@
-"""Who a client is, and the ids of its messages (specs: remoting protocol, section 5.11; store format, section 2)."""
+"""The id of a client, and the ids of its messages (specs: remoting protocol, section 5.11; store format, section 2)."""
 
 import itertools
 import os
@@ -10,12 +10,12 @@ from typing import Final
 from metaq.protocol.ids import make_unique_id
 
 _ANYWHERE: Final = ("192.0.2.1", 9)
-"""An address that is never sent to: choosing the way to it tells this machine's own address."""
+"""An address that no packet is sent to: connecting a UDP socket to it selects a route, which tells this machine's address."""
 _instances: Final = itertools.count()
 
 
 def own_address() -> str:
-    """The IPv4 address of this machine as others are likely to see it; loopback when it has no other."""
+    """Return the IPv4 address of this machine as others are likely to see it; loopback when it has no other."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_ANYWHERE)
@@ -25,24 +25,24 @@ def own_address() -> str:
 
 
 def client_id(address: str, instance: str) -> str:
-    """``address@instance``; without an instance's name, one that no other client has."""
+    """Return ``address@instance``; when ``instance`` is empty, with a name that no other client has."""
     return f"{address}@{instance or f'{os.getpid()}#{time.time_ns()}.{next(_instances)}'}"
 
 
 class UniqueIds:
-    """Message ids as Java clients make them."""
+    """A generator of message ids in the form of the Java clients."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self.renew()
 
     def renew(self) -> None:
-        """Give out no id that the parent gives out, in a child of a fork."""
+        """Start another sequence in a child of a fork, so that no id is one of the parent's."""
         self._process = os.getpid()
         self._number = secrets.randbits(32)
         self._counter = itertools.count()
 
     def next(self) -> str:
-        """An id that was never given out before."""
+        """Return an id that was never returned before."""
         now_ms = time.time_ns() // 1_000_000
         return make_unique_id(self._address, self._process, self._number, now_ms, next(self._counter))

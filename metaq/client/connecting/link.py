@@ -1,4 +1,4 @@
-"""Connections to brokers and registries: one for each address, shared by all requests, matched to their answers by opaque."""
+"""Connections to brokers and registries: one for each address, shared by all requests."""
 
 import contextlib
 import functools
@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 
 LANGUAGE: Final = "PYTHON"
 _RECEIVE_BYTES: Final = 1024 * 1024
-"""A reader that waits for its turn under the interpreter's lock, up to 5 ms, should then find much."""
+"""Large, because a reader may wait up to 5 ms for the interpreter's lock, and should then receive everything that came."""
 _CONNECT_TIMEOUT_S: Final = 3.0
 _STALL_S: Final = 10.0
-"""How long a frame that has been begun may take to leave; after that the connection is useless."""
+"""The longest time that sending one frame may take; after that the connection is given up."""
 _EVER_S: Final = 365 * 86400.0
-"""Both directions of a connection share the kernel's blocking mode, so the reader needs a time limit of its own, if any."""
+"""The reader's time limit, practically infinite. It needs one: both directions share the kernel's non-blocking mode."""
 _INT31: Final = 0x7FFFFFFF
 _NOBODY: Final = Presence(lambda address: None)
-"""Of connections to who is not known as a broker."""
+"""For connections to addresses that are not known as brokers."""
 
 
 class _Pending(NamedTuple):
@@ -40,7 +40,10 @@ class _Pending(NamedTuple):
 
 
 class Link:
-    """One connection, with a thread that reads. A request that times out leaves it, and the others on it, alone."""
+    """One connection, with a thread that reads; requests are matched to their answers by opaque. Thread-safe.
+
+    A request that times out affects neither the connection nor other requests on it.
+    """
 
     def __init__(
         self, address: str, timeout_s: float, asked: Asked, access: Access = OPEN, presence: Presence = _NOBODY
@@ -51,7 +54,7 @@ class Link:
         self._access = access
         self._presence = presence
         self._outgoing = access.connect(split_address(address), timeout_s)
-        # A time limit belongs to the socket object, and each direction has another one.
+        # A time limit belongs to the socket object, so each direction has an object of its own.
         self._incoming = self._outgoing.dup()
         self._incoming.settimeout(_EVER_S)
         self._outgoing.settimeout(_STALL_S)
@@ -64,7 +67,7 @@ class Link:
 
     @property
     def alive(self) -> bool:
-        """Whether nothing is known against sending on it."""
+        """True until the connection is known to be lost."""
         return not self._lost
 
     def submit(self, question: Question, deadline: float, done: Done) -> None:
@@ -76,36 +79,36 @@ class Link:
         try:
             self._send(frame, deadline)
         except ClientError:
-            if self._pending.pop(opaque, None) is not None:  # else it has been told already
+            if self._pending.pop(opaque, None) is not None:  # else ``done`` has been called already
                 raise
 
     def tell(self, question: Question, deadline: float) -> None:
-        """Send a one-way request."""
+        """Send a one-way request; see ``Transport.tell``."""
         opaque = next(self._opaques) & _INT31
         fields = self._access.signed(question.fields, question.body)
         frame = encode_request(question.code, opaque, fields, question.body, oneway=True, language=LANGUAGE)
         self._send(frame, deadline)
 
     def expire(self, now: float) -> None:
-        """Fail the requests whose deadline has passed. Their answers, should they come, are dropped."""
+        """Fail the requests whose deadline has passed. Answers that still arrive are dropped."""
         for opaque, pending in list(self._pending.items()):
             if pending.deadline < now and self._pending.pop(opaque, None) is not None:
                 self._finish(pending.done, unanswered(pending.code, self.address))
 
     def lose(self, reason: str) -> None:
-        """Close it; all requests in flight, and later ones, fail with ``reason``."""
+        """Close the connection; requests in flight and later ones fail with ``reason``."""
         self._closed = True
         self._break(reason)
         self._fail_all()
 
     def abandon(self) -> None:
-        """Leave the connection to the parent, in a child of a fork."""
+        """Close the descriptors in a child of a fork, without shutting down the connection, which is the parent's."""
         for handle in (self._incoming, self._outgoing):
             with contextlib.suppress(OSError):
                 handle.close()
 
     def _break(self, reason: str) -> None:
-        """Send nothing more. The thread that reads ends by it, and fails what is in flight."""
+        """Send nothing more, and end the thread that reads, which then fails the requests in flight."""
         self._lost = self._lost or reason
         with contextlib.suppress(OSError):  # the other side may have closed it
             self._incoming.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
@@ -126,7 +129,7 @@ class Link:
             if self._lost:
                 raise NotConnected(str(self._failure()))
             self._outgoing.sendall(frame)
-        # Callbacks are not called here: they may take a lock that whoever sends has taken, as one of them did.
+        # Callbacks are not called here: one may take a lock that the sending thread already holds.
         except OSError as error:
             self._break(f"sending failed: {error}")
             raise self._failure() from error
@@ -185,7 +188,7 @@ class Link:
 
 
 class Links:
-    """The connections of a client by address, opened when they are needed: a ``Transport`` over sockets."""
+    """The connections of a client by address, opened when they are needed: a ``Transport`` over sockets. Thread-safe."""
 
     def __init__(
         self,
@@ -196,7 +199,7 @@ class Links:
         connect_timeout_s: float = _CONNECT_TIMEOUT_S,
         name_of: Callable[[str], str | None] = lambda address: None,
     ) -> None:
-        """``name_of``: as for ``Presence``."""
+        """Connect to nothing yet. ``name_of`` is that of ``Presence``."""
         self._access = access
         self._presence = Presence(name_of)
         self._asked = asked
@@ -221,7 +224,7 @@ class Links:
         self._link(address, deadline).tell(question, deadline)
 
     def expire(self) -> None:
-        """Fail the requests whose deadline has passed; to be called every now and then."""
+        """Fail the requests whose deadline has passed; it must be called periodically."""
         now = time.monotonic()
         for link in self._alive():
             link.expire(now)
@@ -242,7 +245,7 @@ class Links:
         return link if link is not None and link.alive else self._connect(address, deadline)
 
     def _connect(self, address: str, deadline: float) -> Link:
-        """One thread connects, the others wait for what becomes of it."""
+        """Connect to an address. One thread connects, and others that need the same address wait and use its connection."""
         with self._guard:
             connecting = self._connecting.setdefault(address, threading.Lock())
         if not connecting.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -272,18 +275,18 @@ class Links:
             connecting.release()
 
     def _introduce(self, link: Link) -> None:
-        """Send the greeting before anything else: a broker answers pulls only of members that it knows."""
+        """Send the greeting before any other request: a broker answers pulls only of members that it knows."""
         greeting = self._greet(link.address)
         if greeting is not None:
             link.submit(greeting, time.monotonic() + _STALL_S, _ignore)
 
 
 def _ignore(outcome: RemotingCommand | ClientError) -> None:
-    """The next heartbeat tells it again; a connection that is lost tells it by itself."""
+    """Ignore the outcome of a greeting: the next heartbeat repeats it, and a lost connection is noticed elsewhere."""
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """``host:port`` taken apart; ``[::1]:9876`` for IPv6. ``BadRequest``."""
+    """Split ``host:port``, or ``[::1]:9876`` for IPv6, into host and port; ``BadRequest`` when it is neither."""
     host, separator, port = address.rpartition(":")
     if not (separator and host and port.isdecimal() and int(port) < 1 << 16):
         raise BadRequest(f"{address!r} is no address; write host:port")

@@ -1,4 +1,4 @@
-"""Which brokers are away: told once when one goes and once when it is back, however many requests meet it."""
+"""Brokers that cannot be reached: one log line when a broker is lost and one when it is back, however many requests fail."""
 
 import logging
 import threading
@@ -11,21 +11,21 @@ logger = logging.getLogger(__name__)
 
 
 class Presence:
-    """What the connections of a client find out about brokers, by their addresses."""
+    """The brokers that the connections of a client have lost, by their addresses. Thread-safe."""
 
     def __init__(self, name_of: Callable[[str], str | None]) -> None:
-        """``name_of`` is the name of the broker at an address, ``None`` when none is known to be there."""
+        """Take ``name_of``, which returns the name of the broker at an address, or ``None`` when no broker is known there."""
         self._name_of = name_of
         self.renew()
 
     def renew(self) -> None:
-        """Know nothing yet, in a child of a fork."""
+        """Forget everything, in a child of a fork."""
         self._guard = threading.Lock()  # guards what follows
         self._away: dict[str, float] = {}
-        """Since when."""
+        """The moments at which brokers were lost, by address."""
 
     def lost(self, address: str, reason: str) -> None:
-        """There is no connection to it, or one broke while answers were waited for."""
+        """Note that a broker cannot be connected to, or that a connection broke while requests were in flight."""
         name = self._name_of(address)
         with self._guard:
             is_news = name is not None and address not in self._away
@@ -35,8 +35,8 @@ class Presence:
             logger.warning("broker lost broker=%s address=%s reason=%s", name, address, reason)
 
     def heard(self, address: str) -> None:
-        """It has answered."""
-        if address not in self._away:  # looked at for every answer
+        """Note that a broker has answered."""
+        if address not in self._away:  # checked for every answer, so without the lock
             return
         with self._guard:
             since = self._away.pop(address, None)
@@ -46,6 +46,9 @@ class Presence:
 
 
 def level_of(error: object) -> int:
-    """How loud to log that something failed and is tried again: that somebody is away is told once, and not here."""
+    """Return the level at which to log an error that is followed by a retry.
+
+    It is DEBUG when a broker or registry cannot be reached, because ``Presence`` logs that once, else WARNING.
+    """
     unreachable = isinstance(error, RouteNotFound) and error.reason is RouteProblem.REGISTRY_UNREACHABLE
     return logging.DEBUG if unreachable or isinstance(error, ConnectionFailed) else logging.WARNING

@@ -1,4 +1,4 @@
-"""Where topics are: routes asked of the registries, kept, and refreshed (specs: remoting protocol, sections 2.2 and 6)."""
+"""Routes of topics: fetched from the registries, cached and refreshed (specs: remoting protocol, sections 2.2 and 6)."""
 
 import logging
 import random
@@ -26,30 +26,30 @@ from metaq.protocol.remoting.routes import (
 logger = logging.getLogger(__name__)
 
 DEFAULT_TOPIC: Final = "TBW102"
-"""The template of topics that brokers create by themselves: its route names the brokers that do."""
+"""The template of topics that brokers create on first send: its route names the brokers that do so."""
 DEFAULT_QUEUES: Final = 4
 MASTER: Final = 0
 _REGISTRY_TIMEOUT_S: Final = 3.0
 _PROVISIONAL_S: Final = 1.0
-"""A topic that is being created has its own route soon."""
+"""The time for which a template route is used: a topic that is being created has its own route soon."""
 
 
 class _Known(NamedTuple):
-    """A route, and when it was asked."""
+    """A cached route, and when it was fetched."""
 
     route: TopicRoute
     asked: float
     is_template: bool
-    """Whether the topic does not exist yet, and these are the brokers that would create it."""
+    """True when the topic does not exist yet and the route names the brokers that would create it."""
     writable: tuple[MessageQueue, ...]
-    """In their order. Every send asks for them, and there may be thousands."""
+    """The writable queues, sorted. They are kept because every send needs them, and there may be thousands."""
 
 
 class Routes:
-    """The routes that a client has come to need. One registry is asked until it fails, then the next one."""
+    """The routes of the topics that a client uses. One registry is asked until it fails, then the next one. Thread-safe."""
 
     def __init__(self, registries: Sequence[str], transport: Transport) -> None:
-        """``registries`` are known later when there are none."""
+        """Start with ``registries``, which may be empty if ``use`` is called later."""
         self.registries: tuple[str, ...] = ()
         self._transport = transport
         self.renew()  # makes the guard of what follows
@@ -60,7 +60,7 @@ class Routes:
         self._brokers: dict[str, BrokerData] = {}
 
     def renew(self) -> None:
-        """Keep what is known in a child of a fork, under a guard of its own."""
+        """Keep the cached routes in a child of a fork, under a lock of its own."""
         self._guard = threading.Lock()
         self._named = threading.Event()
         if self.registries:
@@ -69,7 +69,7 @@ class Routes:
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def use(self, registries: Sequence[str]) -> None:
-        """Ask these from now on, and go on with the one that is asked now if it is among them."""
+        """Ask these registries from now on, and stay with the current one if it is among them."""
         with self._guard:
             self.registries = tuple(registries)
             if self._chosen not in self.registries:
@@ -83,7 +83,7 @@ class Routes:
                 self._chosen = self.registries[after % len(self.registries)]
 
     def ask_registry(self, question: Question, deadline: float, topic: str = "") -> RemotingCommand:
-        """The answer of the first registry that gives one, whatever its code. ``RouteNotFound`` when none does."""
+        """Return the answer of the first registry that gives one, whatever its code; ``RouteNotFound`` when none does."""
         if not self._named.wait(max(0.0, deadline - time.monotonic())):
             details = "ZooKeeper has named none; is it running, and a broker with the setting zookeeper?"
             raise RouteNotFound(topic or "(any)", RouteProblem.REGISTRY_UNREACHABLE, details)
@@ -102,7 +102,10 @@ class Routes:
         raise RouteNotFound(topic or "(any)", RouteProblem.REGISTRY_UNREACHABLE, details)
 
     def refresh(self, topic: str, deadline: float) -> TopicRoute | None:
-        """The topic's route as a registry has it now; ``None``, and what is known stays known, when it has none."""
+        """Fetch and return a topic's route; when the registry has none, return ``None`` and keep the cached one.
+
+        ``RouteNotFound`` when no registry answers, ``Refused`` when one answers with an error.
+        """
         response = self._ask_route(topic, deadline)
         return None if response.code == Response.TOPIC_NOT_EXIST else self._take(topic, response)
 
@@ -115,7 +118,7 @@ class Routes:
         return route
 
     def refresh_all(self, timeout_s: float) -> list[str]:
-        """Refresh every known route; the topics whose route has changed. What cannot be had now is kept as it is."""
+        """Refresh every cached route, and return the topics whose route has changed. A route that cannot be fetched is kept."""
         with self._guard:
             before = dict(self._topics)
         changed = []
@@ -124,7 +127,7 @@ class Routes:
                 route = self.refresh(topic, time.monotonic() + timeout_s)
             except RouteNotFound as error:
                 logger.log(level_of(error), "routes not refreshed reason=%s", error)
-                break  # what no registry answers for one topic, none answers for the next
+                break  # if no registry answers for one topic, none will for the next
             except (ClientError, ProtocolError) as error:
                 logger.warning("route not refreshed topic=%s reason=%s", topic, error)
                 continue
@@ -133,17 +136,20 @@ class Routes:
         return changed
 
     def forget(self, topic: str) -> None:
-        """Ask again when it is next needed: a broker said that the route is wrong."""
+        """Drop a topic's cached route, because a broker said that it is wrong; it is fetched again when it is needed."""
         with self._guard:
             self._topics.pop(topic, None)
 
     def clusters(self, deadline: float) -> ClusterInfo:
-        """Every broker that a registry knows."""
+        """Return all clusters and brokers that a registry knows. ``RouteNotFound``, ``Refused``."""
         response = self.ask_registry(Question.of(Request.GET_BROKER_CLUSTER_INFO), deadline)
         return decode_cluster_info(successful(response).body)
 
     def meet_brokers(self, deadline: float) -> bool:
-        """Know all brokers, also those that no topic has led to; whether there are new ones. ``RouteNotFound``, ``Refused``."""
+        """Learn all brokers, including those of no known topic, and return whether any is new or has changed its addresses.
+
+        ``RouteNotFound``, ``Refused``.
+        """
         brokers = self.clusters(deadline).brokers
         with self._guard:
             are_new = any(self._brokers.get(name) != broker for name, broker in brokers.items())
@@ -163,7 +169,7 @@ class Routes:
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def route(self, topic: str, deadline: float) -> TopicRoute:
-        """The topic's route, asked if it is not known. ``RouteNotFound``."""
+        """Return a topic's route, fetched if it is not cached. ``RouteNotFound`` also when the topic does not exist."""
         known = self._known(topic)
         if known is not None and not known.is_template:
             return known.route
@@ -175,7 +181,7 @@ class Routes:
         return self._take(topic, response)
 
     def writable(self, topic: str, deadline: float) -> tuple[MessageQueue, ...]:
-        """Where to send a message for the topic, which need not exist yet, in order. ``RouteNotFound``."""
+        """Return the sorted queues to which a topic's messages can be sent; the topic need not exist yet. ``RouteNotFound``."""
         known = self._known(topic)
         if known is None or (known.is_template and time.monotonic() - known.asked > _PROVISIONAL_S):
             response = self._ask_route(topic, deadline)
@@ -191,7 +197,7 @@ class Routes:
         return known.writable
 
     def _template(self, topic: str, remark: str, deadline: float) -> TopicRoute:
-        """Where a topic would be created, for which a registry has no route as ``remark`` says."""
+        """Return a route to the brokers that would create a topic; ``remark`` says why the topic has none of its own."""
         response = self.ask_registry(Question.of(Request.GET_ROUTEINFO_BY_TOPIC, TopicOnly(DEFAULT_TOPIC)), deadline, topic)
         if response.code == Response.TOPIC_NOT_EXIST and NO_LIVE_BROKER in remark:
             raise RouteNotFound(topic, RouteProblem.NO_LIVE_MASTER, f"{', '.join(self.registries)} answered: {remark}")
@@ -208,7 +214,7 @@ class Routes:
         return route._replace(queues=queues)
 
     def readable(self, topic: str, deadline: float) -> tuple[MessageQueue, ...]:
-        """The queues to read the topic from, in their order. ``RouteNotFound``."""
+        """Return the sorted queues that a topic is read from. ``RouteNotFound``."""
         route = self.route(topic, deadline)
         queues = tuple(sorted(readable_queues(topic, route)))
         if not queues:
@@ -217,25 +223,25 @@ class Routes:
         return queues
 
     def address(self, broker_name: str, broker_id: int = MASTER) -> str | None:
-        """Where a broker listens; ``None`` when no route has named it, or not this replica of it."""
+        """Return the address of a replica of a broker, by default the master's; ``None`` when no route has named it."""
         with self._guard:
             broker = self._brokers.get(broker_name)
         return None if broker is None else broker.addresses.get(broker_id)
 
     def any_address(self, broker_name: str) -> str | None:
-        """Its master, or else the replica with the least number."""
+        """Return the address of a broker's replica with the lowest number, the master if it is known; else ``None``."""
         with self._guard:
             broker = self._brokers.get(broker_name)
         return broker.addresses[min(broker.addresses)] if broker is not None and broker.addresses else None
 
     def replicas(self, broker_name: str) -> dict[int, str]:
-        """The addresses of a broker by number, its master's first; none when no route has named it."""
+        """Return the addresses of a broker's replicas by number, the master's first; none when no route names the broker."""
         with self._guard:
             broker = self._brokers.get(broker_name)
         return {} if broker is None else dict(sorted(broker.addresses.items()))
 
     def broker_addresses(self, *, masters_only: bool) -> set[str]:
-        """All brokers of known routes."""
+        """Return the addresses of all known brokers, or only of their masters."""
         with self._guard:
             brokers = list(self._brokers.values())
         return {
@@ -247,27 +253,27 @@ class Routes:
 
     @property
     def met(self) -> bool:
-        """Whether a registry has ever named a broker: then one is worth waiting for."""
+        """True when a registry has ever named a broker, which is then worth waiting for."""
         return bool(self._brokers)
 
     def name_at(self, address: str) -> str | None:
-        """The name of the broker at an address; ``None`` when no route has named one there."""
+        """Return the name of the broker at an address; ``None`` when no route has named one there."""
         with self._guard:
             return next((broker.name for broker in self._brokers.values() if address in broker.addresses.values()), None)
 
     def provisional(self, topic: str) -> bool:
-        """Whether the topic, whose queues were asked for, does not exist yet."""
+        """Return whether a topic did not exist yet when its writable queues were last fetched."""
         known = self._known(topic)
         return known is not None and known.is_template
 
     def topics(self) -> list[str]:
-        """The topics whose routes are known."""
+        """Return the topics whose routes are cached."""
         with self._guard:
             return list(self._topics)
 
 
 def writable_queues(topic: str, route: TopicRoute) -> Iterable[MessageQueue]:
-    """Queues that take messages: those of brokers whose master is alive."""
+    """Yield the queues that take messages: the writable ones of brokers whose master is alive."""
     masters = {broker.name for broker in route.brokers if MASTER in broker.addresses}
     for data in route.queues:
         if data.permission & WRITE and data.broker_name in masters:
@@ -275,7 +281,7 @@ def writable_queues(topic: str, route: TopicRoute) -> Iterable[MessageQueue]:
 
 
 def readable_queues(topic: str, route: TopicRoute) -> Iterable[MessageQueue]:
-    """Queues that can be read, from a master or from a replica."""
+    """Yield the queues that can be read, from a master or from a slave."""
     alive = {broker.name for broker in route.brokers if broker.addresses}
     for data in route.queues:
         if data.permission & READ and data.broker_name in alive:
@@ -283,7 +289,7 @@ def readable_queues(topic: str, route: TopicRoute) -> Iterable[MessageQueue]:
 
 
 def _unroutable(topic: str, route: TopicRoute, permission: int, *, masters_only: bool) -> NoReturn:
-    """Tell why a route that exists leads nowhere."""
+    """Raise the ``RouteNotFound`` that says why a route has no usable queue."""
     permitted = {data.broker_name for data in route.queues if data.permission & permission}
     if not permitted:
         shown = ", ".join(f"{data.broker_name} has {data.permission}" for data in route.queues)
@@ -295,7 +301,7 @@ def _unroutable(topic: str, route: TopicRoute, permission: int, *, masters_only:
 
 
 def _decoded(topic: str, body: bytes) -> TopicRoute:
-    """A route; a registry that sends something else is no registry."""
+    """Decode a route; ``RouteNotFound`` when it cannot be decoded, because then no registry has answered."""
     try:
         return decode_route(body)
     except ProtocolError as error:

@@ -1,4 +1,4 @@
-"""What happens later or beside: one thread that knows the time, and a few that may block."""
+"""Background tasks of a client: one timer thread, and a few worker threads that may block."""
 
 import heapq
 import itertools
@@ -17,7 +17,7 @@ _WORKERS: Final = 8
 
 
 class Scheduler:
-    """Runs tasks on a few threads of its own: at once, later, or again and again. A task that fails is logged."""
+    """A runner of tasks on at most eight threads: at once, later, or periodically. A task that fails is logged."""
 
     def __init__(self, name: str) -> None:
         self._sequence = itertools.count()
@@ -25,7 +25,7 @@ class Scheduler:
         self.renew(name)
 
     def renew(self, name: str) -> None:
-        """Begin anew in a child of a fork: what is due is the parent's to do."""
+        """Start empty in a child of a fork: the scheduled tasks are left to the parent."""
         self._name = name
         self._workers = ThreadPoolExecutor(_WORKERS, f"{name}-worker")
         self._changed = threading.Condition()  # guards what follows, and whether it is closed
@@ -33,18 +33,18 @@ class Scheduler:
         self._timer: threading.Thread | None = None
 
     def run(self, task: Task) -> None:
-        """Run it soon; dropped when the scheduler is closed."""
+        """Run a task as soon as a thread is free. The task is dropped when the scheduler is closed."""
         with self._changed:
             if self._closed:
                 return
             try:
                 self._workers.submit(self._guarded, task)
-            except RuntimeError as error:  # the interpreter ends, and nobody has closed the client
+            except RuntimeError as error:  # the interpreter exits, and the client was not closed
                 logger.debug("no more tasks client=%s reason=%s", self._name, error)
                 self._closed = True
 
     def after(self, seconds: float, task: Task) -> None:
-        """Run it once, so many seconds from now."""
+        """Run a task once, ``seconds`` from now. The task is dropped when the scheduler is closed."""
         with self._changed:
             if self._closed:
                 return
@@ -55,7 +55,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def every(self, seconds: float, task: Task, until: Callable[[], bool] = lambda: False) -> None:
-        """Run it again and again: so many seconds from now, then so many seconds after it has ended, until ``until`` holds."""
+        """Run a task ``seconds`` from now, and again ``seconds`` after each run has ended, until ``until`` returns true."""
 
         def again() -> None:
             if until():
@@ -68,7 +68,7 @@ class Scheduler:
         self.after(seconds, again)
 
     def close(self) -> None:
-        """Start nothing more. What runs comes to its own end."""
+        """Start no more tasks. Those that run are not interrupted and not waited for."""
         with self._changed:
             self._closed = True
             self._due.clear()

@@ -1,6 +1,6 @@
-"""How requests of the remoting protocol reach a broker and answers come back, independent of what carries them.
+"""The transport of remoting requests and answers, as an interface.
 
-``metaq.client.connecting.link`` carries them over sockets; ``metaq.testing`` answers them in the same process.
+``metaq.client.connecting.link`` implements it with sockets, ``metaq.testing`` in the same process.
 """
 
 import threading
@@ -14,7 +14,7 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import encode_header
 
 BUSY_WAIT_S: Final = 0.1
-"""How long to leave a busy broker alone that does not say it itself."""
+"""The pause before a busy broker is asked again that names no time itself."""
 _FLOW_CONTROL: Final = 215
 _RETRY_AFTER: Final = "retry after "
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Question(NamedTuple):
-    """A request before it is given an opaque."""
+    """A request that has no opaque (request id) yet."""
 
     code: int
     fields: Mapping[str, str] | None = None
@@ -30,12 +30,12 @@ class Question(NamedTuple):
 
     @classmethod
     def of(cls, code: Request, header: tuple[object, ...] | None = None, body: bytes = b"") -> Self:
-        """The request that a typed header makes."""
+        """Make a request of a typed header."""
         return cls(code, None if header is None else encode_header(header), body)
 
 
 class Answer(NamedTuple):
-    """What the client answers when a broker asks."""
+    """The client's answer to a request of a broker."""
 
     code: int = Response.SUCCESS
     body: bytes = b""
@@ -45,20 +45,23 @@ class Answer(NamedTuple):
 
 Outcome = RemotingCommand | ClientError
 Done = Callable[[Outcome], None]
-"""Takes the answer, or why there is none. Called once, on a thread that must not be kept."""
+"""A callback that takes the answer or the error. It is called once, on a thread that it must not block."""
 
 Asked = Callable[[str, RemotingCommand, Callable[[Answer], None]], None]
-"""Takes the address of a broker, its request and the way to answer it. Called on a thread that must not be kept."""
+"""A callback that takes a broker's address, its request and a function that answers it, on a thread that it must not block."""
 
 Greet = Callable[[str], Question | None]
-"""What is to be asked first on every new connection to an address."""
+"""A function that returns the first request to send on a new connection to an address, if any."""
 
 
 class Transport(Protocol):
-    """What carries requests. Addresses are ``host:port``; deadlines are readings of ``time.monotonic``."""
+    """A carrier of requests. Addresses are ``host:port``; deadlines are readings of ``time.monotonic``."""
 
     def submit(self, address: str, question: Question, deadline: float, done: Done) -> None:
-        """Ask without waiting for the answer. What can be told at once (no connection) is raised, and ``done`` not called."""
+        """Send a request without waiting for the answer.
+
+        An error that is known at once, such as no connection, is raised, and then ``done`` is not called.
+        """
         ...
 
     def tell(self, address: str, question: Question, deadline: float) -> None:
@@ -66,28 +69,28 @@ class Transport(Protocol):
         ...
 
     def renew(self) -> None:
-        """Have no connection yet, in a child of a fork (``metaq.client.connecting.forks``)."""
+        """Drop all connections in a child of a fork (``metaq.client.connecting.forks``)."""
         ...
 
     def close(self) -> None:
-        """Close every connection; what is in flight fails."""
+        """Close every connection; requests in flight fail."""
         ...
 
 
 class Waiter:
-    """The place where one thread waits for one outcome."""
+    """A slot in which one thread waits for the outcome of one request."""
 
     def __init__(self) -> None:
         self._known = threading.Event()
         self._outcome: Outcome | None = None
 
     def set(self, outcome: Outcome) -> None:
-        """Tell the outcome; a ``Done``."""
+        """Set the outcome; a ``Done``."""
         self._outcome = outcome
         self._known.set()
 
     def wait(self, deadline: float, question: Question, address: str) -> RemotingCommand:
-        """The answer; raises why there is none, and ``RequestTimeout`` at the deadline."""
+        """Return the answer. Raise the ``ClientError`` of a failed request, and ``RequestTimeout`` at the deadline."""
         if not self._known.wait(max(0.0, deadline - time.monotonic())):
             raise unanswered(question.code, address)
         if isinstance(self._outcome, ClientError):
@@ -97,26 +100,26 @@ class Waiter:
 
 
 def call(transport: Transport, address: str, question: Question, deadline: float) -> RemotingCommand:
-    """Ask and wait for the answer, whatever its code. ``ConnectionFailed``, ``RequestTimeout``."""
+    """Send a request and wait for the answer, whatever its code. Raise ``ConnectionFailed`` or ``RequestTimeout``."""
     waiter = Waiter()
     transport.submit(address, question, deadline, waiter.set)
     return waiter.wait(deadline, question, address)
 
 
 def ask(transport: Transport, address: str, question: Question, deadline: float) -> RemotingCommand:
-    """Ask and wait for success; another code raises ``Refused`` or ``BrokerBusy``."""
+    """Send a request and wait for success. Raise ``Refused`` or ``BrokerBusy`` for any other code, and what ``call`` raises."""
     return successful(call(transport, address, question, deadline))
 
 
 def successful(response: RemotingCommand) -> RemotingCommand:
-    """The response itself, unless its code says that the request failed."""
+    """Return the response; raise ``Refused`` or ``BrokerBusy`` if its code says that the request failed."""
     if response.code != Response.SUCCESS:
         raise refusal(response)
     return response
 
 
 def refusal(response: RemotingCommand) -> Refused:
-    """The error that a response tells."""
+    """Return the error that a response reports."""
     text = response.remark or "no reason given"
     if response.code in {Response.SYSTEM_BUSY, _FLOW_CONTROL}:
         return BrokerBusy(response.code, text, retry_after_s=_retry_after_s(text))
@@ -129,10 +132,10 @@ def _retry_after_s(text: str) -> float:
 
 
 def unanswered(code: int, address: str) -> RequestTimeout:
-    """The error of a request that got no answer by its deadline."""
+    """Return the error of a request that got no answer by its deadline."""
     return RequestTimeout(f"no answer to {code_name(code)} from {address} in time; its outcome is unknown")
 
 
 def code_name(code: int) -> str:
-    """A request code as people know it."""
+    """Return the name of a request code; the number when it has none."""
     return Request(code).name if code in Request.__members__.values() else str(code)

@@ -1,4 +1,4 @@
-"""Registries by way of ZooKeeper: every broker that is registered there has one, and says where."""
+"""Registries that are found through ZooKeeper, where every registered broker gives the address of one."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -8,14 +8,14 @@ from metaq.registry.members import Members
 from metaq.registry.zookeeper import ZooKeeper
 
 SESSION_MS: Final = 10_000
-"""Nothing of a client stands in ZooKeeper: this is only how soon a silent server is left for another one."""
+"""A client stores nothing in ZooKeeper, so this is only the time after which it leaves a silent server for another one."""
 
 
 class ZooKeeperRegistries:
-    """Tells which registries to ask, now and after every change, from a thread of its own."""
+    """A watcher that calls ``use`` with the registries, now and after every change, from a thread of its own."""
 
     def __init__(self, hosts: str, use: Callable[[Sequence[str]], None]) -> None:
-        """``BadRequest`` when ``hosts`` cannot be read."""
+        """Prepare the session without connecting; ``BadRequest`` when ``hosts`` cannot be read."""
         clock = SystemClock()
         self._use = use
         self._zookeeper = ZooKeeper(hosts, SESSION_MS, clock)
@@ -32,5 +32,5 @@ class ZooKeeperRegistries:
 
     def _changed(self) -> None:
         found = sorted({node.registry for node in self._members.nodes().values() if node.registry is not None})
-        if found:  # with none at all, those that were known may still answer
+        if found:  # an empty list is not passed on: the registries known before may still answer
             self._use(found)

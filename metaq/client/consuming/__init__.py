@@ -1,1 +1,1 @@
-"""Reading messages: consumers of groups, and of chosen queues."""
+"""Consumers: members of groups, and readers of chosen queues."""

@@ -1,4 +1,4 @@
-"""Bulk fetches (30030) by one thread over a connection of its own."""
+"""Bulk fetches (request 30030), by one thread over a connection of its own."""
 
 import itertools
 import time
@@ -20,7 +20,7 @@ from metaq.protocol.remoting.headers import encode_header
 _HEADER_LENGTH: Final = 0xFFFFFF
 _INT31: Final = 0x7FFFFFFF
 _READ: Final = {Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_OFFSET_MOVED}
-"""Answers that tell the ordinals of the partition."""
+"""The answers that hold the offsets of the partition."""
 
 
 class _Asked(NamedTuple):
@@ -31,24 +31,24 @@ class _Asked(NamedTuple):
 class BulkConnection:
     """A connection to one broker, master or slave; a context manager.
 
-    For one thread, and one fetch at a time, with the next one asked for ahead. What fails on the stream closes it; a refusal by
-    the broker does not.
+    It is for one thread and one fetch at a time; ``prefetch`` requests the next one ahead. An error on the stream closes the
+    connection; a refusal by the broker does not.
     """
 
     def __init__(self, address: str, timeout_s: float, access: Access = OPEN) -> None:
-        """Connect; ``ConnectionFailed`` when that does not succeed within ``timeout_s``, which each fetch has, too."""
+        """Connect; ``ConnectionFailed`` when that fails or exceeds ``timeout_s``, which also limits each fetch."""
         self.address = address
         self._timeout_s = timeout_s
         self._opaques = itertools.count(1)
         self._asked: _Asked | None = None
-        """What the broker is yet to answer."""
+        """The request that the broker has yet to answer."""
         self._lost = ""
         self._access = access
         self._socket = access.connect(split_address(address), timeout_s)
         renewed_in_children(self)
 
     def renew(self) -> None:
-        """Be of no use in a child of a fork: one thread of one process has it."""
+        """Become unusable in a child of a fork, because the connection belongs to one thread of the parent."""
         with suppress(OSError):
             self._lose("it belongs to the process that this one was forked from")
 
@@ -59,18 +59,18 @@ class BulkConnection:
         self.close()
 
     def close(self) -> None:
-        """Close it; a later fetch raises ``ConnectionFailed``."""
+        """Close the connection; a later fetch raises ``ConnectionFailed``."""
         self._lose("it was closed")
 
     def fetch(self, wanted: BulkFetch) -> Bulk:
-        """Messages from an ordinal on: at least one, unless the partition ends there.
+        """Fetch messages from an offset on: at least one, unless the partition ends there.
 
-        ``max_bytes`` counts records; a first one that is larger comes all the same. The broker has limits of its own beside.
-        Where the partition ends, and where a slave has yet to copy what it is asked for, the answer has no units.
+        ``max_bytes`` limits the size of the records, but a larger first one is returned all the same. The broker has limits of
+        its own, too. At the end of the partition, and when a slave has not copied the messages yet, the answer has no units.
 
-        ``OffsetOutOfRange`` for an offset that has aged out or lies beyond the end, other ``Refused`` for a topic or partition
-        that does not exist or may not be read. A busy broker is asked again until the time is over. ``RequestTimeout``,
-        ``ConnectionFailed``.
+        ``OffsetOutOfRange`` for an offset that has aged out or lies beyond the end; another ``Refused`` for a topic or
+        partition that does not exist or may not be read. A busy broker is asked again until the time limit.
+        ``RequestTimeout``, ``ConnectionFailed``.
         """
         deadline = time.monotonic() + self._timeout_s
         while True:
@@ -82,7 +82,7 @@ class BulkConnection:
                 time.sleep(busy.retry_after_s)
 
     def prefetch(self, wanted: BulkFetch) -> None:
-        """Ask for what is fetched next, so that the broker works while this thread does. The fetch tells what fails here."""
+        """Send the request of the next fetch ahead, so that the broker works in parallel. The fetch raises what fails here."""
         with suppress(ConnectionFailed, RequestTimeout), self._guarded():
             self._ask(wanted, time.monotonic() + self._timeout_s)
 
@@ -99,7 +99,7 @@ class BulkConnection:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """For what uses the stream; it is closed when that fails."""
+        """Guard a use of the stream: close the connection when it fails, and raise the error of the client for it."""
         if self._lost:
             raise self._failure()
         try:
@@ -115,7 +115,7 @@ class BulkConnection:
             raise
 
     def _ask(self, wanted: BulkFetch, deadline: float) -> None:
-        """Send a request, unless it was sent ahead; the answer to another one that was is of no use any more."""
+        """Send a request, unless it was sent ahead. The answer to another request that was sent ahead is discarded."""
         if self._asked is not None and self._asked.wanted != wanted:
             self._answer(deadline)
         if self._asked is None:
@@ -126,14 +126,14 @@ class BulkConnection:
             self._asked = _Asked(wanted, opaque)
 
     def _answer(self, deadline: float) -> tuple[RemotingCommand, bytearray]:
-        """The answer to what was asked, and its body, which is received into one buffer and not copied."""
+        """Receive the answer and its body, which goes into one buffer and is not copied."""
         assert self._asked is not None
         length, word = HEAD.unpack(self._receive(HEAD_SIZE, deadline))
         size = word & _HEADER_LENGTH
         if not 4 + size <= length <= MAX_FRAME_BYTES:
             raise StreamLost(f"a frame of {length} bytes with a header of {size}")
         reader = FrameReader()
-        frames = reader.receive(HEAD.pack(4 + size, word) + self._receive(size, deadline))  # as it would be without a body
+        frames = reader.receive(HEAD.pack(4 + size, word) + self._receive(size, deadline))  # parsed as a frame without a body
         if reader.error is not None:
             raise reader.error
         if not frames[0].is_response or frames[0].opaque != self._asked.opaque:
@@ -162,7 +162,7 @@ class BulkConnection:
 
 
 def _left(deadline: float) -> float:
-    """Of the time; ``TimeoutError`` when it is over, because sockets take 0 for "do not wait"."""
+    """Return the seconds left; ``TimeoutError`` when there are none, because sockets take 0 for "do not wait"."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError

@@ -1,4 +1,4 @@
-"""Consuming by iteration: the program takes messages when it is ready, and says what is done."""
+"""Consuming by iteration: the program takes messages when it is ready, and commits those that are done."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ from metaq.registry.assign import Assign, average
 
 
 class _Cursor:
-    """How far the queue of a fetcher is."""
+    """The offsets up to which the messages of one fetcher are handed out, and done."""
 
     __slots__ = ("done", "fetcher", "generation", "handed_out")
 
@@ -31,24 +31,24 @@ class _Cursor:
 
 
 class Inbox:
-    """Batches on their way from the threads that read connections to the one that consumes."""
+    """A queue of batches, from the threads that read connections to the thread that consumes."""
 
     def __init__(self) -> None:
         self._batches: deque[Batch] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self.on_change: Callable[[], None] = lambda: None
-        """Called after something has come, and after the end, by any thread."""
+        """A callback that any thread calls after a batch was added, and after the inbox was closed."""
 
     def put(self, batch: Batch) -> None:
-        """Add what came."""
+        """Add a batch."""
         with self._changed:
             self._batches.append(batch)
             self._changed.notify()
         self.on_change()
 
     def get(self, timeout_s: float | None) -> Batch | None:
-        """The oldest batch; ``None`` after the time, or when the inbox is closed."""
+        """Return the oldest batch; ``None`` when none comes within ``timeout_s`` or the inbox is closed."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while not self._batches:
@@ -59,7 +59,7 @@ class Inbox:
             return self._batches.popleft()
 
     def close(self) -> None:
-        """Nothing comes any more, and what is here is dropped."""
+        """Drop the batches that are here, and wake the thread that waits."""
         with self._changed:
             self._closed = True
             self._batches.clear()
@@ -77,8 +77,8 @@ class SimpleConsumer(GroupConsumer):
                 handle(message)
                 consumer.commit()
 
-    Iteration waits for messages, and ends when the consumer is closed. What was not committed is delivered again, to this or to
-    another member. One thread at a time iterates; fetching ahead happens beside it.
+    Iteration waits for messages, and ends when the consumer is closed. Messages that were not committed are delivered again, to
+    this or to another member. Only one thread at a time may iterate; messages are prefetched in the background.
     """
 
     def __init__(
@@ -105,23 +105,23 @@ class SimpleConsumer(GroupConsumer):
         self._inbox = Inbox()
         self._cursors: dict[Fetcher, _Cursor] = {}
         self._cursor: _Cursor | None = None
-        """Of the batch that is being handed out."""
+        """The cursor of the batch that is being handed out."""
         self._batch: Batch | None = None
         self._messages: deque[ReceivedMessage] = deque()
-        """What is left of it. What is handed out is not kept: it may have been inflated."""
+        """The rest of that batch. Messages that were handed out are not kept, because they may hold inflated bodies."""
         self._count = 0
-        """How many there were."""
+        """The number of messages that the batch had."""
         self.subscribe(topic, tags, sql=sql)
         self._start()
 
     def renew(self) -> None:
         super().renew()
-        self._inbox = Inbox()  # which nothing will ever come into
+        self._inbox = Inbox()  # which stays empty
         self._batch, self._cursor, self._cursors = None, None, {}
         self._messages = deque()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """As ``receive`` without a time limit, again and again, at a third of its cost."""
+        """Yield messages until the consumer is closed, as ``receive`` without a time limit does, at a third of its cost."""
         while (message := self.receive()) is not None:
             yield message
             cursor, messages = self._cursor, self._messages
@@ -138,7 +138,7 @@ class SimpleConsumer(GroupConsumer):
                 yield message
 
     def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
-        """The next message; ``None`` when none came in time, or the consumer is closed."""
+        """Return the next message; ``None`` when none comes within ``timeout_s`` or the consumer is closed."""
         if timeout_s is not None:
             checks.seconds("timeout_s", timeout_s)
         if self._is_inherited:
@@ -163,7 +163,7 @@ class SimpleConsumer(GroupConsumer):
             self._open(self._batch)
 
     def _open(self, batch: Batch) -> None:
-        """Hand out the messages of a batch; where that fails, it is done again."""
+        """Start to hand out the messages of a batch. Should this fail, ``receive`` does it again with the same batch."""
         cursor = self._cursors.get(batch.fetcher)
         if cursor is None or cursor.generation != batch.generation:
             self._batch = None
@@ -173,7 +173,7 @@ class SimpleConsumer(GroupConsumer):
         batch.messages.clear()
 
     def when_changed(self, callback: Callable[[], None]) -> None:
-        """Call back, from any thread, when ``receive`` may have something, and when the consumer is closed."""
+        """Set a callback that any thread may call, when ``receive`` may have a message and when the consumer is closed."""
         self._inbox.on_change = callback
 
     @property
@@ -181,16 +181,16 @@ class SimpleConsumer(GroupConsumer):
         return self._closed
 
     def _finish(self, cursor: _Cursor) -> None:
-        """The batch is at its end, or no longer this member's to consume."""
+        """Leave a batch that is at its end, or whose queue this member has lost or repositioned."""
         batch, self._batch, self._cursor = self._batch, None, None
         if batch is not None and cursor.generation == cursor.fetcher.generation:
             if cursor.handed_out == cursor.done:
-                cursor.done = batch.next_offset  # behind what is committed there are only messages that were not wanted
+                cursor.done = batch.next_offset  # only filtered messages follow
             cursor.handed_out = batch.next_offset
             cursor.fetcher.consumed(batch.generation, self._count, batch.size)
 
     def commit(self) -> None:
-        """All messages handed out so far are done: brokers know it when this returns. ``ClientError``: they may not."""
+        """Commit all messages handed out so far, and wait until the offsets are saved; ``ClientError`` if they may not be."""
         self._check_open()
         for cursor in list(self._cursors.values()):
             cursor.done = cursor.handed_out
@@ -198,11 +198,11 @@ class SimpleConsumer(GroupConsumer):
         self._offsets.save(deadline=self._core.deadline())
 
     def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
-        """Have the message delivered to the group again after a while; then it may be committed here.
+        """Have a message delivered to the group again after a delay. After that it may be committed here.
 
         Args:
-            message: one of this consumer's.
-            delay_level: 1 to 18, see ``Producer.send``; 0 for a delay that grows from 10 s on with each time.
+            message: a message of this consumer.
+            delay_level: 1 to 18, see ``Producer.send``; 0 for a delay that begins at 10 s and grows each time.
 
         Raises:
             ClientError: no broker took it.

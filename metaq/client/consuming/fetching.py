@@ -1,4 +1,4 @@
-"""Reading queues ahead of their consumer: pulls that are held by the broker, within a bounded buffer."""
+"""Prefetching of queues: long polling into a bounded buffer."""
 
 import functools
 import logging
@@ -25,22 +25,22 @@ logger = logging.getLogger(__name__)
 
 HOLD_MS: Final = 15_000
 _ANSWER_S: Final = HOLD_MS / 1000 + 15.0
-"""How long the answer to a pull may take: it is held so long, and the broker may be busy."""
+"""The longest time that the answer to a pull may take: the time that the broker holds it, and more for a busy broker."""
 _MOST_MESSAGES: Final = 1024
-"""Asked for in one pull; brokers give less."""
+"""The most messages requested in one pull; brokers return fewer."""
 QUEUE_BYTES: Final = 4 * 1024 * 1024
 QUEUE_MESSAGES: Final = 8192
-"""What is kept of one queue before its consumer has seen it; two more pulls may be on their way."""
+"""The most messages buffered of one queue; two more pulls may be in flight."""
 TOTAL_BYTES: Final = 64 * 1024 * 1024
-"""What is kept of all queues of a consumer together; beyond, each queue keeps what one pull brings."""
+"""The most bytes buffered of all queues of a consumer; beyond it, each queue buffers only the result of one pull."""
 _LEAST_PAUSE_S: Final = 0.1
 _MOST_PAUSE_S: Final = 5.0
 _TOO_SOON_S: Final = 0.05
-"""A broker that has nothing holds a pull; one that answers at once, again and again, is asked less often."""
+"""A broker that has no messages holds a pull. When it answers an empty pull faster than this, the next one is delayed."""
 
 
 def subscription_to(topic: str, tags: str, sql: str | None, version: int = 0) -> Subscription:
-    """What a consumer asks for. ``SubscriptionInvalid`` says what of an expression cannot be read, before a broker does."""
+    """Return the subscription of a consumer, checked before a broker sees it: ``SubscriptionInvalid`` says what is wrong."""
     if sql is None:
         return parse_subscription(topic, tags, version)
     compile_expression(sql)
@@ -48,23 +48,23 @@ def subscription_to(topic: str, tags: str, sql: str | None, version: int = 0) ->
 
 
 class Batch(NamedTuple):
-    """What one pull brought."""
+    """The result of one pull."""
 
     fetcher: "Fetcher"
     generation: int
-    """Of the fetcher; a batch of another one than it has now is not to be consumed."""
+    """The fetcher's generation; when the fetcher has another one by now, the batch must not be consumed."""
     messages: list[ReceivedMessage]
     next_offset: QueueOffset
-    """Where the queue goes on behind the batch, and behind messages that the subscription leaves out."""
+    """The offset after the batch, and after messages that the subscription filters out."""
     size: int
-    """Bytes, to be given back to ``Fetcher.consumed``."""
+    """The bytes to pass to ``Fetcher.consumed``."""
 
 
 Deliver = Callable[[Batch], None]
 
 
 class Budget:
-    """The bytes that the fetchers of one consumer hold together."""
+    """The bytes that all fetchers of one consumer hold together. Thread-safe."""
 
     def __init__(self, limit: int = TOTAL_BYTES) -> None:
         self._limit = limit
@@ -77,7 +77,7 @@ class Budget:
             self._held += size
 
     def has_room(self, fetcher: "Fetcher") -> bool:
-        """Whether there is room; if not, the fetcher is called when there is."""
+        """Return whether there is room; if not, the fetcher's ``pull_soon`` is called once there is."""
         with self._guard:
             if self._held < self._limit:
                 return True
@@ -95,22 +95,22 @@ class Budget:
 
 
 class Source(NamedTuple):
-    """What all fetchers of one consumer have in common."""
+    """The things that all fetchers of one consumer share."""
 
     core: Core
     group: str
     deliver: Deliver
-    """Called with batches, those of one queue one after the other, by what reads a connection: not to be kept long."""
+    """The function that takes batches, those of one queue one at a time; it runs on a thread that it must not block."""
     budget: Budget
 
 
 class Fetcher:
-    """Keeps a bounded number of messages of one queue ready, from an offset on, until it is stopped."""
+    """A reader of one queue that keeps a bounded number of messages ready, from an offset on, until it is stopped."""
 
     def __init__(self, source: Source, queue: MessageQueue, subscription: Subscription, offset: QueueOffset) -> None:
         self.queue = queue
         self.pulled = time.monotonic()
-        """When the last answer came."""
+        """The time of the last answer, as ``time.monotonic`` gives it."""
         self._source = source
         self._subscription = subscription
         self._delivering = threading.Lock()  # keeps batches in order
@@ -128,26 +128,26 @@ class Fetcher:
         self._damaged_at: QueueOffset | None = None
 
     def stop(self) -> None:
-        """Deliver nothing more."""
+        """Deliver no more messages."""
         with self._guard:
             self.stopped = True
             self._leave()
 
     def seek(self, offset: QueueOffset) -> None:
-        """Go on elsewhere with the next ``pull``; what was delivered before is not to be consumed."""
+        """Continue at ``offset`` with the next ``pull``; batches that were delivered before must not be consumed."""
         with self._guard:
             self._next = offset
             self._leave()
 
     def _leave(self) -> None:
-        """Drop what is kept, and the answer that is under way, which the broker may hold for long."""
+        """Drop the buffered messages and the answer in flight, which the broker may hold for a long time."""
         self.generation += 1
         self._epoch += 1
         held, self._bytes, self._messages = self._bytes, 0, 0
         self._source.core.scheduler.run(functools.partial(self._source.budget.give_back, held))
 
     def consumed(self, generation: int, messages: int, size: int) -> None:
-        """There is room for so much more."""
+        """Free the room of consumed messages, and pull again if that had stopped."""
         with self._guard:
             if generation != self.generation:
                 return
@@ -155,20 +155,20 @@ class Fetcher:
             self._bytes -= size
             is_idle = self._in_flight != self._epoch
         self._source.budget.give_back(size)
-        if is_idle:  # asking may have to connect, for which this thread, perhaps an event loop, has no time
+        if is_idle:  # pulling may have to connect, and this thread, perhaps an event loop's, must not block
             self.pull_soon()
 
     def pull_soon(self) -> None:
-        """``pull`` on another thread."""
+        """Call ``pull`` on another thread."""
         self._source.core.scheduler.run(self.pull)
 
     @property
     def buffered(self) -> int:
-        """Messages that wait for their consumer."""
+        """The number of messages that wait for their consumer."""
         return self._messages
 
     def pull(self) -> None:
-        """Ask for more, unless that is under way already or there is no room."""
+        """Send a pull, unless one is in flight already or there is no room. It may block to connect."""
         with self._guard:
             if self.stopped or self._in_flight == self._epoch or not self._has_room():
                 return
@@ -178,15 +178,15 @@ class Fetcher:
         answered = functools.partial(self._answered, epoch, offset)
         try:
             self._source.core.transport.submit(self._address(), self._question(offset), self._asked + _ANSWER_S, answered)
-        except ClientError as error:  # on another thread: this one may be in the middle of the answer before
+        except ClientError as error:  # on another thread: this one may still be handling the previous answer
             self._source.core.scheduler.run(functools.partial(answered, error))
-        except Exception as error:  # noqa: BLE001 - else nobody asks again
+        except Exception as error:  # noqa: BLE001 - else there would be no further pull
             with self._guard:
                 self._epoch += epoch == self._epoch
             self._pause(error)
 
     def _address(self) -> str:
-        """Of the broker that the last answer suggested, while it is there; else of any that has the queue."""
+        """Return the address of the replica that the last answer suggested, if it is known, else of any replica."""
         routes, name = self._source.core.routes, self.queue.broker_name
         address = routes.address(name, self._replica) or routes.any_address(name)
         if address is None:
@@ -194,7 +194,7 @@ class Fetcher:
         return address
 
     def _go_elsewhere(self) -> None:
-        """The next pull asks the replica after the one that did not answer; slaves send readers back to a master that lives."""
+        """Choose another replica for the next pull after one did not answer; slaves send readers back to a live master."""
         numbers = list(self._source.core.routes.replicas(self.queue.broker_name))
         later = [number for number in numbers if number > self._replica]
         self._replica = (later or numbers or [MASTER])[0]
@@ -222,7 +222,7 @@ class Fetcher:
         return Question(Request.PULL_MESSAGE, fields)
 
     def _answered(self, epoch: int, offset: QueueOffset, outcome: Outcome) -> None:
-        """One at a time: of two connections, as after a loss, the later one waits."""
+        """Handle an answer, one at a time: after a lost connection, answers may arrive on two threads at once."""
         with self._delivering:
             with self._guard:
                 self.pulled = time.monotonic()
@@ -236,7 +236,7 @@ class Fetcher:
                 return
             try:
                 self._took(epoch, offset, outcome)
-            except Exception as error:  # noqa: BLE001 - whatever it is, short memory, too: nothing may be left out
+            except Exception as error:  # noqa: BLE001 - whatever the error is, even a lack of memory, no message may be skipped
                 self._again(generation, offset, error)
 
     def _took(self, epoch: int, offset: QueueOffset, response: RemotingCommand) -> None:
@@ -260,7 +260,7 @@ class Fetcher:
             generation = self.generation
             self._failures = 0
             self._next = following
-        (self.pull if replica == self._replica else self.pull_soon)()  # the broker looks for more while this is decoded
+        (self.pull if replica == self._replica else self.pull_soon)()  # the broker reads ahead while this is decoded
         messages = self._decode(response.body, offset)
         if self._subscription.tags:
             messages = [message for message in messages if self._subscription.matches_tag(message.tag)]
@@ -274,11 +274,11 @@ class Fetcher:
         try:
             self._source.deliver(Batch(self, generation, messages, following, size))
         except Exception:
-            self.consumed(generation, len(messages), size)  # they come once more
+            self.consumed(generation, len(messages), size)  # the caller pulls them again
             raise
 
     def _decode(self, records: bytes, offset: QueueOffset) -> list[ReceivedMessage]:
-        """Damaged messages are asked for once more; damaged again, they hold up the others no longer and come with an error."""
+        """Decode records. Damaged ones are pulled once more; if they are damaged again, they are delivered with an error."""
         twice, self._damaged_at = self._damaged_at == offset, None
         most = self._source.core.max_inflated_bytes
         try:
@@ -288,7 +288,7 @@ class Fetcher:
             raise
 
     def _again(self, generation: int, offset: QueueOffset, error: Exception) -> None:
-        """The answer cannot be used: ask for the same, whatever has been asked for meanwhile."""
+        """Pull from ``offset`` again after an answer that could not be used, and ignore a pull that was sent meanwhile."""
         with self._guard:
             if generation != self.generation:
                 return

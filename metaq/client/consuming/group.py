@@ -1,4 +1,4 @@
-"""Membership in a consumer group: heartbeats, which queues are this member's own, and how far it has come in each."""
+"""Membership in a consumer group: heartbeats, rebalancing and offsets."""
 
 import enum
 import logging
@@ -37,22 +37,22 @@ logger = logging.getLogger(__name__)
 REBALANCE_S: Final = 20.0
 COMMIT_S: Final = 5.0
 _SOON_S: Final = 1.0
-"""Until queues are looked at again that could not be begun, or whose members could not be learned."""
+"""The pause before an incomplete rebalance is repeated: a queue could not be taken, or the members are not known."""
 
 
 class Model(enum.Enum):
-    """How the members of a group share its messages; the values are those on the wire."""
+    """The way in which the members of a group share its messages; the values are those on the wire."""
 
     CLUSTERING = "CLUSTERING"
-    """Each message goes to one of them."""
+    """Each message goes to one member."""
     BROADCASTING = "BROADCASTING"
-    """Each message goes to all of them."""
+    """Each message goes to all members."""
 
 
 class ConsumeFrom(enum.Enum):
-    """Where a group begins that has no offset yet; the values are those on the wire.
+    """The place where a group without a committed offset begins; the values are those on the wire.
 
-    A broker may begin at the oldest message all the same, as long as the topic is young.
+    While a topic is young, a broker may make a group begin at the oldest message in any case.
     """
 
     LAST = "CONSUME_FROM_LAST_OFFSET"
@@ -63,10 +63,10 @@ _FROM_TIME: Final = "CONSUME_FROM_TIMESTAMP"
 
 
 class GroupConsumer:
-    """A member of a consumer group; what is done with messages is up to its subclasses. A context manager."""
+    """A member of a consumer group; its subclasses consume the messages. A context manager."""
 
     passively = False
-    """Whether messages are pushed to a listener, as brokers know it."""
+    """True when messages are pushed to a listener; brokers learn it from heartbeats."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class GroupConsumer:
         self._source = Source(core, group, self._deliver, Budget())
         self._started_ms = time.time_ns() // 1_000_000
         self._is_inherited = False
-        self._remembering = threading.Lock()  # so that nobody remembers where a queue was before a jump
+        self._remembering = threading.Lock()  # so that no position from before a reset is remembered after it
         self._rebalancing = threading.Lock()
         self._rebalance_again = False
         self._rebalance_planned = False
@@ -110,17 +110,17 @@ class GroupConsumer:
         self._subscriptions: dict[str, Subscription] = {}
         self._fetchers: dict[MessageQueue, Fetcher] = {}
         self._leaving: dict[MessageQueue, Fetcher] = {}
-        """Given up, but a message of theirs is still being consumed: nobody else may begin with them yet."""
+        """The queues that are given up but of which a message is still being consumed, so that their locks are still held."""
         self._beginning: dict[MessageQueue, QueueOffset | None] = {}
-        """Being taken, and where a command that came meanwhile has them begin."""
+        """The queues that are being taken, with the offset that a reset has set meanwhile, if any."""
         renewed_in_children(self)
 
     def renew(self) -> None:
-        """Be closed in a child of a fork: membership, queues and what was fetched of them are the parent's."""
+        """Become closed in a child of a fork: membership, queues and fetched messages are the parent's."""
         self._guard = threading.Lock()
         self._is_inherited = self._closed = True
         for fetcher in self._fetchers.values():
-            fetcher.generation += 1  # a loop over its messages goes on no further
+            fetcher.generation += 1  # ends a loop over its messages
         self._fetchers = {}
 
     def __enter__(self) -> Self:
@@ -132,32 +132,35 @@ class GroupConsumer:
     # -- for subclasses -----------------------------------------------------------------------------------------------
 
     def _deliver(self, batch: Batch) -> None:
-        """Take messages."""
+        """Take a batch of messages, on a thread that must not be blocked."""
         raise NotImplementedError
 
     def _gained(self, fetcher: Fetcher, offset: QueueOffset) -> None:
-        """The queue of a new fetcher is this member's own from now on, and begins here. Nothing is fetched before."""
+        """Note that a new fetcher's queue is this member's from now on and begins at ``offset``; called before it pulls."""
         raise NotImplementedError
 
     def _position(self, fetcher: Fetcher) -> QueueOffset | None:
-        """Where the queue would go on after all that is consumed; ``None`` when nothing is known."""
+        """Return the offset to commit for the queue of a fetcher; ``None`` when it is not known."""
         raise NotImplementedError
 
     def _is_busy(self, queue: MessageQueue) -> bool:
-        """Whether a message of an ordered queue is being consumed now; called under the guard. ``_left`` follows then."""
+        """Return whether a message of an ordered queue is being consumed now; then ``_left`` must be called after it.
+
+        Called under the guard.
+        """
         return False
 
     # -- subscriptions ------------------------------------------------------------------------------------------------
 
     def subscribe(self, topic: str, tags: str = EVERYTHING, *, sql: str | None = None) -> None:
-        """Consume one more topic, or choose other messages of one.
+        """Consume one more topic, or change the filter of one.
 
         Args:
             tags: ``*``, or tags with ``||`` between them.
             sql: an SQL92 condition on properties, in place of tags.
 
         Raises:
-            SubscriptionInvalid: the expression cannot be read.
+            SubscriptionInvalid: the expression is invalid.
         """
         checks.subscription(topic, tags, sql)
         subscription = subscription_to(topic, tags, sql, time.time_ns() // 1_000_000)
@@ -169,9 +172,10 @@ class GroupConsumer:
             self._core.scheduler.run(self._changed)
 
     def _start(self) -> None:
-        """Become a member. A topic that is not there yet is waited for.
+        """Join the group. Topics that do not exist yet are consumed once they do.
 
-        ``RouteNotFound`` when no registry answers, ``ClientError`` when it cannot have its offsets.
+        ``RouteNotFound`` when no registry answers; ``ClientError`` when the offsets cannot be used, or the client already has a
+        consumer of the group.
         """
         if self._model is Model.CLUSTERING:
             self.subscribe(f"{RETRY_PREFIX}{self.group}")
@@ -199,7 +203,7 @@ class GroupConsumer:
             self._core.scheduler.every(RENEW_S, self._locks.renew, self._is_closed)
 
     def _changed(self) -> None:
-        """Tell the brokers, then see what that gives."""
+        """Send a heartbeat with the new subscriptions, then rebalance."""
         self._core.heartbeat(wait_s=CONTROL_TIMEOUT_S)
         self.rebalance()
 
@@ -208,7 +212,7 @@ class GroupConsumer:
             return list(self._subscriptions)
 
     def heartbeat_row(self) -> dict[str, Any]:
-        """What heartbeats say about this member."""
+        """Return this member's entry in heartbeats."""
         with self._guard:
             subscriptions = list(self._subscriptions.values())
         begins = self._consume_from.value if isinstance(self._consume_from, ConsumeFrom) else _FROM_TIME
@@ -224,12 +228,15 @@ class GroupConsumer:
     # -- rebalance ----------------------------------------------------------------------------------------------------
 
     def assignment(self) -> list[MessageQueue]:
-        """The queues that are this member's own now."""
+        """Return the queues that are assigned to this member now."""
         with self._guard:
             return sorted(self._fetchers)
 
     def rebalance(self) -> None:
-        """Look anew at which queues are this member's own. One thread does; asked meanwhile, it does it once more."""
+        """Take and give up queues as the members and queues of the group now require. Failures are logged and tried again soon.
+
+        One thread at a time does this; a call meanwhile returns at once and makes that thread do it once more.
+        """
         self._rebalance_again = True
         while self._rebalance_again and self._rebalancing.acquire(blocking=False):
             try:
@@ -246,7 +253,7 @@ class GroupConsumer:
         self.rebalance()
 
     def _rebalance(self, topic: str) -> bool:
-        """Whether the topic is as it should be now; what could not be learned is tried again soon."""
+        """Rebalance one topic; return false when that is incomplete and must be tried again soon."""
         deadline = time.monotonic() + CONTROL_TIMEOUT_S
         try:
             queues = self._core.routes.readable(topic, deadline)
@@ -268,7 +275,7 @@ class GroupConsumer:
         return self._take([queue for queue in own if queue not in has])
 
     def _members(self, queues: Sequence[MessageQueue], deadline: float) -> list[str]:
-        """The members as one of the brokers knows them; all brokers know the same."""
+        """Return the ids of the members, from the first broker that answers; all brokers know the same members."""
         question = Question.of(Request.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupOnly(self.group))
         failure: ClientError = ClientError(f"no broker of {queues[0].topic} has an address")
         for broker_name in sorted({queue.broker_name for queue in queues}):
@@ -282,7 +289,7 @@ class GroupConsumer:
         raise failure
 
     def _take(self, queues: Sequence[MessageQueue]) -> bool:
-        """Begin with queues that are new here; whether all have begun."""
+        """Take queues that are newly assigned; return whether all were taken."""
         with self._guard:
             free = [queue for queue in queues if queue not in self._leaving]
         permitted = set(free if self._locks is None else self._locks.take(free))
@@ -307,7 +314,7 @@ class GroupConsumer:
         return len(permitted) == len(queues)
 
     def _begin(self, queue: MessageQueue) -> Fetcher | None:
-        """Have a queue as one's own, with nothing asked for yet; ``None`` where it is not wanted any more."""
+        """Take a queue, without pulling yet; ``None`` when the consumer is closed or no longer subscribes to its topic."""
         offset = self._first_offset(queue)
         with self._guard:
             if self._closed or queue.topic not in self._subscriptions:
@@ -330,7 +337,7 @@ class GroupConsumer:
         return self._ends.end(queue, deadline)
 
     def _drop(self, queues: Sequence[MessageQueue]) -> None:
-        """Let go of queues, having told how far this member came; of a busy one when its message is consumed."""
+        """Give up queues after committing their offsets; a busy queue is given up when its message is consumed."""
         free = []
         for queue in queues:
             with self._guard:
@@ -353,7 +360,7 @@ class GroupConsumer:
             self._locks.release(queues)
 
     def _left(self, queue: MessageQueue) -> None:
-        """A queue that was given up is busy no more."""
+        """Complete the giving up of a queue that is no longer busy."""
         with self._guard:
             fetcher = self._leaving[queue]
         self._remember(fetcher)
@@ -367,7 +374,7 @@ class GroupConsumer:
     def _remember(self, fetcher: Fetcher) -> None:
         with self._remembering:
             position = self._position(fetcher)
-            if position is not None and self._fetchers.get(fetcher.queue, fetcher) is fetcher:  # else there was a jump
+            if position is not None and self._fetchers.get(fetcher.queue, fetcher) is fetcher:  # else it was reset
                 self._offsets.update(fetcher.queue, position)
 
     def _remember_all(self) -> None:
@@ -387,7 +394,7 @@ class GroupConsumer:
             logger.log(level_of(error), "offsets not saved group=%s reason=%s", self.group, error)
 
     def _reset(self, queue: MessageQueue, offset: QueueOffset) -> None:
-        """Go on elsewhere in a queue, by command."""
+        """Continue at ``offset`` in a queue, by a broker's command."""
         with self._guard:
             if queue in self._beginning:
                 self._beginning[queue] = offset
@@ -395,7 +402,7 @@ class GroupConsumer:
             before = self._fetchers.get(queue)
             if before is None:
                 return
-            # a new one: what the old one still brings cannot be taken for messages from the new place
+            # a new fetcher, so that messages that the old one still delivers are not taken for those at the new offset
             fetcher = self._fetchers[queue] = Fetcher(self._source, queue, self._subscriptions[queue.topic], offset)
             before.stop()
         self._gained(fetcher, offset)
@@ -407,7 +414,7 @@ class GroupConsumer:
     # -- what brokers ask ---------------------------------------------------------------------------------------------
 
     def asked(self, request: RemotingCommand) -> Answer:
-        """220 and 221; subclasses know more."""
+        """Answer a broker: reset offsets (220), report offsets (221) or this member's state (307); subclasses know more."""
         topic = request.fields.get("topic", "")
         if request.code == Request.RESET_CONSUMER_CLIENT_OFFSET:
             for queue, offset in decode_offsets(request.body).items():
@@ -422,7 +429,7 @@ class GroupConsumer:
         return Answer(Response.REQUEST_CODE_NOT_SUPPORTED, remark="this consumer has no listener")
 
     def _running_info(self) -> dict[str, Any]:
-        """The body of 307, in RocketMQ's words (specs: remoting protocol, section 3.3)."""
+        """Return the state for the answer to 307, with RocketMQ's names (specs: remoting protocol, section 3.3)."""
         with self._guard:
             fetchers = list(self._fetchers.values())
             subscriptions = list(self._subscriptions.values())
@@ -471,7 +478,7 @@ class GroupConsumer:
             raise ClientClosed(f"this consumer of group {self.group} {reason}")
 
     def close(self) -> None:
-        """Stop consuming, save offsets, leave the group. Its client stays open."""
+        """Stop consuming, save the offsets and leave the group. The client stays open."""
         with self._guard:
             if self._closed:
                 return
@@ -487,4 +494,4 @@ class GroupConsumer:
         self._core.remove_consumer(self)
 
     def _stop(self) -> None:
-        """Consume nothing more; what is being consumed may come to its end."""
+        """Stop consuming; a message that is being consumed may be finished."""

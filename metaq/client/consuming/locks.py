@@ -1,4 +1,4 @@
-"""Locks by which one member of a group at a time reads a queue in order (specs: remoting protocol, section 3.2.7)."""
+"""Queue locks, by which only one member of a group reads a queue in order (specs: remoting protocol, section 3.2.7)."""
 
 import itertools
 import logging
@@ -21,39 +21,39 @@ logger = logging.getLogger(__name__)
 
 RENEW_S: Final = 20.0
 AGAIN_S: Final = 1.0
-"""Until a broker is told again that did not answer: no lock is to run out, and none to last, because a master is replaced."""
+"""The pause before a broker that did not answer is asked again, so that a failover neither expires a lock nor prolongs one."""
 GIVEN_AWAY_S: Final = 60.0
-"""After which brokers give a lock away that is not renewed."""
+"""The time after which brokers expire a lock that is not renewed."""
 VALID_S: Final = 30.0
-"""This much of it a member dares to use."""
+"""The part of that time in which a member relies on its lock."""
 
 
 class QueueLocks:
-    """The locks that one member holds."""
+    """The queue locks that one member holds. Thread-safe."""
 
     def __init__(self, core: Core, group: str) -> None:
         self._core = core
         self._group = group
-        self._asking = threading.Lock()  # a renewal on its way must not take back what is released meanwhile
+        self._asking = threading.Lock()  # a renewal in flight must not lock again what is released meanwhile
         self._guard = threading.Lock()  # guards what follows
         self._until: dict[MessageQueue, float] = {}
         self._leaving: dict[MessageQueue, float] = {}
-        """Released, but its broker does not know yet; until when it is worth telling."""
+        """The locks that are released but whose broker does not know it yet, with the time at which they expire anyway."""
         self._planned = False
 
     def holds(self, queue: MessageQueue) -> bool:
-        """Whether the queue is this member's, for certain and now."""
+        """Return whether this member certainly holds the lock of a queue now."""
         with self._guard:
             return self._until.get(queue, 0.0) > time.monotonic()
 
     def take(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Lock queues, or renew their locks; those that are this member's now."""
+        """Lock queues, or renew their locks, and return those that this member holds now. Failures are logged, not raised."""
         with self._asking:
             taken, _ = self._take(queues)
             return taken
 
     def renew(self) -> None:
-        """Renew all locks; one that cannot be renewed runs out."""
+        """Renew all locks; one that cannot be renewed expires."""
         with self._asking:
             with self._guard:
                 queues = list(self._until)
@@ -62,7 +62,7 @@ class QueueLocks:
             self._plan()
 
     def release(self, queues: Iterable[MessageQueue]) -> None:
-        """Let other members have queues."""
+        """Release the locks of queues. A broker that does not answer is asked again later."""
         with self._asking:
             with self._guard:
                 for queue in queues:
@@ -73,7 +73,7 @@ class QueueLocks:
             self._plan()
 
     def _take(self, queues: Iterable[MessageQueue]) -> tuple[list[MessageQueue], bool]:
-        """Those that are this member's now, and whether all brokers have answered."""
+        """Lock queues; return those that this member holds now, and whether all brokers have answered."""
         taken: list[MessageQueue] = []
         answered = True
         for asked, own, response in self._ask(Request.LOCK_BATCH_MQ, queues):
@@ -91,7 +91,7 @@ class QueueLocks:
         return taken, answered
 
     def _leave(self) -> bool:
-        """Tell brokers what is released; whether they all know."""
+        """Unlock the released queues at their brokers; return whether all brokers know."""
         with self._guard:
             now = time.monotonic()
             self._leaving = {queue: until for queue, until in self._leaving.items() if until > now}
@@ -123,7 +123,7 @@ class QueueLocks:
     def _ask(
         self, code: Request, queues: Iterable[MessageQueue]
     ) -> Iterator[tuple[float, list[MessageQueue], RemotingCommand | None]]:
-        """Ask each broker about its queues: when, which, and its answer; ``None`` when there is none that helps."""
+        """Ask each broker about its queues; yield the time of the request, the queues, and the answer or ``None``."""
         for broker_name, own in itertools.groupby(sorted(queues, key=_broker_name), key=_broker_name):
             asked, those = time.monotonic(), list(own)
             try:

@@ -1,4 +1,4 @@
-"""How far a consumer group has come: kept by the brokers, or by each broadcast consumer in a file of its own."""
+"""Committed offsets of a consumer group: kept by the brokers, or by each broadcast consumer in a file of its own."""
 
 import contextlib
 import fcntl
@@ -23,49 +23,52 @@ OFFSETS_FOLDER: Final = Path.home() / ".metaq_offsets"
 
 
 class Offsets(Protocol):
-    """Where each queue goes on, from ``open`` to ``close``. ``update`` is cheap; ``save`` makes it last."""
+    """The committed offset of each queue, from ``open`` to ``close``. ``update`` is cheap; ``save`` makes offsets durable."""
 
     def open(self) -> None:
-        """Begin. ``ClientError``: there are offsets that cannot be read, or that are another consumer's."""
+        """Start using the offsets; ``ClientError`` when they cannot be read, or another consumer uses them."""
         ...
 
     def read(self, queue: MessageQueue, deadline: float) -> QueueOffset | None:
-        """What was saved; ``None`` when nothing was."""
+        """Return the saved offset of a queue; ``None`` when there is none."""
         ...
 
     def update(self, queue: MessageQueue, offset: QueueOffset) -> None:
-        """Remember an offset, to be saved."""
+        """Remember an offset, which the next ``save`` saves."""
         ...
 
     def known(self, queue: MessageQueue) -> QueueOffset | None:
-        """What was read or remembered last."""
+        """Return the offset that was last read or remembered; ``None`` when there is none."""
         ...
 
     def save(self, *, deadline: float | None = None) -> None:
-        """Save what has changed; with a deadline, wait until it is saved. ``ClientError``: what failed is saved next time."""
+        """Save the offsets that have changed; with a deadline, wait until they are saved.
+
+        ``ClientError`` when that fails; the next call saves what this one did not.
+        """
         ...
 
     def close(self) -> None:
-        """Others may have them."""
+        """Stop using the offsets, so that another consumer may."""
         ...
 
 
 class BrokerOffsets:
-    """Offsets of a group at the brokers."""
+    """The offsets of a group at the brokers. Thread-safe."""
 
     def __init__(self, core: Core, group: str) -> None:
         self._core = core
         self._group = group
-        self._saving = threading.Lock()  # so that brokers are told in the order in which offsets change
+        self._saving = threading.Lock()  # keeps commits in the order in which offsets change
         self._guard = threading.Lock()  # guards what follows
         self._offsets: dict[MessageQueue, QueueOffset] = {}
         self._changed: set[MessageQueue] = set()
 
     def open(self) -> None:
-        """Nothing: members of a group share them."""
+        """Do nothing: the members of a group share the offsets."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def read(self, queue: MessageQueue, deadline: float) -> QueueOffset | None:
         header = QueryConsumerOffset(self._group, queue.topic, Int32(queue.partition))
@@ -111,7 +114,7 @@ class BrokerOffsets:
             return
 
         def told(outcome: Outcome) -> None:
-            if isinstance(outcome, ClientError) or outcome.code != Response.SUCCESS:  # one that is master no more refuses
+            if isinstance(outcome, ClientError) or outcome.code != Response.SUCCESS:  # a former master refuses
                 self._core.look_for_masters()
                 with self._guard:
                     self._changed.add(queue)
@@ -125,10 +128,10 @@ class BrokerOffsets:
 
 
 class LocalOffsets:
-    """Offsets of one broadcast consumer, in a file that is replaced as a whole.
+    """The offsets of one broadcast consumer, in a file that is replaced as a whole. Thread-safe.
 
-    A consumer that began with the offsets of another one would miss what only that one has had. So the consumer that has the
-    file holds a lock on another one beside it, until it closes or its process ends.
+    A consumer that started from the offsets of another one would miss the messages that only the other one got. So the consumer
+    that uses the file locks a second file beside it, until it closes or its process ends.
     """
 
     def __init__(self, file: Path) -> None:
@@ -186,7 +189,7 @@ _locks: Final[set[BinaryIO]] = set()
 
 
 def _locked(file: Path) -> BinaryIO:
-    """The open file of the lock. It stays when it is closed: removing it could remove the lock of who has just opened it."""
+    """Lock and return the lock file. It is never removed, because another consumer may just have opened it."""
     beside = file.with_name(f"{file.name}.lock")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -204,7 +207,7 @@ def _locked(file: Path) -> BinaryIO:
 
 
 def _leave_locks() -> None:
-    """A child has no part in the locks of the process that it was forked from, nor keeps them when that one ends."""
+    """Close the lock files in a child of a fork, so that it does not keep the locks when its parent ends."""
     for lock in _locks:
         lock.close()
     _locks.clear()
@@ -221,7 +224,7 @@ def _read_table(file: Path) -> dict[MessageQueue, QueueOffset]:
 
 
 def offset_of(fields: dict[str, str]) -> QueueOffset:
-    """The offset that a response says."""
+    """Return the offset in the fields of a response; ``ClientError`` when there is none."""
     try:
         return QueueOffset(int(fields["offset"]))
     except (KeyError, ValueError) as error:
@@ -229,21 +232,21 @@ def offset_of(fields: dict[str, str]) -> QueueOffset:
 
 
 class QueueEnds:
-    """Where queues begin and end, and what was where at a time."""
+    """The begin and end offsets of queues, and offsets by time, asked of the brokers."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
     def begin(self, queue: MessageQueue, deadline: float) -> QueueOffset:
-        """The oldest message that is still there, or the end."""
+        """Return the offset of the oldest message that is still there, or the end offset."""
         return self._ask(Request.GET_MIN_OFFSET, QueueOnly(queue.topic, Int32(queue.partition)), queue, deadline)
 
     def end(self, queue: MessageQueue, deadline: float) -> QueueOffset:
-        """The offset that the next message will have."""
+        """Return the offset that the next message will have."""
         return self._ask(Request.GET_MAX_OFFSET, QueueOnly(queue.topic, Int32(queue.partition)), queue, deadline)
 
     def at_time(self, queue: MessageQueue, time_ms: int, deadline: float) -> QueueOffset:
-        """The first message stored at this time or later; the end when there is none."""
+        """Return the offset of the first message stored at ``time_ms`` or later; the end offset when there is none."""
         header = SearchOffset(queue.topic, Int32(queue.partition), time_ms)
         return self._ask(Request.SEARCH_OFFSET_BY_TIMESTAMP, header, queue, deadline)
 

@@ -1,4 +1,4 @@
-"""PURE: how far a queue is consumed when its messages are finished in any order."""
+"""PURE: the offset up to which a queue is consumed when its messages are finished in any order."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from metaq.message import QueueOffset
 class Progress:
     """The messages of one queue that are being consumed. Offsets are added in ascending order.
 
-    Messages may be added once more, after a step that failed in the middle: those that are known already count once.
+    Messages may be added twice, after a step that failed in the middle; those that are known already are ignored.
     """
 
     def __init__(self, begin: QueueOffset) -> None:
@@ -18,13 +18,13 @@ class Progress:
         self._next = begin
 
     def add(self, offsets: Iterable[QueueOffset], next_offset: QueueOffset) -> None:
-        """These are to be consumed; ``next_offset`` is where the queue goes on behind them."""
+        """Add messages that are to be consumed; ``next_offset`` is the offset after them."""
         known = max(self._next, self._open[-1] + 1) if self._open else self._next
         self._open.extend(offset for offset in offsets if offset >= known)
         self._next = next_offset
 
     def finish(self, offset: QueueOffset) -> None:
-        """This one is consumed."""
+        """Mark a message as consumed."""
         if not self._open or offset < self._open[0]:
             return
         self._finished.add(offset)
@@ -33,10 +33,10 @@ class Progress:
 
     @property
     def position(self) -> QueueOffset:
-        """Where to go on so that nothing is left out: the oldest message that is not finished."""
+        """The offset to commit: that of the oldest message that is not finished, so that none is skipped."""
         return self._open[0] if self._open else self._next
 
     @property
     def unfinished(self) -> int:
-        """How many messages are not finished."""
+        """The number of messages that are not finished."""
         return len(self._open) - len(self._finished)

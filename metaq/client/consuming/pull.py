@@ -1,4 +1,4 @@
-"""Consuming chosen queues: the program decides what it reads, from where, and what it keeps of it."""
+"""Consuming chosen queues: the program decides which queues it reads, from which offsets, and which offsets it commits."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +22,7 @@ MOST_POLLED: Final = 1000
 
 
 class PullConsumer:
-    """Reads queues that it is told to; made by ``Client.pull_consumer``, a context manager. One thread uses it at a time.
+    """A reader of chosen queues; made by ``Client.pull_consumer``, a context manager. One thread at a time may use it.
 
     ::
 
@@ -32,7 +32,7 @@ class PullConsumer:
             while messages := consumer.poll(timeout_s=1.0):
                 ...
 
-    It is no member of its group: nobody shares queues with it, and nothing is committed unless it is told to.
+    It is not a member of its group: it takes no part in rebalancing, and it commits only when ``commit`` is called.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class PullConsumer:
         renewed_in_children(self)
 
     def renew(self) -> None:
-        """Be closed in a child of a fork: what was fetched, and where it goes on, is the parent's."""
+        """Become closed in a child of a fork: the fetched messages and the positions are the parent's."""
         self._is_inherited = self._closed = True
         self._inbox = Inbox()
         self._fetchers = {}
@@ -72,29 +72,32 @@ class PullConsumer:
     # -- queues and their ends ----------------------------------------------------------------------------------------
 
     def partitions(self) -> list[MessageQueue]:
-        """All queues of the topic, on all brokers. ``RouteNotFound``."""
+        """Return all queues of the topic, on all brokers. ``RouteNotFound``."""
         return list(self._core.routes.readable(self.topic, self._core.deadline()))
 
     def begin_offset(self, queue: MessageQueue) -> QueueOffset:
-        """The oldest message of a queue that is still there, or the end."""
+        """Return the offset of the oldest message of a queue that is still there, or the end offset."""
         return self._ends.begin(queue, self._core.deadline())
 
     def end_offset(self, queue: MessageQueue) -> QueueOffset:
-        """The offset that the next message of a queue will have."""
+        """Return the offset that the next message of a queue will have."""
         return self._ends.end(queue, self._core.deadline())
 
     def offset_at(self, queue: MessageQueue, when: datetime) -> QueueOffset:
-        """The first message of a queue that was stored then or later; the end when there is none."""
+        """Return the offset of the first message of a queue that was stored at ``when`` or later, or the end offset."""
         return self._ends.at_time(queue, _ms(when), self._core.deadline())
 
     def committed(self, queue: MessageQueue) -> QueueOffset | None:
-        """What was committed for the group last."""
+        """Return the offset that was last committed for the group in a queue; ``None`` when there is none."""
         return self._offsets.read(queue, self._core.deadline())
 
     # -- what is read -------------------------------------------------------------------------------------------------
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Read these queues and no others: new ones from what the group committed, or else from their beginning."""
+        """Read these queues and no others: new ones from the group's committed offset, or else from their beginning.
+
+        ``BadRequest`` for a queue of another topic, ``RouteNotFound`` when the topic has no route.
+        """
         self._check_open()
         if isinstance(queues, MessageQueue) or not isinstance(queues, Iterable):
             raise checks.wrong("queues", queues, "several queues, as partitions() gives them")
@@ -112,7 +115,7 @@ class PullConsumer:
             self.read_from(queue, self.begin_offset(queue) if offset is None else offset)
 
     def read_from(self, queue: MessageQueue, offset: int) -> None:
-        """Read one more queue, from this offset on."""
+        """Read one more queue, from ``offset`` on."""
         checks.queue(queue)
         checks.number("offset", offset, None)
         self._check_open()
@@ -120,37 +123,37 @@ class PullConsumer:
         self._fetchers[queue] = Fetcher(self._source, queue, self._subscription, QueueOffset(offset))
 
     def assignment(self) -> list[MessageQueue]:
-        """The queues that are read."""
+        """Return the queues that are read."""
         return sorted(self._fetchers)
 
     def position(self, queue: MessageQueue) -> QueueOffset:
-        """Where the next message of an assigned queue will come from."""
+        """Return the offset from which an assigned queue will be read next."""
         return self._positions[self._known(queue)]
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on elsewhere in an assigned queue. An offset that is not there becomes the nearest end."""
+        """Continue at ``offset`` in an assigned queue. An offset that does not exist becomes the nearer end of the queue."""
         checks.number("offset", offset, None)
         self._fetchers[self._known(queue)].seek(QueueOffset(offset))
         self._positions[queue] = QueueOffset(offset)
 
     def seek_to_begin(self) -> None:
-        """Go on with the oldest message of each assigned queue."""
+        """Continue with the oldest message of each assigned queue."""
         for queue in self.assignment():
             self.seek(queue, self.begin_offset(queue))
 
     def seek_to_end(self) -> None:
-        """Go on with what comes from now on."""
+        """Continue with the messages that are stored from now on, in each assigned queue."""
         for queue in self.assignment():
             self.seek(queue, self.end_offset(queue))
 
     def seek_to_time(self, when: datetime) -> None:
-        """Go on with the first message of each assigned queue that was stored then or later."""
+        """Continue with the first message of each assigned queue that was stored at ``when`` or later."""
         checks.time("when", when)
         for queue in self.assignment():
             self.seek(queue, self.offset_at(queue, when))
 
     def poll(self, timeout_s: float = 0.0, max_messages: int = MOST_POLLED) -> list[ReceivedMessage]:
-        """Messages of one assigned queue, in order; none when none came in time."""
+        """Return messages of one assigned queue, in order; an empty list when none come within ``timeout_s``."""
         checks.seconds("timeout_s", timeout_s)
         checks.number("max_messages", max_messages, 1)
         self.fetch()
@@ -162,13 +165,13 @@ class PullConsumer:
         return messages
 
     def fetch(self) -> None:
-        """Have messages fetched, if there is room for them; ``poll`` does it by itself."""
+        """Request messages, if there is room for them; ``poll`` does this itself."""
         self._check_open()
         for fetcher in self._fetchers.values():
             fetcher.pull()
 
     def take(self, max_messages: int = MOST_POLLED) -> list[ReceivedMessage]:
-        """Messages that are here already, as ``poll`` returns them; does not wait, and asks for nothing."""
+        """Return messages that are here already, as ``poll`` does, but without waiting and without requesting more."""
         while (batch := self._batch or self._inbox.get(0.0)) is not None:
             self._batch = batch
             fetcher, queue = batch.fetcher, batch.fetcher.queue
@@ -189,7 +192,7 @@ class PullConsumer:
         return []
 
     def when_changed(self, callback: Callable[[], None]) -> None:
-        """Call back, from any thread, when ``take`` may have something, and when the consumer is closed."""
+        """Set a callback that any thread may call, when ``take`` may have messages and when the consumer is closed."""
         self._inbox.on_change = callback
 
     @property
@@ -200,7 +203,7 @@ class PullConsumer:
         self._batch, self._at = None, 0
 
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Have brokers remember offsets for the group: by default the positions of all assigned queues."""
+        """Commit offsets for the group, by default the positions of all assigned queues. ``ClientError`` when that fails."""
         self._check_open()
         for queue, offset in (self._positions if offsets is None else offsets).items():
             checks.queue(queue)
@@ -222,7 +225,7 @@ class PullConsumer:
             raise ClientClosed(f"this consumer {MADE_BEFORE if self._is_inherited else 'was closed'}")
 
     def close(self) -> None:
-        """Stop reading. Its client stays open."""
+        """Stop reading. The client stays open."""
         self._closed = True
         for fetcher in self._fetchers.values():
             fetcher.stop()

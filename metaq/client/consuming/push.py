@@ -32,21 +32,21 @@ from metaq.registry.assign import Assign, average
 logger = logging.getLogger(__name__)
 
 Listener = Callable[[ReceivedMessage], object]
-"""Is called for each message. Returning means that it is consumed, raising that it is to be delivered again later."""
+"""A function that is called for each message. It returns when the message is consumed, and raises to have it again later."""
 
 DEFAULT_THREADS: Final = 8
 _DRAIN_S: Final = 10.0
-"""How long a closing consumer waits for listeners that run."""
+"""The longest time that a closing consumer waits for running listeners."""
 _LEAST_PAUSE_S: Final = 1.0
 _MOST_PAUSE_S: Final = 30.0
-"""Between local retries: of ordered messages, and of messages that no broker takes back."""
+"""The longest pause between local retries, of ordered messages and of messages that no broker takes back."""
 _BUSY_PAUSE_S: Final = 0.05
 _TURN: Final = 64
-"""Messages of an ordered queue that a thread consumes before it looks at another queue."""
+"""The most messages of an ordered queue that a thread consumes before it turns to another queue."""
 
 
 class _Work:
-    """What is to be consumed of one queue. All but ``fetcher`` is guarded by the lock."""
+    """The messages of one queue that are being consumed. All but ``fetcher`` is guarded by the lock."""
 
     def __init__(self, fetcher: Fetcher, begin: QueueOffset) -> None:
         self.fetcher = fetcher
@@ -54,15 +54,15 @@ class _Work:
         self.generation = fetcher.generation
         self.progress = Progress(begin)
         self.waiting: deque[ReceivedMessage] = deque()
-        """Of an ordered queue."""
+        """The messages of an ordered queue that are not consumed yet."""
         self.is_taken = False
-        """Whether a thread consumes the ordered queue, or will after a pause."""
+        """True while a thread consumes the ordered queue, or will do so after a pause."""
         self.failures = 0
-        """Of the message that is first in an ordered queue."""
+        """The failures of the first message of an ordered queue."""
 
 
 class _Turn(NamedTuple):
-    """What a thread is to do next: one message, or an ordered queue."""
+    """The next task of a thread: one message, or an ordered queue."""
 
     work: _Work
     message: ReceivedMessage | None
@@ -73,10 +73,10 @@ class _Turn(NamedTuple):
 class PushConsumer(GroupConsumer):
     """A member of a group that calls a listener; made by ``Client.listen``. It runs until it is closed.
 
-    Messages are consumed by several threads at once, in any order. A message whose listener raises goes back to the broker,
-    is delivered again to some member of the group after 10 s, 30 s, 1 min and so on, and becomes a dead letter after
-    ``max_reconsume_times``. With ``ordered`` the messages of a partition are consumed one after the other: one that fails is
-    tried again here, and what is behind it waits. A broadcast consumer logs failures and goes on.
+    Several threads consume messages at once, in any order. A message whose listener raises goes back to the broker, is
+    delivered again to some member of the group after 10 s, 30 s, 1 min and so on, and becomes a dead letter when it fails once
+    more after ``max_reconsume_times`` redeliveries. With ``ordered`` the messages of a partition are consumed one after the
+    other: one that fails is tried again here, and the messages after it wait. A broadcast consumer logs failures and continues.
     """
 
     passively = True
@@ -98,7 +98,7 @@ class PushConsumer(GroupConsumer):
         max_reconsume_times: int | None = None,
         offsets_folder: Path = OFFSETS_FOLDER,
     ) -> None:
-        """``max_reconsume_times``: by default 16, and no limit for an ordered consumer."""
+        """Join the group and start to consume. ``max_reconsume_times`` is 16 by default, unlimited for an ordered consumer."""
         checks.subscription(topic, tags, sql)
         checks.function("listener", listener, "takes a message")
         checks.number("threads", threads, 1)
@@ -119,7 +119,7 @@ class PushConsumer(GroupConsumer):
         self._turns: queue.SimpleQueue[_Turn | None] = queue.SimpleQueue()
         self._works: dict[Fetcher, _Work] = {}
         self._busy: set[MessageQueue] = set()
-        """Ordered queues whose listener is being called; under the guard."""
+        """The ordered queues for which the listener is being called; under the guard."""
         self._threads = [
             threading.Thread(target=self._consume, name=f"metaq-{group}-{number}", daemon=True) for number in range(threads)
         ]
@@ -185,7 +185,7 @@ class PushConsumer(GroupConsumer):
                 self._later(turn._replace(failures=turn.failures + 1), turn.failures)
 
     def _later(self, turn: _Turn, failures: int) -> None:
-        """Do it again after a pause, the longer the more often it has failed."""
+        """Queue a turn again after a pause, which is longer the more often it has failed."""
         self._core.scheduler.after(_pause_s(failures), lambda: self._turns.put(turn))
 
     def _consume_one(self, turn: _Turn, message: ReceivedMessage) -> None:
@@ -195,7 +195,10 @@ class PushConsumer(GroupConsumer):
         self._finish(turn.work, message, turn.generation)
 
     def _give_back(self, message: ReceivedMessage, delay_level: int = 0) -> bool:
-        """Whether the broker, or nobody, is to deliver the message again."""
+        """Send a failed message back to the broker; return false when no broker takes it and it must be tried again here.
+
+        A broadcast consumer does not send messages back: they are done.
+        """
         if self._model is Model.BROADCASTING:
             return True
         most = MAX_RECONSUME_TIMES if self._most is None else self._most
@@ -207,7 +210,7 @@ class PushConsumer(GroupConsumer):
         return True
 
     def _consume_in_order(self, turn: _Turn) -> None:
-        """Consume some messages of one queue; nobody else does before ``is_taken`` is taken back."""
+        """Consume up to 64 messages of one ordered queue; while ``is_taken`` is set, no other thread consumes the queue."""
         work = turn.work
         for _ in range(_TURN):
             with work.lock:
@@ -216,7 +219,7 @@ class PushConsumer(GroupConsumer):
                     return
                 message = work.waiting[0].after_failures(work.failures)
             if self._locks is not None and not self._locks.holds(work.fetcher.queue):
-                # Another member may have gone on with the queue: begin with it anew, if it is still this one's.
+                # Another member may have continued with the queue: start again from its offset, if it is still assigned here.
                 self._core.scheduler.run(lambda: self._begin_anew(work.fetcher.queue))
                 return
             if not self._begin_call(turn):
@@ -240,7 +243,10 @@ class PushConsumer(GroupConsumer):
         self._turns.put(turn)
 
     def _begin_call(self, turn: _Turn) -> bool:
-        """Whether the listener may be called: the queue is still this member's, and no call for it from before a jump runs."""
+        """Reserve the queue for a call; return false when it was lost or repositioned, or an earlier call for it still runs.
+
+        In the last case the turn is queued again.
+        """
         queue = turn.work.fetcher.queue
         with self._guard:
             if turn.generation != turn.work.fetcher.generation:
@@ -263,7 +269,7 @@ class PushConsumer(GroupConsumer):
         self.rebalance()
 
     def _is_given_up(self, message: ReceivedMessage) -> bool:
-        """Whether a failed message is not to be tried again here."""
+        """Return whether a failed message of an ordered queue is given up: it is broadcast, or a broker dead-lettered it."""
         if self._model is Model.BROADCASTING:
             return True
         if message.error is not None:
@@ -271,13 +277,13 @@ class PushConsumer(GroupConsumer):
         return self._most is not None and message.reconsume_times >= self._most and self._give_back(message, TO_DEAD_LETTERS)
 
     def _call(self, message: ReceivedMessage) -> bool:
-        """Whether the message is consumed. A listener never sees a body that is not what was sent."""
+        """Call the listener, and return whether the message is consumed. A message with an ``error`` fails without a call."""
         try:
             if message.error is not None:
                 logger.warning("message unreadable group=%s message=%s reason=%s", self.group, message.id, message.error)
                 return False
             self._listener(message)
-        except (Exception, SystemExit):  # which would end this thread, and nothing else
+        except (Exception, SystemExit):  # SystemExit would end only this thread
             logger.exception("listener failed group=%s message=%s times=%s", self.group, message.id, message.reconsume_times)
             return False
         return True
@@ -290,7 +296,7 @@ class PushConsumer(GroupConsumer):
     # -- what brokers ask ---------------------------------------------------------------------------------------------
 
     def asked(self, request: RemotingCommand) -> Answer:
-        """309 beside what every member knows: consume one message now, and say how it went."""
+        """Answer a broker: consume one message now and report the result (309), or answer as every group member does."""
         if request.code != Request.CONSUME_MESSAGE_DIRECTLY:
             return super().asked(request)
         messages = decode_messages(request.body, request.fields.get("brokerName", ""), most=self._core.max_inflated_bytes)
@@ -312,7 +318,7 @@ class PushConsumer(GroupConsumer):
         return info
 
     def _stop(self) -> None:
-        """Let the listeners that run come to their end, and wait for them, up to a limit."""
+        """Start no more calls, and wait up to 10 s for the listeners that run."""
         for _ in self._threads:
             self._turns.put(None)
         deadline = time.monotonic() + _DRAIN_S
@@ -322,5 +328,5 @@ class PushConsumer(GroupConsumer):
 
 
 def _pause_s(failures: int) -> float:
-    """Longer with each failure; a quarter of it is chance."""
+    """Return the pause after a failure: 1 s, doubled with each failure up to 30 s, less up to a quarter at random."""
     return min(_MOST_PAUSE_S, _LEAST_PAUSE_S * 2.0 ** min(failures, 10)) * random.uniform(0.75, 1.0)

@@ -1,4 +1,4 @@
-"""From the records of a pull to messages: the tight loop of the client (specs: store format, section 1)."""
+"""Decoding of pulled records to messages, the client's hottest loop (specs: store format, section 1)."""
 
 import struct
 import zlib
@@ -23,10 +23,11 @@ _IPV4_HOST: Final = "8s"
 def decode_messages(
     data: bytes, broker_name: str, topic: str = "", *, most: int = MAX_INFLATED_BYTES, damaged_too: bool = False
 ) -> list[ReceivedMessage]:
-    """The messages that a broker's answer holds, in order. ``topic`` is that of all of them, where it is known.
+    """Decode the messages in a broker's answer, in order. ``topic`` is the topic of all of them, if it is known.
 
-    No body is inflated yet; then it may have ``most`` bytes. ``ChecksumMismatch`` for a body that is not what was stored, where
-    that is not wanted with an error (``damaged_too``); ``StreamLost`` for bytes that are no records.
+    Bodies are inflated later, on access, and may then have at most ``most`` bytes. With ``damaged_too`` a message whose body
+    does not match its checksum is returned with an ``error``; otherwise ``ChecksumMismatch`` is raised. ``StreamLost`` when the
+    bytes are not records.
     """
     messages: list[ReceivedMessage] = []
     append, unpack, crc32, new = messages.append, HEADER.unpack_from, zlib.crc32, ReceivedMessage
@@ -61,7 +62,7 @@ def decode_messages(
 
 
 def _decode_any(data: bytes, at: int, broker_name: str, most: int, *, damaged_too: bool) -> ReceivedMessage:
-    """A record of any kind: IPv6 hosts, a long topic, a compressed body, a damaged one, a topic that is not known before."""
+    """Decode one record of any kind: with IPv6 hosts, a long or unknown topic, a compressed or a damaged body."""
     size, magic = struct.unpack_from(">ii", data, at)
     if magic not in {MAGIC, _MAGIC_LONG_TOPIC} or size < HEADER_SIZE:
         raise StreamLost(f"{broker_name} sent a record of {size} bytes with the mark {magic & 0xFFFFFFFF:08x}")

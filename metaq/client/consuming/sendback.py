@@ -1,4 +1,4 @@
-"""Messages that could not be consumed go back to the broker, which delivers them again later, and in the end not any more."""
+"""Retries: messages that could not be consumed go back to the broker, which delivers them later or dead-letters them."""
 
 import logging
 
@@ -17,14 +17,14 @@ MAX_RECONSUME_TIMES = 16
 _INNER_GROUP = "CLIENT_INNER_PRODUCER"
 _FIRST_DELAY_LEVEL = 3
 TO_DEAD_LETTERS = -1
-"""As a delay level: never again."""
+"""The delay level that makes a message a dead letter at once."""
 
 
 def send_back(core: Core, group: str, message: ReceivedMessage, delay_level: int, most: int, deadline: float) -> None:
-    """Have the message delivered to the group again, after a delay that grows each time or that ``delay_level`` names.
+    """Have a message delivered to the group again, after the delay of ``delay_level``, or with 0 one that grows each time.
 
-    After ``most`` times it becomes a dead letter of the group. When its broker does not take it back, any broker gets a copy.
-    ``ClientError``: neither succeeded.
+    After ``most`` redeliveries it becomes a dead letter of the group. When its broker does not take it back, a copy is sent to
+    any broker. ``ClientError`` when that fails, too.
     """
     header = SendBack(
         message.log_offset,
@@ -46,7 +46,7 @@ def _send_copy(core: Core, group: str, message: ReceivedMessage, delay_level: in
     topic = f"{RETRY_PREFIX}{group}"
     properties = {**message.properties, RETRY_TOPIC: message.topic}
     properties.setdefault(ORIGIN_ID, message.id)
-    # the broker makes a dead letter of what was consumed often enough
+    # the broker makes a dead letter of a message whose count has reached the limit
     times = most if delay_level == TO_DEAD_LETTERS else message.reconsume_times + 1
     properties[DELAY] = str(max(1, delay_level or _FIRST_DELAY_LEVEL + message.reconsume_times))
     body, sys_flag = message.packed()

@@ -1,4 +1,4 @@
-"""Sending messages."""
+"""Producers, which send messages one by one, in batches, or as requests and replies."""
 
 import threading
 import time
@@ -33,12 +33,12 @@ from metaq.protocol.remoting.codes import Request
 
 DEFAULT_GROUP: Final = "metaq_producer"
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
-"""What brokers take, unless they are set up otherwise: of a message, and of a batch as a whole."""
+"""The largest body of a message, or of a batch as a whole, that brokers take with their default settings."""
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class GroupProducer:
-    """What every producer is: in a group, as brokers know it until it is closed. A context manager."""
+    """The base class of producers: a member of a producer group, registered at brokers until closed. A context manager."""
 
     def __init__(self, core: Core, group: str) -> None:
         checks.group(group)
@@ -50,7 +50,7 @@ class GroupProducer:
         renewed_in_children(self)
 
     def renew(self) -> None:
-        """Go on in a child of a fork, by connections of the client there."""
+        """Make a new lock in a child of a fork, where the producer continues over the child's own connections."""
         self._closing = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -60,7 +60,7 @@ class GroupProducer:
         self.close()
 
     def close(self) -> None:
-        """Tell the brokers that this producer is gone; its client stays open."""
+        """Unregister the producer at the brokers; the client stays open."""
         with self._closing:
             if self._closed:
                 return
@@ -70,10 +70,11 @@ class GroupProducer:
 
 
 class Producer(GroupProducer):
-    """Sends messages; made by ``Client.producer``. Threads may share it.
+    """A sender of messages; made by ``Client.producer``. Threads may share it.
 
-    A send makes tries within one time limit, each at another broker where there is one; up to three that a broker may have got.
-    After a time-out it makes none: the message may be stored. So one can be there twice; consumers tell by their own keys.
+    A send may make several tries within its time limit, each at another broker if there is one, and up to three that may have
+    reached a broker. After a time-out there is no further try, because the message may be stored. A message can be stored twice
+    all the same; consumers must detect that by keys of their own.
     """
 
     def __init__(self, core: Core, replies: Replies, group: str = DEFAULT_GROUP) -> None:
@@ -93,25 +94,25 @@ class Producer(GroupProducer):
         delay_level: int = 0,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Send one message and wait until a broker has it.
+        """Send one message and wait until a broker has accepted it.
 
         Args:
-            topic: need not exist where brokers create topics by themselves.
-            body: from 4 KiB on it travels and is stored compressed, where that makes it shorter.
-            tag: what consumers can choose messages by.
-            keys: what the message can be found by; several, or one text with blanks between them.
+            topic: the topic; it need not exist if brokers create topics on first send.
+            body: the body; from 4 KiB on it is sent and stored compressed, if that makes it shorter.
+            tag: the tag by which consumers can filter.
+            keys: keys by which the message can be found; several, or one text with blanks between them.
             properties: further names and values.
             ordering_key: messages with the same key go to the same partition, one after the other.
             delay_level: 1 to 18 for 1 s, 5 s, 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h; 0 for none.
-            timeout_s: for everything together; by default the client's.
+            timeout_s: the time limit of the whole call; by default the client's.
 
         Raises:
             RouteNotFound: there is nowhere to send it; ``reason`` says why.
             SendFailed: every try failed, each for a reason of its own.
-            BrokerBusy: the brokers have too much to do; ``retry_after_s`` says when to try again.
-            Refused: a broker says that it cannot take this message, and so would others.
+            BrokerBusy: the brokers are overloaded; ``retry_after_s`` says when to try again.
+            Refused: a broker does not take this message, and others would not either.
             RequestTimeout: no answer in time; the message may be stored.
-            BadRequest: the message cannot be sent at all.
+            BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline(timeout_s)
         outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delay_level)
@@ -129,9 +130,10 @@ class Producer(GroupProducer):
         delay_level: int = 0,
         timeout_s: float | None = None,
     ) -> Future[SendResult]:
-        """As ``send``, without waiting: the future has the result, or the error. The first send to a topic waits for its route.
+        """Send one message like ``send``, without waiting: the future gets the result or the error.
 
-        Callbacks of the future run on a few threads of the client; they may send, but should not wait for long.
+        The first send to a topic waits for its route. Callbacks of the future run on a few threads of the client; they may
+        send, but should not block for long.
         """
         deadline = self._core.deadline(timeout_s)
         outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delay_level)
@@ -151,7 +153,7 @@ class Producer(GroupProducer):
         ordering_key: str | None = None,
         delay_level: int = 0,
     ) -> None:
-        """Write one message to a connection and know nothing more: the fastest way, and it may be lost."""
+        """Write one message to a connection without waiting for an answer: the fastest way to send, but it may be lost."""
         deadline = self._core.deadline()
         outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delay_level)
         attempt = self._choice.choose(outgoing, "", deadline)
@@ -160,9 +162,10 @@ class Producer(GroupProducer):
     def send_batch(
         self, topic: str, messages: Iterable[bytes | OutgoingMessage], *, timeout_s: float | None = None
     ) -> list[SendResult]:
-        """Send messages to one partition in one request, all stored or none; one result for each. Errors as for ``send``.
+        """Send messages to one partition in one request, and return one result for each. All are stored, or none.
 
-        A batch has at most 1,024 messages, together of at most 4 MiB: bodies are not compressed. None is delayed.
+        A batch has at most 1,024 messages and 4 MiB; bodies are not compressed. Messages of a batch cannot be delayed. It
+        raises the errors of ``send``.
         """
         deadline = self._core.deadline(timeout_s)
         checks.topic(topic)
@@ -187,9 +190,9 @@ class Producer(GroupProducer):
         return self._send(outgoing, deadline)
 
     def send_packed(self, topic: str, packed: bytes, count: int, *, queue: MessageQueue | None = None) -> list[SendResult]:
-        """Send ``count`` messages that are in the form of ``metaq.protocol.remoting.batch`` already; they get no ids from us.
+        """Send ``count`` messages that are already encoded as in ``metaq.protocol.remoting.batch``; they get no client ids.
 
-        ``queue``: of ``queues``, which all of them go to; by default any.
+        All go to ``queue``, one of ``queues``; by default to any. It raises the errors of ``send``.
         """
         deadline = self._core.deadline()
         checks.topic(topic)
@@ -199,7 +202,10 @@ class Producer(GroupProducer):
         return self._send(outgoing, deadline)
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Where messages for the topic can go now, in order; those it will have if it does not exist yet. ``RouteNotFound``."""
+        """Return the sorted queues to which messages of a topic can be sent now. ``RouteNotFound``.
+
+        If the topic does not exist yet, they are those that it would have.
+        """
         checks.topic(topic)
         return self._core.routes.writable(topic, self._core.deadline())
 
@@ -213,7 +219,10 @@ class Producer(GroupProducer):
         properties: Mapping[str, str] = _NONE,
         timeout_s: float | None = None,
     ) -> ReceivedMessage:
-        """Send a message to whoever consumes the topic, and wait for its reply (``Producer.reply``). Errors as for ``send``."""
+        """Send a message to the topic, and wait for the reply of a consumer (``Producer.reply``).
+
+        It raises the errors of ``send``; ``RequestTimeout`` also when no reply comes.
+        """
         deadline = self._core.deadline(timeout_s)
         with self._replies.expect() as expected:
             self._core.routes.writable(topic, deadline)
@@ -232,9 +241,9 @@ class Producer(GroupProducer):
         properties: Mapping[str, str] = _NONE,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Answer a message whose sender waits for it (``ReceivedMessage.is_request``; otherwise ``BadRequest``).
+        """Reply to a message whose sender waits for it (``ReceivedMessage.is_request``).
 
-        Other errors as for ``send``.
+        ``BadRequest`` when the message is not such a request; otherwise the errors of ``send``.
         """
         if not isinstance(request, ReceivedMessage):
             raise checks.wrong("request", request, "a message that was received")
@@ -272,7 +281,7 @@ class Producer(GroupProducer):
 
 
 class _AsyncSend:
-    """Makes the attempts of one send, each when the last one is known to have failed."""
+    """The attempts of one asynchronous send, each made when the previous one is known to have failed."""
 
     def __init__(self, core: Core, sending: Sending, future: Future[SendResult]) -> None:
         self._core = core
@@ -293,7 +302,7 @@ class _AsyncSend:
             self._future.set_exception(error)
 
     def _answered(self, outcome: Outcome) -> None:
-        """Called on a thread that reads a connection: what may take time, as the callbacks of a user, goes elsewhere."""
+        """Take an answer on a thread that reads a connection; user callbacks, which may take time, run on other threads."""
         self._core.scheduler.run(lambda: self._took(outcome))
 
     def _took(self, outcome: Outcome) -> None:
@@ -309,7 +318,7 @@ class _AsyncSend:
 
 
 def compose(group: str, topic: str, body: bytes, properties: Mapping[str, str], sys_flag: int = 0) -> Outgoing:
-    """One message as it is sent, its body compressed where that pays. ``BadRequest``."""
+    """Return one message as it is sent, its body compressed if that makes it shorter; ``BadRequest`` if it is too large."""
     checks.topic(topic)
     packed, packing = compressed(body)
     _check_size(packed, "a message")
@@ -319,7 +328,7 @@ def compose(group: str, topic: str, body: bytes, properties: Mapping[str, str], 
 
 
 def _several(messages: Iterable[bytes | OutgoingMessage]) -> Iterable[bytes | OutgoingMessage]:
-    """The messages themselves: one alone can be gone through, too, and would come apart."""
+    """Return the messages; refuse a single one, which is iterable, too, and would be taken apart."""
     if isinstance(messages, bytes | str | OutgoingMessage) or not isinstance(messages, Iterable):
         raise checks.wrong("messages", messages, "several messages, as a list of bytes")
     return messages

@@ -1,4 +1,4 @@
-"""Requests whose senders wait for a reply: who waits for which (specs: remoting protocol, section 3.2.9)."""
+"""Request and reply: the replies that a client waits for (specs: remoting protocol, section 3.2.9)."""
 
 import socket
 import struct
@@ -25,7 +25,7 @@ _HOST: Final = struct.Struct(">4si")
 
 
 class Expected:
-    """One reply that is waited for; a context manager that ends the waiting."""
+    """A reply that a caller waits for; a context manager that ends the waiting."""
 
     def __init__(self, replies: "Replies") -> None:
         self.correlation = uuid.uuid4().hex
@@ -40,12 +40,12 @@ class Expected:
         self._replies.forget(self)
 
     def arrive(self, reply: ReceivedMessage) -> None:
-        """It is there."""
+        """Set the reply, and wake the thread that waits."""
         self._reply = reply
         self._arrived.set()
 
     def wait(self, deadline: float, topic: str) -> ReceivedMessage:
-        """The reply. ``RequestTimeout``: whether anybody has the request is then not known."""
+        """Return the reply; ``RequestTimeout`` when none comes. Then it is unknown whether a consumer got the request."""
         if not self._arrived.wait(max(0.0, deadline - time.monotonic())):
             raise RequestTimeout(f"no reply to the request to topic {topic} in time; does a consumer of it call reply()?")
         assert self._reply is not None
@@ -62,22 +62,22 @@ class Replies:
         renewed_in_children(self)
 
     def renew(self) -> None:
-        """Wait for nothing: in a child of a fork no broker knows this client yet."""
+        """Forget all requests in a child of a fork, where no broker knows this client yet."""
         self._waiting: dict[str, Expected] = {}
         self._known_to: set[str] = set()
 
     def expect(self) -> Expected:
-        """A new one; it waits from now on."""
+        """Return a new expected reply, which is recognized from now on."""
         expected = Expected(self)
         self._waiting[expected.correlation] = expected
         return expected
 
     def forget(self, expected: Expected) -> None:
-        """Drop the reply, should it still come."""
+        """Stop waiting for a reply; if it still comes, it is dropped."""
         self._waiting.pop(expected.correlation, None)
 
     def ensure_known(self, deadline: float) -> None:
-        """Make sure that every broker has had a heartbeat: a reply goes through any of them, to a client that it knows."""
+        """Make sure that every broker has had a heartbeat, because any of them may have to pass a reply on to this client."""
         brokers = self._core.routes.broker_addresses(masters_only=True)
         if not brokers or not brokers <= self._known_to:
             self._core.heartbeat(wait_s=max(0.0, min(CONTROL_TIMEOUT_S, deadline - time.monotonic())))
@@ -94,7 +94,7 @@ class Replies:
 
 
 def _message(header: PushReply, body: bytes, most: int) -> ReceivedMessage:
-    """A reply as the message that it would be in a log; it has no place in one."""
+    """Make a message of a reply, as if it were in a log; its offsets are 0."""
     head = (0, MAGIC, zlib.crc32(body), header.queue_id, header.flag, 0, 0, header.sys_flag, header.born_timestamp)
     hosts = (_host(header.born_host), header.store_timestamp, _host(header.store_host), header.reconsume_times, 0, len(body))
     queue = MessageQueue(header.topic, "", header.queue_id)

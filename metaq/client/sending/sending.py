@@ -1,6 +1,6 @@
-"""One message on its way to a broker: what has been tried, what to try next, and what came of it.
+"""The attempts to send one message: the tries so far, the choice of the next one, and the result.
 
-The steps of ``Sending`` do not wait: they serve a send that blocks and one that does not.
+The steps of ``Sending`` do not wait for an answer, so that blocking and asynchronous sends can share them.
 """
 
 import itertools
@@ -32,9 +32,9 @@ from metaq.protocol.remoting.frames import RemotingCommand
 logger = logging.getLogger(__name__)
 
 MAX_TRIES: Final = 3
-"""That a broker may have got, each of which may have stored the message. Of others there is no limit but the time."""
+"""The most tries that may have reached a broker, each of which may have stored the message. Others are limited only by time."""
 _PAUSE_S: Final = 0.1
-"""Before the second try at the same broker, and twice as long before each further one; half of it is chance."""
+"""The pause before the second try at the same broker; it doubles with each further try, and varies at random."""
 _LONGEST_PAUSE_S: Final = 1.0
 _ELSEWHERE: Final = frozenset(
     {
@@ -42,13 +42,13 @@ _ELSEWHERE: Final = frozenset(
         Response.SERVICE_NOT_AVAILABLE,
         Response.NO_PERMISSION,
         Response.TOPIC_NOT_EXIST,
-        204,  # codes of brokers that serve other units
+        204,  # codes of brokers that serve other RocketMQ units
         205,
     }
 )
-"""What another broker may answer otherwise."""
+"""Refusals after which another broker may still accept the message."""
 BORN: Final = "g"
-"""The letter of the field that says when a message was sent, in milliseconds."""
+"""The letter of the field for the time at which a message was sent, in milliseconds."""
 _STATUSES: Final = {status.value: status for status in SendStatus}
 _STALE_ROUTE: Final = frozenset({Response.TOPIC_NOT_EXIST, Response.NO_PERMISSION, Response.SERVICE_NOT_AVAILABLE})
 
@@ -58,42 +58,42 @@ class Outgoing(NamedTuple):
 
     topic: str
     fields: Mapping[str, str]
-    """Of the request, but for the queue."""
+    """The fields of the request, without those of the queue."""
     body: bytes
     code: Request
     ids: Sequence[str]
-    """Of its messages."""
+    """The ids of its messages."""
     ordering_key: str | None
     queue: MessageQueue | None = None
-    """Where it has to go, whatever the key."""
+    """The queue that it must go to, whatever the key."""
     keys: Sequence[str] = ()
-    """What its messages can be found by, for the log."""
+    """The keys of its messages, for the log."""
 
 
 class Attempt(NamedTuple):
-    """What to ask whom."""
+    """A request, and the broker to send it to."""
 
     queue: MessageQueue
     address: str
     question: Question
     is_alone: bool
-    """Whether another attempt would meet the same broker."""
+    """True when another attempt could only go to the same broker."""
 
 
 class Sending:
-    """One message on its way. ``attempt`` and ``took`` follow each other until ``took`` has a result."""
+    """The state of one send. Call ``attempt`` and ``took`` in turn until ``took`` returns a result."""
 
     def __init__(self, outgoing: Outgoing, choice: "QueueChoice", deadline: float) -> None:
         self._outgoing = outgoing
         self._choice = choice
         self.deadline = deadline
         self.pause_s = 0.0
-        """How long to wait before the next attempt."""
+        """The seconds to wait before the next attempt."""
         self._failed: list[tuple[str, ClientError]] = []
-        """The last tries, by broker."""
+        """The last three tries: the broker's name and the error of each."""
         self._tries = 0
         self._reached = 0
-        """How many of them a broker may have got."""
+        """The number of tries that may have reached a broker."""
         self._unreached: set[str] = set()
         self._waits = 0
         self._waited_for: ClientError | None = None
@@ -101,9 +101,9 @@ class Sending:
         self._began = 0.0
 
     def attempt(self) -> Attempt | None:
-        """What to try now; ``None``: ask again after ``pause_s``, a slave may be master then.
+        """Return the next attempt; ``None`` to call again after ``pause_s``, when a slave may have become master.
 
-        ``RouteNotFound``; ``SendFailed`` when the time is over.
+        ``RouteNotFound``; ``SendFailed``, or the last error, when the time is over.
         """
         self._began = time.monotonic()
         self._check_time()
@@ -115,7 +115,7 @@ class Sending:
             return None
         except RouteNotFound as error:
             if error.reason is not RouteProblem.NO_LIVE_MASTER:
-                self._check_time()  # which may have been too short even to ask for a route: that is not why it failed
+                self._check_time()  # if too little time was left to ask for a route, that is not the reason to report
                 if error.reason is not RouteProblem.REGISTRY_UNREACHABLE or not self._choice.routes.met:
                     raise
             self._wait(error)
@@ -127,7 +127,7 @@ class Sending:
             raise self._given_up()
 
     def _wait(self, error: ClientError) -> None:
-        """Nobody can be reached who takes messages: a broker may be back, or one of its replicas master, soon."""
+        """Plan a pause, because no broker that takes messages can be reached; one may be back or be elected master soon."""
         self._waits += 1
         self._waited_for = error
         most = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** (self._waits - 1))
@@ -136,7 +136,10 @@ class Sending:
             raise self._given_up()
 
     def took(self, outcome: Outcome) -> list[SendResult] | None:
-        """The results; ``None`` when there is another attempt to make; raises when there is none."""
+        """Take the outcome of an attempt. Return the results, or ``None`` to make another attempt; raise when none is left.
+
+        ``SendFailed``, ``Refused``, ``BrokerBusy``, ``RequestTimeout``.
+        """
         assert self._attempt is not None
         broker = self._attempt.queue.broker_name
         now = time.monotonic()
@@ -161,7 +164,7 @@ class Sending:
         return None
 
     def _again(self, broker: str, error: ClientError, *, may_change: bool) -> None:
-        """Make another attempt. ``may_change``: of a broker with replicas another one may take messages, now or soon."""
+        """Prepare another attempt. ``may_change`` says that another replica of the broker may take messages now or soon."""
         assert self._attempt is not None
         self.pause_s = 0.0
         is_last = self._attempt.is_alone or broker in self._unreached
@@ -191,14 +194,14 @@ class Sending:
         last = self._failed[-1][1]
         same = {error.code for _, error in self._failed if isinstance(error, Refused)}
         if len(same) == 1 and all(isinstance(error, Refused) for _, error in self._failed):
-            return last  # every broker says the same
+            return last  # every broker gave the same answer
         error = SendFailed(self._outgoing.topic, self._failed, self._tries)
         error.__cause__ = last
         return error
 
 
 class QueueChoice:
-    """Chooses queues: one after the other, of brokers that are well; or always the same for an ordering key."""
+    """A chooser of queues: round robin over the brokers that are healthy, or always the same queue for an ordering key."""
 
     def __init__(self, routes: Routes, health: BrokerHealth) -> None:
         self.routes = routes
@@ -206,7 +209,7 @@ class QueueChoice:
         self._turns = itertools.count(random.randrange(1 << 16))
 
     def choose(self, outgoing: Outgoing, failed_broker: str, deadline: float) -> Attempt:
-        """A queue, and what to ask its master. ``RouteNotFound``."""
+        """Choose a queue, and return the request to its master. ``RouteNotFound``; ``ConnectionFailed`` without a master."""
         queues = self.routes.writable(outgoing.topic, deadline)
         queue = outgoing.queue
         if queue is None:
@@ -232,12 +235,12 @@ class QueueChoice:
 
 
 def _of_key(key: str, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """The queue of an ordering key, as Java clients choose it by hash."""
+    """Return the queue of an ordering key, chosen by the hash of the Java clients."""
     return queues[abs(java_hash(key)) % len(queues)]
 
 
 def deliver(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadline: float) -> list[SendResult]:
-    """Make attempts until one succeeds; one result for each message. Errors as for ``Producer.send``."""
+    """Make attempts until one succeeds, and return one result for each message. It raises the errors of ``Producer.send``."""
     sending = Sending(outgoing, choice, deadline)
     while True:
         attempt = sending.attempt()
@@ -256,7 +259,7 @@ def deliver(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadl
 
 
 def send_fields(group: str, topic: str, properties: str, sys_flag: int = 0, flag: int = 0) -> dict[str, str]:
-    """The fields of 310, 320 and 325 by letters, but for the queue; for 320 ``m`` is still to be added."""
+    """Return the fields of a send (310, 325) or a batch (320) by letters, without the queue's; a batch needs ``m`` as well."""
     return {
         "a": group,
         "b": topic,

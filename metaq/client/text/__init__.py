@@ -1,1 +1,1 @@
-"""The text protocol for Python programs."""
+"""The client of the text protocol."""

@@ -1,4 +1,4 @@
-"""One TCP connection on which several threads have requests in flight, matched to their replies by opaque."""
+"""One TCP connection that several threads share, with requests matched to their replies by opaque."""
 
 import contextlib
 import itertools
@@ -19,7 +19,7 @@ _LEAST_TIMEOUT_S: Final = 0.001  # a socket takes 0 for "do not wait" and has no
 
 
 class Exchange:
-    """The requests that one call has in flight, and the replies to them by opaque."""
+    """The requests that one call has in flight, and their replies by opaque."""
 
     __slots__ = ("in_flight", "refused", "replies")
 
@@ -27,23 +27,26 @@ class Exchange:
         self.in_flight = 0
         self.replies: dict[int, Reply] = {}
         self.refused = False
-        """Whether one of the replies is an error."""
+        """True when one of the replies is an error."""
 
 
 class Connection:
-    """Sends requests and waits for their replies, from any number of threads.
+    """A connection on which any number of threads send requests and wait for their replies.
 
-    There is no thread behind it: of the threads that wait, one reads for all. What fails on the stream fails for every
-    request in flight, and the connection is lost. Deadlines are readings of ``time.monotonic``.
+    It has no thread of its own: one of the waiting threads reads for all. An error on the stream fails every request in flight,
+    and the connection is lost. Deadlines are readings of ``time.monotonic``.
     """
 
     def __init__(self, host: str, port: int, timeout_s: float, access: Access = OPEN) -> None:
-        """Connect and log in; ``ConnectionFailed`` when the first does not succeed within ``timeout_s``, ``Refused``, and
-        ``BadRequest`` for a user or password that cannot log in."""
+        """Connect and log in.
+
+        ``ConnectionFailed`` when the connection fails or exceeds ``timeout_s``, ``Refused`` when the login is wrong, and
+        ``BadRequest`` for a user or a password that the text protocol cannot carry.
+        """
         login = access.words()
         self._address = f"{host}:{port}"
         self._outgoing = access.connect((host, port), timeout_s)
-        # A timeout belongs to the socket object; both directions wait at once, each for another thread's deadline.
+        # A timeout belongs to the socket object, and both directions may wait at once, with different threads' deadlines.
         self._incoming = self._outgoing.dup()
         self._reader = ReplyReader()
         self._sending = threading.Lock()
@@ -66,7 +69,7 @@ class Connection:
             raise Refused(reply.code, f"{self._address}: {reply.body.decode(errors='replace')}")
 
     def usable(self) -> bool:
-        """Whether it is still open. To be asked before a request: a broker closes idle connections."""
+        """Return whether the connection is still open. Call it before a request, because brokers close idle connections."""
         with self._changed:
             if self._lost or self._waiting or self._someone_reads:
                 return not self._lost
@@ -81,11 +84,11 @@ class Connection:
                 return False
 
     def new_opaque(self) -> int:
-        """An opaque that no request in flight has."""
+        """Return an opaque that no request in flight has."""
         return next(self._opaques) % int(NO_OPAQUE)
 
     def send(self, frames: bytes, opaques: Iterable[int], exchange: Exchange, deadline: float) -> None:
-        """Send whole requests; their replies will go to ``exchange``."""
+        """Send complete requests, whose replies go to ``exchange``. ``ConnectionFailed``, ``RequestTimeout``."""
         with self._changed:
             self._check()
             for opaque in opaques:
@@ -98,7 +101,7 @@ class Connection:
             except TimeoutError as error:
                 raise self._timed_out() from error
             except OSError:
-                # The replies it sent before it closed, and perhaps its reason, are still to be read; then reading fails too.
+                # The broker's last replies, and perhaps its reason to close, can still be read; then reading fails, too.
                 with contextlib.suppress(OSError):
                     self._outgoing.shutdown(socket.SHUT_WR)
             except BaseException:
@@ -106,7 +109,7 @@ class Connection:
                 raise
 
     def wait(self, exchange: Exchange, at_most: int, deadline: float) -> None:
-        """Return when no more than ``at_most`` requests of the exchange are unanswered."""
+        """Wait until at most ``at_most`` requests of the exchange are unanswered. ``ConnectionFailed``, ``RequestTimeout``."""
         with self._changed:
             while exchange.in_flight > at_most:
                 self._check()
@@ -116,7 +119,7 @@ class Connection:
                     raise self._timed_out()
 
     def lose(self, reason: str) -> None:
-        """Close it; all requests in flight, and later ones, fail with ``reason``."""
+        """Close the connection; requests in flight and later ones fail with ``reason``."""
         with self._changed:
             if self._lost:
                 return
@@ -128,7 +131,7 @@ class Connection:
         self._outgoing.close()
 
     def abandon(self) -> None:
-        """Leave the connection to the parent, in a child of a fork; here it is lost."""
+        """Mark the connection as lost in a child of a fork, and close its descriptors without shutting down the parent's."""
         self._sending = threading.Lock()
         self._changed = threading.Condition()
         self._waiting, self._someone_reads = {}, False
@@ -138,7 +141,7 @@ class Connection:
                 handle.close()
 
     def _read_for_all(self, deadline: float) -> None:
-        """Read once. The lock is held on entry and on return, but not while there is nothing to read."""
+        """Receive once, and deliver the replies. The lock is held on entry and on return, but not while waiting for data."""
         self._someone_reads = True
         self._changed.release()
         try:
@@ -167,7 +170,7 @@ class Connection:
         for reply in replies:
             exchange = self._waiting.pop(reply.opaque, None)
             if exchange is None:
-                # no answer to a request: why it is about to close the connection
+                # not an answer to a request: the reason why the broker is about to close the connection
                 self._last_words = f", saying {reply.code}: {reply.body.decode(errors='replace')}"
                 continue
             exchange.replies[reply.opaque] = reply

@@ -1,4 +1,4 @@
-"""The text protocol for Python programs: plain sockets, usable from several threads."""
+"""The client of the text protocol, which several threads may share."""
 
 import re
 import threading
@@ -23,26 +23,26 @@ DEFAULT_PORT: Final = 8123
 DEFAULT_GROUP: Final = "metaq"
 DEFAULT_MAX_BYTES: Final = 1024 * 1024
 
-# put_many sends chunks of about so much, and so many of them ahead of their replies: the broker has always something to
-# do, and a million small bodies are still only some thousand messages in flight.
+# put_many sends chunks of about this size, up to eight of them ahead of their replies: the broker is always busy, and even with
+# a million small bodies only about two thousand messages are in flight.
 _CHUNK_MESSAGES: Final = 256
 _CHUNK_BYTES: Final = 64 * 1024
 _CHUNKS_AHEAD: Final = 8
 
 _HOLD_MS: Final = 10_000
 _PAUSE_S: Final = 0.1
-"""A follower's wait between two gets that the broker answers at once, as one that does not know ``wait=`` does."""
+"""The pause of a follower between two empty gets that a broker answers at once, as one that does not know ``wait=`` does."""
 
 _NAME: Final = re.compile("[!-~]+")
 
 
 class Batch(NamedTuple):
-    """What one get found."""
+    """The result of one get."""
 
     messages: list[Message]
     next_position: TextPosition
-    """Where to go on. Without messages: the position that was asked for when there is nothing yet, another one when the
-    broker sends the reader there (the oldest message it keeps, or the end)."""
+    """The position to continue at. Without messages it is the requested position when there are none yet, or another one to
+    which the broker sends the reader (the oldest message it keeps, or the end)."""
 
 
 class PutManyFailed(ClientError):
@@ -50,18 +50,18 @@ class PutManyFailed(ClientError):
 
     def __init__(self, results: list[PutResult | ClientError]) -> None:
         self.results = results
-        """One entry for each body taken from the iterable, in order: where it is stored, or why it was refused
-        (``Refused``), or why that is unknown (``RequestTimeout``, ``ConnectionFailed``)."""
+        """One entry for each body taken from the iterable, in order: its place, or the refusal (``Refused``), or the reason why
+        its fate is unknown (``RequestTimeout``, ``ConnectionFailed``)."""
         failed = [(index, result) for index, result in enumerate(results) if isinstance(result, ClientError)]
         self.first_failed, self.reason = failed[0]
-        """Index of the first body that was not acknowledged, and why; those before it are stored."""
+        """The index of the first body that was not acknowledged, and the reason; all bodies before it are stored."""
         super().__init__(
             f"{len(results) - len(failed)} of {len(results)} messages are stored; message {self.first_failed}: {self.reason}"
         )
 
 
 class TextClient:
-    """A client of one broker.
+    """A client of one broker over the text protocol.
 
     ::
 
@@ -70,12 +70,12 @@ class TextClient:
             for message in client.iterate("orders", position=sent.position):
                 print(message.body)
 
-    Threads may share it: their requests travel on one connection and each gets its own replies. A broker handles the
-    requests of one connection in order, so whoever waits for messages (``wait_ms``, ``follow``) wants a client of its own.
+    Threads may share it: their requests use one connection, and each thread gets its own replies. A broker handles the requests
+    of one connection in order, so a thread that waits for messages (``wait_ms``, ``follow``) should have a client of its own.
 
-    A call that gets no answer raises ``RequestTimeout`` or ``ConnectionFailed``: what it asked for may or may not have
-    happened. The connection is then closed, and the next call makes one attempt to open a new one. No request is ever sent
-    twice. ``Refused`` is an answer: it leaves the connection open.
+    A call that gets no answer raises ``RequestTimeout`` or ``ConnectionFailed``: the request may or may not have been carried
+    out. The connection is then closed, and the next call makes one attempt to open a new one. No request is ever sent twice.
+    ``Refused`` is an answer, and leaves the connection open.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class TextClient:
         password: str = "",
         tls: Tls = False,
     ) -> None:
-        """Connect. ``timeout_s`` limits the wait for a connection and for each answer; as an attribute it can be changed.
+        """Connect. ``timeout_s`` limits the wait for a connection and for each answer; it is an attribute that can be changed.
 
-        ``user`` and ``password`` log in, ``Refused`` when they are wrong; ``tls`` as for ``metaq.connect``.
+        ``user`` and ``password`` log in, with ``Refused`` when they are wrong; ``tls`` is that of ``metaq.connect``.
         """
         self._access = Access(user, password, tls)
         self._host = host
@@ -102,7 +102,7 @@ class TextClient:
         renewed_in_children(self)
 
     def renew(self) -> None:
-        """Go on in a child of a fork; the next call connects."""
+        """Drop the connection in a child of a fork, where the next call opens a new one."""
         self._connecting = threading.Lock()
         self._connection.abandon()
 
@@ -113,15 +113,15 @@ class TextClient:
         self.close()
 
     def close(self) -> None:
-        """Close for good. Requests of other threads that are still in flight raise ``ConnectionFailed``."""
+        """Close the client for good. Requests of other threads that are in flight raise ``ConnectionFailed``."""
         with self._connecting:
             self._closed = True
             self._connection.lose("the client was closed")
 
     def put(self, topic: str, body: bytes, *, partition: int = BROKER_CHOOSES, attribute: str | None = None) -> PutResult:
-        """Store one message. Once this returns it is as safe as the broker's durability level promises.
+        """Store one message. When this returns, the message is as safe as the broker's durability level promises.
 
-        A ``Refused`` with code 500 and a text that begins with ``stored at`` means: stored, but not known to be safe yet.
+        ``Refused`` with code 500 and a text that begins with ``stored at`` means that it is stored but not known to be safe.
         """
         _check_name("topic", topic)
         checks.body(body)
@@ -131,9 +131,9 @@ class TextClient:
     def put_many(
         self, topic: str, bodies: Iterable[bytes], *, partition: int = BROKER_CHOOSES, attribute: str | None = None
     ) -> list[PutResult]:
-        """Store messages in order, many of them in flight at a time; one result for each body.
+        """Store messages in order, with many in flight at a time, and return one result for each body.
 
-        Stops sending at the first error: ``PutManyFailed`` says what became of each body.
+        It stops sending at the first error; ``PutManyFailed`` then has the result or the error of each body.
         """
         _check_name("topic", topic)
         connection = self._usable_connection()
@@ -167,10 +167,11 @@ class TextClient:
         max_bytes: int = DEFAULT_MAX_BYTES,
         wait_ms: int = 0,
     ) -> Batch:
-        """The messages from ``position`` on, at most ``max_bytes`` of them and at least one.
+        """Return the messages from ``position`` on, at most ``max_bytes`` of them.
 
-        ``position`` is 0, the ``next_position`` of a batch or message, or the answer to ``offset``. Where there is none,
-        or no such topic, the batch is empty; with ``wait_ms`` the broker waits that long for one first.
+        ``position`` is 0, the ``next_position`` of a batch or message, or the answer to ``offset``. Where there is no message,
+        or no such topic, the batch is empty; with ``wait_ms`` the broker first waits that long for a message. ``ClientError``
+        when ``max_bytes`` is less than the first message needs.
         """
         _check_name("topic", topic)
         _check_name("group", group)
@@ -180,7 +181,7 @@ class TextClient:
         if reply.code == MOVED:
             return Batch([], TextPosition(_number(reply)))
         if reply.code == NOT_FOUND:
-            # Whoever asks for the end of a partition that has no message yet must not miss its first.
+            # A reader that asks for the end of a partition without messages must not miss the first one.
             return Batch([], TextPosition(0 if position == END_OF_LOG else position))
         if reply.code != VALUE:
             raise _refusal(reply)
@@ -199,7 +200,7 @@ class TextClient:
         max_bytes: int = DEFAULT_MAX_BYTES,
         follow: bool = False,
     ) -> Iterator[Batch]:
-        """The messages from ``position`` to the end, as they arrive; with ``follow`` also those to come, without end."""
+        """Yield batches of messages from ``position`` to the end; with ``follow`` wait for further messages forever."""
         at = TextPosition(position)
         while True:
             asked = time.monotonic()
@@ -224,39 +225,42 @@ class TextClient:
         max_bytes: int = DEFAULT_MAX_BYTES,
         follow: bool = False,
     ) -> Iterator[Message]:
-        """The messages of ``batches``, one by one."""
+        """Yield the messages of ``batches``, one by one."""
         for batch in self.batches(
             topic, partition=partition, position=position, group=group, max_bytes=max_bytes, follow=follow
         ):
             yield from batch.messages
 
     def offset(self, topic: str, position: int, *, partition: int = 0, group: str = DEFAULT_GROUP) -> TextPosition:
-        """The valid position nearest to ``position``: 0 asks for the oldest message, ``END_OF_LOG`` for the end."""
+        """Return the valid position nearest to ``position``: 0 asks for the oldest message, ``END_OF_LOG`` for the end."""
         _check_name("topic", topic)
         _check_name("group", group)
         reply = self.ask(lambda opaque: write_offset(topic, group, partition, position, opaque))
         return TextPosition(_number(_ok(reply)))
 
     def create(self, topic: str, partitions: int) -> int:
-        """Create a topic, or give it more partitions; returns how many it has now."""
+        """Create a topic, or give it more partitions, and return the number of partitions that it has now."""
         _check_name("topic", topic)
         return _number(_ok(self.ask(lambda opaque: write_line("create", topic, partitions, opaque))))
 
     def stats(self, item: str = "") -> str:
-        """Statistics as the broker's text: of the broker, of a topic, or ``topics``, ``offsets``, ``realtime``, ``help``.
+        """Return statistics as the broker's text, which ``parse_stats`` parses.
 
-        ``parse_stats`` takes it apart.
+        ``item`` is a topic, or ``topics``, ``offsets``, ``realtime`` or ``help``; without it the statistics are the broker's.
         """
         if item:
             _check_name("item", item)
         return _text(_ok(self.ask(lambda opaque: write_line("stats", item, opaque))))
 
     def version(self) -> str:
-        """The broker's version."""
+        """Return the broker's version."""
         return _text(_ok(self.ask(lambda opaque: write_line("version", opaque))))
 
     def ask(self, write: Callable[[int], bytes], held_s: float = 0.0) -> Reply:
-        """The reply, whatever its code, to the request that ``write`` makes for an opaque; ``held_s`` longer to wait for it."""
+        """Send the request that ``write`` makes for an opaque, and return the reply, whatever its code.
+
+        The time limit is ``timeout_s`` plus ``held_s``, for which the broker may hold the request.
+        """
         connection = self._usable_connection()
         exchange = Exchange()
         opaque = connection.new_opaque()
@@ -278,7 +282,7 @@ class TextClient:
 
 
 def parse_stats(text: str) -> dict[str, str]:
-    """The lines of a statistics text by name; a line of ``stats offsets`` is named ``<topic> part <number>``."""
+    """Return the lines of a statistics text by name; a line of ``stats offsets`` is named ``<topic> part <number>``."""
     values = {}
     for line in text.splitlines():
         tokens = line.split(" ")
@@ -340,7 +344,7 @@ def _put_result(reply: Reply) -> PutResult:
 
 
 def _all_stored(replies: list[Reply | None], failure: ClientError | None) -> list[PutResult]:
-    """The results of a ``put_many``; ``failure`` is why some replies are missing."""
+    """Return the results of a ``put_many``, or raise ``PutManyFailed``; ``failure`` is the reason for missing replies."""
     stored = [_put_result(reply) for reply in replies if reply is not None and reply.code == OK]
     if len(stored) == len(replies):
         return stored

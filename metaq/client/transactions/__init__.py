@@ -1,1 +1,1 @@
-"""Messages that are sent with a local transaction, or in a branch of a global one."""
+"""Transactional messages: with a local transaction, or in a branch of a global one."""

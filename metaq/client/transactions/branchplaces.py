@@ -1,4 +1,4 @@
-"""Where branches can be: brokers that are named, or those that a registry names."""
+"""The brokers that can have XA branches: those that the program names, or those that a registry names."""
 
 import configparser
 import itertools
@@ -22,20 +22,20 @@ class Brokers(Protocol):
     """The brokers of one session; addresses are ``host:port``."""
 
     def choose(self) -> str:
-        """One for a new branch, at random."""
+        """Return the address of a random broker for a new branch."""
         ...
 
     def everyone(self) -> Sequence[str]:
-        """All that may have branches."""
+        """Return the addresses of all brokers that may have branches."""
         ...
 
     def partition(self, topic: str, address: str, client: TextClient) -> int:
-        """Where the next message of a topic goes on the broker at ``address``, to which ``client`` is connected."""
+        """Return the partition for a topic's next message on the broker at ``address``, to which ``client`` is connected."""
         ...
 
 
 class _Turns:
-    """Partitions of topics, one after the other."""
+    """Round robin over the partitions of each topic."""
 
     def __init__(self) -> None:
         self._count: defaultdict[str, itertools.count[int]] = defaultdict(lambda: itertools.count(random.randrange(1 << 16)))
@@ -45,10 +45,10 @@ class _Turns:
 
 
 class Named:
-    """Brokers named by the program. How many partitions a topic has they say themselves (``stats config``)."""
+    """Brokers that the program names. They report the number of a topic's partitions themselves (``stats config``)."""
 
     def __init__(self, addresses: str) -> None:
-        """``host:port;host2:port2``; without a port it is 8123."""
+        """Take addresses as ``host:port;host2:port2``, with 8123 as the default port. ``BadRequest`` when none can be read."""
         self._addresses = [_with_port(part.strip()) for part in re.split("[;,]", addresses) if part.strip()]
         if not self._addresses:
             raise BadRequest(f"{addresses!r} names no broker; write host:port")
@@ -66,7 +66,7 @@ class Named:
         return self._turns.next(topic, range(count))
 
     def _ask(self, topic: str, address: str, client: TextClient) -> int:
-        """Of one that is not there yet: what it will have when the message creates it. That is not kept."""
+        """Ask the broker for a topic's partitions. For a new topic, return the default number without remembering it."""
         config = configparser.ConfigParser(interpolation=None, strict=False)
         try:
             config.read_string(client.stats("config"))
@@ -79,14 +79,14 @@ class Named:
 
 
 class Routed:
-    """Brokers found by a registry: every port of a broker speaks the text protocol, too."""
+    """Brokers that a registry names. Every port of a broker speaks the text protocol, so the registered address will do."""
 
     def __init__(self, core: Core, topics: Sequence[str]) -> None:
-        """A branch goes to a broker that has all of ``topics``; without any, to any."""
+        """Choose brokers that take messages for all of ``topics``; any broker if there are none."""
         self._core = core
         self._topics = topics
         self._turns = _Turns()
-        self._seen: dict[str, str] = {}  # addresses by name: a registry drops a broker that is down, with all its branches
+        self._seen: dict[str, str] = {}  # addresses by name: a registry forgets a broker that is down, but its branches remain
 
     def choose(self) -> str:
         if not self._topics:
@@ -99,7 +99,7 @@ class Routed:
         return self._core.master(random.choice(sorted(common)))
 
     def everyone(self) -> Sequence[str]:
-        """Also those that were there before and are not now."""
+        """Return all brokers, including those that were there before and are not now."""
         self._seen.update(self._masters())
         return [self._seen[name] for name in sorted(self._seen)]
 
@@ -109,7 +109,7 @@ class Routed:
             details = f"The branch is on {address}, which takes no message for it; name all topics in xa_session()"
             raise RouteNotFound(topic, RouteProblem.NO_LIVE_MASTER, details)
         if self._core.routes.provisional(topic):
-            return 0  # how many there will be when this message creates the topic is the broker's own setting
+            return 0  # the message creates the topic, with a number of partitions that only the broker knows
         return self._turns.next(topic, mine)
 
     def _writable(self, topic: str) -> Sequence[MessageQueue]:

@@ -1,4 +1,6 @@
-"""metaq in transactions of the ``transaction`` package, beside a database; needs ``pip install 'metaq-broker[transaction]'``.
+"""XA branches in transactions of the ``transaction`` package, together with a database.
+
+It needs ``pip install 'metaq-broker[transaction]'``.
 
 ::
 
@@ -8,9 +10,9 @@
         database.add(Sent(gtrid=xid.gtrid))
         session.send("orders", b"paid 2003")
 
-The row ``Sent`` is the *marker*: whether the database has it is whether the transaction was committed, whatever died when. So a
-branch that is prepared is never rolled back here: only the marker can tell, and ``metaq.client.transactions.xa.resolve`` asks
-for it.
+The row ``Sent`` is the *marker*: the transaction was committed if and only if the database has it, whichever process failed. So
+a prepared branch is never rolled back here. Only the marker can decide, and ``metaq.client.transactions.xa.resolve`` asks for
+it.
 """
 
 import logging
@@ -29,18 +31,18 @@ from metaq.tx.xid import Xid
 logger = logging.getLogger(__name__)
 
 FORMAT_ID: Final = 0x4D51
-"""Of the branches made here."""
+"""The XA format id of the branches made here."""
 _GTRID_BYTES: Final = 16
 
 
 def join(session: XaSession, manager: transaction.TransactionManager = transaction.manager) -> Xid:
-    """Begin a branch that ends with the manager's current transaction; its id, whose ``gtrid`` belongs into the marker row."""
+    """Begin a branch that ends with the manager's current transaction, and return its id; store ``gtrid`` in the marker row."""
     xid = session.xid(FORMAT_ID, secrets.token_bytes(_GTRID_BYTES), "")
     current = manager.get()
     session.tpc_begin(xid)
     try:
         current.join(_DataManager(session, xid, manager))
-    except BaseException:  # the transaction has failed before, and takes nobody in
+    except BaseException:  # a transaction that has already failed accepts no data manager
         session.tpc_rollback()
         raise
     return xid
@@ -48,7 +50,7 @@ def join(session: XaSession, manager: transaction.TransactionManager = transacti
 
 @implementer(IDataManager)
 class _DataManager:
-    """One branch in one transaction."""
+    """The data manager of one branch in one transaction."""
 
     def __init__(self, session: XaSession, xid: Xid, manager: transaction.TransactionManager) -> None:
         self.transaction_manager = manager
@@ -60,43 +62,43 @@ class _DataManager:
         return f"<branch {self._xid}>"
 
     def sortKey(self) -> str:
-        """Behind every database, "~sqlalchemy:" included, so that the marker is committed before the branch is."""
+        """Sort after every database, including "~sqlalchemy:", so that the marker is committed before the branch."""
         return f"~~metaq:{self._xid}"
 
     def abort(self, txn: object) -> None:
-        """The transaction is given up before it was committed."""
+        """Give up the branch, because the transaction is aborted before its commit."""
         self._give_up()
 
     def tpc_begin(self, txn: object) -> None:
-        """Everything was begun by ``join``."""
+        """Do nothing: ``join`` has begun the branch."""
 
     def commit(self, txn: object) -> None:
-        """Prepare here and not in ``tpc_vote``: there a database that is not in two-phase mode commits already."""
+        """Prepare the branch here and not in ``tpc_vote``, where a database that is not in two-phase mode already commits."""
         self._session.tpc_prepare()
         self._prepared = True
 
     def tpc_vote(self, txn: object) -> None:
-        """The vote was cast in ``commit``."""
+        """Do nothing: ``commit`` has prepared the branch."""
 
     def tpc_finish(self, txn: object) -> None:
-        """The database has committed, so the outcome is certain, and no answer from the broker only puts it off."""
+        """Commit the branch. The database has committed, so the outcome is certain; without an answer it is only delayed."""
         try:
             self._session.tpc_commit()
         except OutcomeUnknown:
             self._commit_again()
 
     def tpc_abort(self, txn: object) -> None:
-        """Another one could not be prepared or committed."""
+        """Give up the branch, because another data manager could not prepare or commit."""
         self._give_up()
 
     def _commit_again(self) -> None:
-        """Once: a connection may break where the broker is well."""
+        """Try the commit once more, because the connection may have broken although the broker is well."""
         try:
             self._session.tpc_commit(self._xid)
         except OutcomeUnknown as error:
             logger.error("branch not committed yet, resolve() will do it xid=%s reason=%s", self._xid, error)
         except XaFailed as error:
-            if error.code != XaCode.NOTA:  # the first commit has arrived
+            if error.code != XaCode.NOTA:  # NOTA: the first commit was carried out
                 raise
 
     def _give_up(self) -> None:

@@ -1,10 +1,10 @@
-"""Messages that follow a local transaction (specs: remoting protocol, sections 3.2.8 and 5.5).
+"""Transactional messages, which follow a local transaction (specs: remoting protocol, sections 3.2.8 and 5.5).
 
 ::
 
     TransactionProducer          broker                                        consumers
 
-    send   half message     →    keeps it, and shows it to nobody
+    send   half message     →    keeps it, invisible to consumers
            execute()
            COMMIT           →    makes it a message                       →    get it
            ROLLBACK         →    drops it
@@ -12,8 +12,8 @@
     check()                 ←
            COMMIT, …        →
 
-The half message is there before the local transaction begins, so the message cannot be lost once that has succeeded; whatever
-fails in between is found out by asking.
+The half message is stored before the local transaction begins, so it cannot be lost once the transaction has succeeded. If
+anything fails in between, the broker finds out the outcome by asking.
 """
 
 import enum
@@ -48,68 +48,68 @@ logger = logging.getLogger(__name__)
 
 _CHECK_THREADS: Final = 4
 _MOST_CHECKS: Final = 2000
-"""That wait for a thread. Brokers ask again for what is dropped."""
+"""The most checks that wait for a thread or run. Further ones are dropped, and brokers ask again."""
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 _UNFIT: Final = frozenset({DELAY, REPLY_TO, *TIMERS})
 
 
 class Outcome(enum.Enum):
-    """What became of a local transaction."""
+    """The outcome of a local transaction."""
 
     COMMIT = TRANSACTION_COMMIT
     """It succeeded: deliver the message."""
     ROLLBACK = TRANSACTION_ROLLBACK
     """It failed, or never began: drop the message."""
     UNKNOWN = 0
-    """Nobody can tell yet: ask later."""
+    """It is not known yet: the broker asks again later."""
 
 
 class HalfMessage(NamedTuple):
     """A message that is not delivered yet."""
 
     id: str
-    """Made by the client, and what consumers see as ``ReceivedMessage.id``; ``execute`` may keep it for ``check`` to find."""
+    """The id that the client made; consumers see it as ``ReceivedMessage.id``. ``execute`` may store it for ``check``."""
     topic: str
     body: bytes
     tag: str | None
     keys: tuple[str, ...]
     properties: Mapping[str, str]
-    """All properties, those of brokers and clients among them."""
+    """All properties, including those of brokers and clients."""
     born_ms: int
-    """When it was sent, by the sender's clock: tells ``check`` whether the local transaction may still be going on."""
+    """The time at which it was sent, by the sender's clock; it tells ``check`` whether the transaction may still be running."""
 
     @classmethod
     def of(cls, message: ReceivedMessage) -> Self:
-        """The half message that a broker sends when it asks."""
+        """Make a half message of the message that a broker sends when it asks."""
         return cls(message.id, message.topic, message.body, message.tag, message.keys, message.properties, message.born_ms)
 
 
 Execute = Callable[[HalfMessage, Any], Outcome]
-"""Does the local transaction for a message; gets the argument of ``send``, too. Raising means ``UNKNOWN``."""
+"""A function that runs the local transaction for a message; it also takes ``send``'s argument. Raising means ``UNKNOWN``."""
 
 Check = Callable[[HalfMessage], Outcome]
-"""Finds out what became of the local transaction. Raising means that the broker asks again."""
+"""A function that finds out the outcome of a local transaction. If it raises, the broker asks again."""
 
 
 class TransactionResult(NamedTuple):
-    """How a send ended, as far as its producer knows."""
+    """The result of a send, as far as its producer knows it."""
 
     outcome: Outcome
-    """Of the local transaction. The broker has been told, or finds out by asking."""
+    """The outcome of the local transaction. The broker has been informed, or finds out by asking."""
     sent: SendResult
-    """Where the half message is; ``sent.id`` is the id of the message that consumers get."""
+    """The place of the half message; ``sent.id`` is the id of the message that consumers get."""
     error: Exception | None
-    """What the local transaction raised, for an outcome that is ``UNKNOWN`` for that reason."""
+    """The error that the local transaction raised, which made the outcome ``UNKNOWN``; else ``None``."""
 
 
 class Execution:
-    """A half message that is stored, and its local transaction; a context manager around the latter, which takes its errors."""
+    """A stored half message and its local transaction; a context manager around the transaction that catches its errors."""
 
     def __init__(self, message: HalfMessage, sent: SendResult, ended: Callable[[], None]) -> None:
         self.message = message
         self.sent = sent
         self.is_due = sent.status is SendStatus.SEND_OK
-        """False when the half message is less safe than it should be: a transaction that succeeds could lose its message."""
+        """False when the half message is less durable than it should be, so that a successful transaction could lose it."""
         self.outcome = Outcome.UNKNOWN if self.is_due else Outcome.ROLLBACK
         self.error: Exception | None = None
         self._ended = ended
@@ -126,12 +126,12 @@ class Execution:
         return True
 
     def decide(self, outcome: Outcome) -> None:
-        """What the local transaction has come to."""
+        """Set the outcome of the local transaction; ``BadRequest`` when it is not an ``Outcome``."""
         self.outcome = _checked(outcome, "execute")
 
 
 class TransactionProducer(GroupProducer):
-    """Sends messages that follow a local transaction; made by ``Client.transaction_producer``. Threads may share it."""
+    """A sender of transactional messages; made by ``Client.transaction_producer``. Threads may share it."""
 
     def __init__(self, core: Core, questions: "Checks", group: str, execute: Execute, check: Check) -> None:
         checks.group(group)
@@ -147,10 +147,10 @@ class TransactionProducer(GroupProducer):
 
     def renew(self) -> None:
         super().renew()
-        self._executing.clear()  # those are the parent's to answer for
+        self._executing.clear()  # the parent answers for those
 
     def close(self) -> None:
-        """Brokers ask others of the group from now on; the client stays open."""
+        """Leave the group: brokers ask its other producers from now on. The client stays open."""
         self._questions.remove(self.group, self)
         super().close()
 
@@ -165,14 +165,14 @@ class TransactionProducer(GroupProducer):
         argument: object = None,
         timeout_s: float | None = None,
     ) -> TransactionResult:
-        """Store a half message, call ``execute`` with it and ``argument``, and tell the broker what that returned.
+        """Store a half message, call ``execute`` with it and ``argument``, and report the outcome to the broker.
 
-        When ``execute`` raises, the outcome is ``UNKNOWN`` and the result has the error: an error of ``send`` itself means
-        that ``execute`` was not called. It is not called either, and the outcome is ``ROLLBACK``, when the half message is
-        stored less safely than it should be (``sent.status``).
+        When ``execute`` raises, the outcome is ``UNKNOWN`` and the result has the error; errors of ``send`` itself mean that
+        ``execute`` was not called. When the half message is stored less durably than it should be (``sent.status``),
+        ``execute`` is not called and the outcome is ``ROLLBACK``.
 
         See ``Producer.send`` for the parameters and errors; ``timeout_s`` limits the sending, not ``execute``. A transactional
-        message can be neither delayed nor a request, nor part of a batch.
+        message cannot be delayed, be a request, or be part of a batch.
         """
         execution = self.begin(topic, body, tag=tag, keys=keys, properties=properties, timeout_s=timeout_s)
         with execution:
@@ -190,7 +190,7 @@ class TransactionProducer(GroupProducer):
         properties: Mapping[str, str] = _NONE,
         timeout_s: float | None = None,
     ) -> Execution:
-        """The part of ``send`` before the local transaction. What is begun must be entered, and ended."""
+        """Do the part of ``send`` before the local transaction. The execution must be entered, and passed to ``end``."""
         deadline = self._core.deadline(timeout_s)
         checks.message(body, tag, properties)
         if unfit := _UNFIT & properties.keys():
@@ -211,7 +211,7 @@ class TransactionProducer(GroupProducer):
             raise
 
     def end(self, execution: Execution) -> TransactionResult:
-        """The part of ``send`` behind the local transaction. A broker that cannot be told asks."""
+        """Do the part of ``send`` after the local transaction. If the broker cannot be reached, it will ask."""
         sent = execution.sent
         try:
             place = decode_offset_id(sent.offset_id).log_offset
@@ -225,7 +225,10 @@ class TransactionProducer(GroupProducer):
         return TransactionResult(execution.outcome, sent, execution.error)
 
     def asked(self, address: str, header: CheckTransaction, message: HalfMessage) -> None:
-        """Answer a broker. ``ClientError`` when it cannot be told, and what ``check`` raises."""
+        """Answer a broker's check. Raise ``ClientError`` when the answer cannot be sent, and whatever ``check`` raises.
+
+        While the local transaction runs here, there is no answer; the broker asks again.
+        """
         if message.id in self._executing:
             logger.debug("not checked, the local transaction goes on message=%s", message.id)
             return
@@ -239,7 +242,7 @@ class TransactionProducer(GroupProducer):
 
 
 class Checks:
-    """What brokers ask a client about transactions: who answers it, and the threads on which that happens."""
+    """The transaction checks that brokers send to a client: the producers that answer them, and the threads that they use."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -250,14 +253,14 @@ class Checks:
         renewed_in_children(self)
 
     def renew(self) -> None:
-        """Have nothing to check yet, in a child of a fork; its producers are the same."""
+        """Forget the pending checks in a child of a fork, and keep the producers."""
         self._workers = ThreadPoolExecutor(_CHECK_THREADS, "metaq-check")
         self._guard = threading.Lock()  # guards the producers, and what follows
         self._pending: set[tuple[str, int]] = set()
-        """Address of the broker and number of the half message."""
+        """The checks that wait or run: address of the broker, and offset in the half topic."""
 
     def add(self, group: str, producer: TransactionProducer) -> None:
-        """All brokers may ask it about its group's transactions from now on. ``ClientError``: the group has one already."""
+        """Let a producer answer all brokers' checks about its group; ``ClientError`` when the group has one here already."""
         with self._guard:
             if group in self._producers:
                 raise ClientError(f"this client has a transaction producer of group {group} already; share that one")
@@ -268,17 +271,17 @@ class Checks:
             self._core.regularly(ROUTES_S, self._meet_brokers)
 
     def remove(self, group: str, producer: TransactionProducer) -> None:
-        """It is asked no more."""
+        """Send no more checks to a producer."""
         with self._guard:
             if self._producers.get(group) is producer:
                 del self._producers[group]
 
     def close(self) -> None:
-        """Begin no more checks; those that run come to their own end."""
+        """Start no more checks. Those that run are not interrupted and not waited for."""
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _meet_brokers(self) -> None:
-        """Make sure that each broker knows this client: it may have to answer for one that died, before it sends anything."""
+        """Make sure that each broker knows this client, which may have to answer for a failed one before it sends anything."""
         try:
             if self._core.routes.meet_brokers(time.monotonic() + CONTROL_TIMEOUT_S):
                 self._core.heartbeat()
@@ -286,7 +289,7 @@ class Checks:
             logger.log(level_of(error), "brokers cannot ask this client about transactions yet reason=%s", error)
 
     def _asked(self, address: str, request: RemotingCommand) -> None:
-        """Called on the thread that reads a connection."""
+        """Take a check on the thread that reads a connection, and pass it to a worker."""
         header = decode_header(CheckTransaction, request.fields)
         key = (address, header.tran_state_table_offset)
         with self._guard:

@@ -1,7 +1,7 @@
-"""XA branches for Python programs, in the form of PEP 249's two-phase commit extension, over the text protocol (section 5).
+"""XA branches over the text protocol (section 5), in the form of PEP 249's two-phase commit extension.
 
-A *branch* is this broker's part of a transaction that others, a database say, take part in. Messages sent in it are seen by
-nobody until it is committed, and then all of them are.
+A *branch* is a broker's part of a transaction with other participants, a database for example. Messages sent in it are
+invisible until it is committed, and then all of them are visible.
 """
 
 import contextlib
@@ -47,34 +47,34 @@ _sessions: Final = itertools.count(1)
 
 
 class Resolved(NamedTuple):
-    """What ``resolve`` did."""
+    """The result of ``resolve``."""
 
     committed: int
     rolled_back: int
     undecided: list[Xid]
-    """Listed and left as they are: nobody knows their outcome yet."""
+    """The branches that were left as they are, because their outcome is not known yet."""
     conflicts: list[Xid]
-    """An operator decided otherwise than the program, or in part; look at them, then ``forget`` them."""
+    """The branches that an operator decided differently from the program, or in part; examine them, then ``forget`` them."""
     unreachable: dict[str, ClientError]
-    """Brokers that could not be asked, by address: their branches wait for the next time."""
+    """The brokers that could not be asked, by address; their branches wait for the next call."""
 
 
 class _Vote(enum.Enum):
     OPEN = enum.auto()
     PREPARED = enum.auto()
     READ_ONLY = enum.auto()
-    """The branch had no messages, so it was over with the vote."""
+    """The branch had no messages, so it ended with the vote."""
 
 
 @dataclass
 class _Branch:
-    """The one that a session is in."""
+    """The branch that a session is in."""
 
     xid: Xid
     address: str
     vote: _Vote = _Vote.OPEN
     doubt: ClientError | None = None
-    """Why it is unknown whether a message belongs to it; it can then only be rolled back."""
+    """The error that left it unknown whether a message belongs to the branch, which can then only be rolled back."""
 
 
 def connect(
@@ -87,9 +87,9 @@ def connect(
     password: str = "",
     tls: Tls = False,
 ) -> "XaSession":
-    """A session with brokers that are named directly: ``host:port``, or ``host:port;host2:port``, by default port 8123.
+    """Return a session with the brokers at ``address``: ``host:port`` or ``host:port;host2:port``, by default port 8123.
 
-    ``Client.xa_session`` is for brokers that are found by a registry. See ``XaSession`` for the rest.
+    ``Client.xa_session`` finds brokers by a registry instead. See ``XaSession`` for the other parameters.
     """
     access = Access(user, password, tls)
     brokers = Named(address)
@@ -97,13 +97,13 @@ def connect(
 
 
 def default_qualifier() -> str:
-    """Names this host and this program, so that programs do not recover each other's branches."""
+    """Return a name of this program on this host, so that programs do not recover each other's branches."""
     program = os.path.basename(sys.argv[0]) or "python"
     return _NOT_IN_A_QUALIFIER.sub("_", f"{program}-{socket.gethostname()}")
 
 
 class XaSession:
-    """Sends messages in branches, one branch at a time.
+    """A sender of messages in XA branches, one branch at a time.
 
     ::
 
@@ -113,12 +113,12 @@ class XaSession:
             session.tpc_prepare()
             session.tpc_commit()
 
-    A session belongs to one thread at a time: a call while another one is under way raises ``ClientError``. All messages of a
-    branch go to one broker, chosen when it begins. A broker gives up a branch that is not prepared within
-    ``branch_timeout_s``; a prepared one waits until somebody commits or rolls it back.
+    A session is for one thread at a time: a call while another one runs raises ``ClientError``. All messages of a branch go to
+    one broker, which is chosen when the branch begins. A broker gives up a branch that is not prepared within
+    ``branch_timeout_s``; a prepared one waits until it is committed or rolled back.
 
-    Errors: ``XaFailed`` is the broker's answer with a code of XA. ``OutcomeUnknown`` is no certain answer to a step.
-    ``Refused`` says that a message was not taken; the branch goes on without it.
+    Errors: ``XaFailed`` when the broker answers with a code of XA, ``OutcomeUnknown`` when it is uncertain whether a step was
+    carried out, and ``Refused`` when a message was not taken; the branch continues without it.
     """
 
     def __init__(
@@ -130,16 +130,16 @@ class XaSession:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         access: Access = OPEN,
     ) -> None:
-        """Nothing is connected before it is needed.
+        """Make a session, which opens connections only when they are needed.
 
         Args:
-            brokers: where branches can be.
-            qualifier: tells whose branches ``tpc_recover`` is to list: the same after a restart, and another one for each
-                program that recovers on its own. Printable ASCII without blanks and colons, and not a number. By default
+            brokers: the brokers that may have branches.
+            qualifier: the name of the branches that ``tpc_recover`` lists. Keep it after a restart, and use another one for
+                each program that recovers on its own. Printable ASCII without blanks and colons, and not a number. By default
                 the names of program and host.
-            branch_timeout_s: seconds from begin to prepare; the broker may allow less. 0 is no limit.
-            timeout_s: for each connection and each answer.
-            access: a user, and TLS.
+            branch_timeout_s: the most seconds from begin to prepare; the broker may allow less. 0 means no limit.
+            timeout_s: the time limit for each connection and each answer.
+            access: user and TLS.
         """
         checks.number("branch_timeout_s", branch_timeout_s)
         checks.seconds("timeout_s", timeout_s)
@@ -156,13 +156,13 @@ class XaSession:
         self._access = access
         self._brokers = brokers
         self._clients: dict[str, TextClient] = {}
-        self._places: dict[Xid, str] = {}  # of prepared branches: whoever sent one elsewhere would be told that it is unknown
+        self._places: dict[Xid, str] = {}  # of prepared branches; other brokers would answer that they do not know them
         self._closed = False
         self.renew()
         renewed_in_children(self)
 
     def renew(self) -> None:
-        """Be another session, in no branch, in a child of a fork: a branch that is open belongs to the parent."""
+        """Become another session, in no branch, in a child of a fork: an open branch belongs to the parent."""
         self._id = f"{own_address()}-{os.getpid()}-{time.time_ns() // 1_000_000}-{next(_sessions)}"
         self._branch: _Branch | None = None
         self._in_use = threading.Lock()
@@ -187,17 +187,17 @@ class XaSession:
 
     @property
     def branch(self) -> Xid | None:
-        """The branch that it is in."""
+        """The branch that the session is in; ``None`` outside of a branch."""
         return None if self._branch is None else self._branch.xid
 
     # -- PEP 249 ------------------------------------------------------------------------------------------------------
 
     def xid(self, format_id: int, gtrid: str | bytes, bqual: str | bytes) -> Xid:
-        """The id of a branch: of the whole transaction, and of this part of it; each at most 64 bytes, text as UTF-8."""
+        """Return a branch id of the global transaction's id and this part's id, each at most 64 bytes (text as UTF-8)."""
         return _as_xid(str(Xid(format_id, _bytes(gtrid), _bytes(bqual), self.qualifier)))
 
     def tpc_begin(self, xid: Xid) -> None:
-        """Open a branch on one broker."""
+        """Open a branch on one broker; ``ClientError`` when the session is already in one."""
         with self._alone():
             if self._branch is not None:
                 raise ClientError(f"this session is in the branch {self._branch.xid}; commit or roll it back first")
@@ -208,9 +208,9 @@ class XaSession:
             self._branch = branch
 
     def send(self, topic: str, body: bytes, *, tag: str | None = None, partition: int = BROKER_CHOOSES) -> int:
-        """Send a message in the branch; it is seen when the branch is committed. Returns its id, which readers get, too.
+        """Send a message in the branch, and return its id, which readers get, too. It becomes visible when the branch commits.
 
-        Without ``partition``, the topic's partitions on the branch's broker take turns.
+        Without ``partition``, messages go to the topic's partitions on the branch's broker in turn.
         """
         with self._alone():
             branch = self._current()
@@ -233,9 +233,9 @@ class XaSession:
             return _message_id(reply)
 
     def tpc_prepare(self) -> None:
-        """End the branch, and have the broker promise that it can be committed; from now on it survives everything.
+        """End the branch, and have the broker promise that it can be committed; from now on the branch survives a crash.
 
-        ``XaFailed`` is the broker's refusal. After ``OutcomeUnknown`` roll back.
+        ``XaFailed`` when the broker refuses. After ``OutcomeUnknown``, roll back.
         """
         with self._alone():
             branch = self._committable()
@@ -250,10 +250,10 @@ class XaSession:
                 self._places[branch.xid] = branch.address
 
     def tpc_commit(self, xid: Xid | None = None) -> None:
-        """Commit the session's branch, in one phase when it is not prepared; or one that ``tpc_recover`` has listed.
+        """Commit the session's branch, in one phase if it is not prepared, or a branch that ``tpc_recover`` has listed.
 
-        After ``OutcomeUnknown`` of a prepared branch ``tpc_recover`` tells: it lists the branch as long as it is not
-        committed. A commit in one phase cannot be asked about afterwards.
+        After ``OutcomeUnknown`` for a prepared branch, ``tpc_recover`` lists the branch as long as it is not committed. The
+        outcome of a one-phase commit cannot be queried afterwards.
         """
         with self._alone():
             if xid is not None:
@@ -269,7 +269,7 @@ class XaSession:
                 self._step(branch.address, branch.xid, "COMMIT_ONE_PHASE", advice=advice)
 
     def tpc_rollback(self, xid: Xid | None = None) -> None:
-        """Roll back the session's branch, or one that ``tpc_recover`` has listed."""
+        """Roll back the session's branch, or a branch that ``tpc_recover`` has listed."""
         with self._alone():
             if xid is not None:
                 self._check_outside(xid)
@@ -280,9 +280,9 @@ class XaSession:
             self._roll_back(self._take_branch())
 
     def tpc_recover(self) -> list[Xid]:
-        """The prepared branches of this qualifier, and those that an operator has decided, on all brokers that can be asked.
+        """Return the branches of this qualifier that are prepared or that an operator has decided, on all reachable brokers.
 
-        ``unreachable`` then names the others. Raises when none at all answers.
+        Afterwards ``unreachable`` has the other brokers. When no broker at all answers, it raises the error of one.
         """
         with self._alone():
             self.unreachable = {}
@@ -303,13 +303,13 @@ class XaSession:
             return list(found)
 
     def forget(self, xid: Xid) -> None:
-        """Have a broker drop what it keeps of a branch that an operator has decided."""
+        """Have a broker forget a branch that an operator has decided."""
         with self._alone():
             self._step(self._place(xid), xid, "FORGET", advice="tpc_recover() lists it if it is still there")
             self._places.pop(xid, None)
 
     def leave(self) -> None:
-        """Go out of a prepared branch without deciding: it stays in the broker, and ``tpc_recover`` lists it."""
+        """Leave a prepared branch undecided: it stays in the broker, and ``tpc_recover`` lists it."""
         with self._alone():
             branch = self._current()
             if branch.vote is _Vote.OPEN:
@@ -359,12 +359,12 @@ class XaSession:
         try:
             self._step(branch.address, branch.xid, "ROLLBACK", advice=advice)
         except XaFailed as error:
-            if error.code != XaCode.NOTA:  # it has ended by its timeout, or the vote was a refusal
+            if error.code != XaCode.NOTA:  # NOTA: it has timed out, or the broker refused to prepare it
                 raise
         self._places.pop(branch.xid, None)
 
     def _place(self, xid: Xid) -> str:
-        """Where a branch is that is not the session's own."""
+        """Return the broker's address of a branch that the session is not in; ``ClientError`` when it is not known."""
         addresses = self._brokers.everyone()
         place = self._places.get(xid) or (addresses[0] if len(addresses) == 1 else None)
         if place is None:
@@ -391,7 +391,7 @@ class XaSession:
     def _step(
         self, address: str, xid: Xid, kind: str, *, advice: str = "roll it back", first: str = "", timeout: bool = False
     ) -> Reply:
-        """One step in the life of a branch; ``OutcomeUnknown`` with ``advice`` when no answer comes, or RMFAIL."""
+        """Do one step of a branch; ``OutcomeUnknown`` with ``advice`` when no answer comes, or RMFAIL."""
         try:
             return self._asked(address, xid, kind, first=first, timeout=timeout)
         except (ConnectionFailed, RequestTimeout) as error:
@@ -399,7 +399,7 @@ class XaSession:
         except XaFailed as error:
             if error.code != XaCode.RMFAIL:
                 raise
-            # not safe on the disk yet, or the step before is not finished
+            # RMFAIL: not synced to disk yet, or the previous step is not finished
             raise OutcomeUnknown(xid, kind, advice, error) from error
 
     def _asked(self, address: str, xid: Xid | None, kind: str, *, first: str = "", timeout: bool = False) -> Reply:
@@ -407,7 +407,7 @@ class XaSession:
         limit = (self.branch_timeout_s,) if timeout and self.branch_timeout_s else ()
 
         def write(opaque: int) -> bytes:
-            # what comes first is never answered: whatever a broker says to it is no reply to a request in flight
+            # the first command has no opaque, so that an answer to it is not taken for that to a request in flight
             before = write_line(*head, first, self.qualifier, NO_OPAQUE) if first else b""
             return before + write_line(*head, kind, *limit, self.qualifier, opaque)
 
@@ -421,11 +421,12 @@ def resolve(session: XaSession, committed: Callable[[Xid], bool | None]) -> Reso
     """Finish the branches that were left prepared: commit those whose transaction was committed, roll back the others.
 
     Args:
-        session: in no branch.
-        committed: whether the transaction of a branch was committed elsewhere, as by a row that it wrote into the database;
-            ``None`` when that is not known yet. It must not say ``False`` of a transaction that may still be committed.
+        session: a session that is in no branch.
+        committed: a function that returns whether the transaction of a branch was committed elsewhere, for example by a row
+            that it wrote into the database; ``None`` when that is not known yet. It must not return ``False`` for a
+            transaction that may still be committed.
 
-    What cannot be done now (no answer, undecided) is left for the next time.
+    Branches that cannot be finished now (no answer, undecided) are left for the next call.
     """
     counts = {"COMMIT": 0, "ROLLBACK": 0}
     undecided: list[Xid] = []
@@ -445,7 +446,7 @@ def resolve(session: XaSession, committed: Callable[[Xid], bool | None]) -> Reso
         except XaFailed as error:
             if error.code == (XaCode.HEURCOM if outcome else XaCode.HEURRB):
                 session.forget(xid)  # an operator decided the same
-            elif error.code != XaCode.NOTA:  # somebody else has resolved it meanwhile
+            elif error.code != XaCode.NOTA:  # NOTA: it was resolved elsewhere meanwhile
                 logger.error("branch resolved otherwise xid=%s committed=%s reason=%s", xid, outcome, error)
                 conflicts.append(xid)
         else:

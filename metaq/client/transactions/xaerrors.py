@@ -1,4 +1,4 @@
-"""What can go wrong with XA branches."""
+"""The errors of XA branches."""
 
 from typing import Final
 
@@ -16,13 +16,13 @@ class XaFailed(ClientError):
         named = _NAMES.get(code, "a code of its own")
         super().__init__(f"the broker answered {named} ({code}): {text}")
         self.code = code
-        """One of ``metaq.tx.branches.XaCode``, or another number from a broker that knows others."""
+        """One of ``metaq.tx.branches.XaCode``, or another number if the broker knows further codes."""
         self.text = text
         self.xid = xid
 
 
 class OutcomeUnknown(ClientError):
-    """No answer to a step in the life of a branch, or RMFAIL, that it is not certain yet: it may or may not be carried out."""
+    """A step of a branch got no answer, or the answer RMFAIL; it may or may not have been carried out."""
 
     def __init__(self, xid: Xid, step: str, advice: str, reason: ClientError) -> None:
         super().__init__(f"{step} of {xid} may or may not have been carried out ({reason}); {advice}")

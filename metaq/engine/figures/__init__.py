@@ -1,1 +1,1 @@
-"""What is counted: since the start, over time, and as metrics."""
+"""The broker's figures: counters since the start, statistics over time, and metrics."""

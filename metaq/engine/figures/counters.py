@@ -1,4 +1,4 @@
-"""What the broker has counted since its start, for ``stats`` of the text protocol."""
+"""The broker's counters since its start, for ``stats`` of the text protocol."""
 
 import time
 from collections import Counter
@@ -9,7 +9,7 @@ from metaq.errors import MetaqError
 
 @dataclass(slots=True)
 class Meter:
-    """A counter of events and of what they amount to, with a part that can be reset."""
+    """A counter of events and of the sum of their values, with a recent part that can be reset."""
 
     count: int = 0
     recent_count: int = 0
@@ -23,7 +23,7 @@ class Meter:
 
 @dataclass(slots=True)
 class TopicCounters:
-    """What cannot be derived from a topic's queues."""
+    """The counters of one topic that cannot be derived from its queues."""
 
     get: Meter = field(default_factory=Meter)
     offset: Meter = field(default_factory=Meter)
@@ -33,7 +33,7 @@ class TopicCounters:
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start of the process; the recent parts since ``since_s``, a monotonic time."""
+    """Counters since the start of the process; the recent parts count since ``since_s``, a monotonic time."""
 
     topics: dict[str, TopicCounters] = field(default_factory=dict)
     put: Meter = field(default_factory=Meter)
@@ -42,11 +42,11 @@ class Counters:
     get_miss: Meter = field(default_factory=Meter)
     put_failed: Meter = field(default_factory=Meter)
     refused: Counter[type[MetaqError]] = field(default_factory=Counter)
-    """Of ``put_failed``: by what refused them."""
+    """The failed puts of ``put_failed`` by the class of their error."""
     sent_back: Meter = field(default_factory=Meter)
     dead_letter: Meter = field(default_factory=Meter)
     tx_begin: Meter = field(default_factory=Meter)
-    """Of local transactions; the next one of XA branches, the others of both."""
+    """Local transactions; ``tx_xa_begin`` counts XA branches, the others count both."""
     tx_xa_begin: Meter = field(default_factory=Meter)
     tx_commit: Meter = field(default_factory=Meter)
     tx_rollback: Meter = field(default_factory=Meter)
@@ -54,12 +54,12 @@ class Counters:
     since_s: float = field(default_factory=time.monotonic)
 
     def refuse(self, error: MetaqError, puts: int) -> None:
-        """So many puts failed by one error."""
+        """Count puts that failed with one error."""
         self.put_failed.add(puts)
         self.refused[type(error)] += puts
 
     def count_step(self, step: str, *, local: bool) -> None:
-        """A command about a transaction, by its type."""
+        """Count a transaction command by its type."""
         if step == "BEGIN":
             (self.tx_begin if local else self.tx_xa_begin).add(1)
         elif step in ("COMMIT_ONE_PHASE", "COMMIT_TWO_PHASE"):
@@ -68,7 +68,7 @@ class Counters:
             self.tx_rollback.add(1)
 
     def reset(self) -> None:
-        """Begin a new recent part."""
+        """Reset the recent parts and the counters of topics."""
         self.since_s = time.monotonic()
         for meter in (self.put, self.get, self.offset, self.get_miss, self.put_failed):
             meter.recent_count = meter.recent_value = 0

@@ -1,4 +1,4 @@
-"""Metrics and how they are written for Prometheus (text format 0.0.4).
+"""Metrics, and their form for Prometheus (text format 0.0.4).
 
 ::
 
@@ -15,7 +15,7 @@
     metaq_send_seconds_sum 0.0231
     metaq_send_seconds_count 13
 
-Nothing here counts by itself: values are taken from what the broker knows anyway, when they are asked for.
+Except for histograms nothing here counts by itself: the values are read from the broker's state when they are asked for.
 """
 
 from bisect import bisect_left
@@ -29,7 +29,7 @@ _ESCAPED: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 class Kind(StrEnum):
-    """What Prometheus may do with the values."""
+    """The Prometheus type of a metric, which says how its values may be used."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -37,7 +37,7 @@ class Kind(StrEnum):
 
 
 class Metric(NamedTuple):
-    """One name. The unit is a word of its help, and the end of the name where it is a base unit (seconds, bytes, ratio)."""
+    """One metric. Its unit is a word of its help, and ends its name where it is a base unit (seconds, bytes, ratio)."""
 
     name: str
     kind: Kind
@@ -47,34 +47,34 @@ class Metric(NamedTuple):
 
 
 class Histogram:
-    """How often something took how long, in seconds, since it was made."""
+    """A histogram of durations in seconds, since it was created."""
 
     __slots__ = ("_bounds", "_counts", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        """``bounds`` rise; what is longer than the last is counted, too."""
+        """Create it with rising ``bounds``; durations longer than the last one are counted, too."""
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self.total = 0.0
-        """Of all that was observed."""
+        """The sum of all observed durations."""
 
     def observe(self, seconds: float) -> None:
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self.total += seconds
 
     def buckets(self) -> Iterator[tuple[str, int]]:
-        """Each bound as it is written, and how often it was not exceeded; ``+Inf`` last."""
+        """Return each bound as text, and how many durations did not exceed it; ``+Inf`` comes last."""
         return zip((*map(_number, self._bounds), "+Inf"), accumulate(self._counts), strict=True)
 
 
 Sample = tuple[tuple[str, ...], float | Histogram]
-"""Values of the labels, in their order, and what was measured."""
+"""The values of the labels, in their order, and the measured value."""
 Family = tuple[Metric, Iterable[Sample]]
-"""A metric and all of its samples, which may be made while they are written."""
+"""A metric and all of its samples, which may be generated while they are written."""
 
 
 def write(families: Iterable[Family], rest: Callable[[], None]) -> Iterator[str]:
-    """The lines of all samples, each with its end of line; ``rest`` is called behind every sample."""
+    """Yield the text of all metrics, in pieces of whole lines; ``rest`` is called after each sample."""
     for metric, samples in families:
         yield f"# HELP {metric.name} {_escaped_help(metric.help)}\n# TYPE {metric.name} {metric.kind}\n"
         for values, measured in samples:

@@ -1,8 +1,8 @@
-"""What was put and got, over time: by topic, by group and topic, and in all.
+"""Statistics of puts and gets over time: by topic, by group and topic, and in all.
 
-Totals are sampled every ``SAMPLE_S`` and remembered in three rings: the last minute, hour and day. A rate is what was counted
-since the oldest sample of its ring, so "the last minute" is between 60 and 70 seconds. What was put is not counted at all: the
-consume queues know it.
+Totals are sampled every ``SAMPLE_S`` and kept in three rings: the last minute, hour and day. A rate covers the time since the
+oldest sample of its ring, so "the last minute" is between 60 and 70 seconds. Puts are not counted at all: the consume queues
+know their number and size.
 
 ==============================================  ===============  ====================================
 name (specs: remoting protocol, section 3.3)    key              counts
@@ -28,17 +28,17 @@ from metaq.store.queues.consumequeue import ConsumeQueue
 
 SAMPLE_S: Final = 10
 MOST_KEYS: Final = 20_000
-"""Groups and topics that are counted one by one; beyond it their messages are only counted in all."""
+"""Pairs of group and topic that are counted one by one; messages of more pairs are only counted in all."""
 OTHERS: Final = "(others)"
-"""Stands for the topic and the group of what is counted in all: no topic can be called so."""
+"""The topic and the group under which the rest is listed that is only counted in all: no topic can have this name."""
 SLICE: Final = 256
-"""Totals that are sampled without a pause, about 2 ms."""
+"""Totals that are sampled without a pause, about 2 ms of work."""
 DAY_MS: Final = 86_400_000
 
 _EVERY: Final = (1, 60, 360)
-"""Samplings from one sample to the next: 10 s, 10 min, 1 h."""
+"""For each ring, how many samplings lie between two of its samples: 10 s, 10 min, 1 h."""
 _KEPT: Final = (7, 7, 25)
-"""Samples in each ring: a minute, an hour, a day."""
+"""The number of samples in each ring: a minute, an hour, a day."""
 
 PUT: Final = "put"
 GOT: Final = "got"
@@ -46,7 +46,7 @@ SENT_BACK: Final = "sent back"
 BROKER: Final = "broker"
 ASKED: Final = "asked"
 MISSED: Final = "missed"
-"""Gets and pulls, and those of them that brought nothing."""
+"""``ASKED`` are all gets and pulls, ``MISSED`` those that found nothing."""
 
 _NAMES: Final = {
     "TOPIC_PUT_NUMS": (PUT, 0),
@@ -57,11 +57,11 @@ _NAMES: Final = {
     "BROKER_PUT_NUMS": (BROKER, 0),
     "BROKER_GET_NUMS": (BROKER, 0),
 }
-"""By name: what is counted, and whether messages or bytes are asked for."""
+"""By RocketMQ's name: the kind of count, and 0 for messages or 1 for bytes."""
 
 
 class Totals(NamedTuple):
-    """Counted since the start."""
+    """Messages and bytes counted since the start."""
 
     messages: int = 0
     size: int = 0
@@ -71,21 +71,21 @@ NOTHING: Final = Totals()
 
 
 class Sample(NamedTuple):
-    """Totals at a moment, a monotonic time."""
+    """The totals at one moment, in monotonic seconds."""
 
     at_s: float
     totals: Totals
 
 
 class Day(NamedTuple):
-    """Messages since the start, as of midnight (UTC) a day ago, and of today."""
+    """The totals since the start, as they were at the last two midnights (UTC)."""
 
     yesterday: Totals
     today: Totals
 
 
 class _Counter:
-    """What is counted as it happens."""
+    """A pair of totals that is counted as things happen."""
 
     __slots__ = ("messages", "size")
 
@@ -97,7 +97,7 @@ class _Counter:
 
 
 class Series:
-    """The past of one thing that is counted."""
+    """The past samples of one count, in three rings."""
 
     __slots__ = ("_rings",)
 
@@ -105,18 +105,18 @@ class Series:
         self._rings = tuple([since] for _ in _EVERY)
 
     def take(self, sampling: int, sample: Sample) -> None:
-        """Remember a sample; samplings are numbered."""
+        """Add a sample to the rings that take one at the sampling with this number."""
         for ring, every, kept in zip(self._rings, _EVERY, _KEPT, strict=True):
             if sampling % every == 0:
                 ring.append(sample)
                 del ring[:-kept]
 
     def rates(self, now: Sample, what: int) -> Rates:
-        """Of messages (0) or bytes (1), up to now."""
+        """Return the rates of messages (0) or bytes (1) in the last minute, hour and day, up to now."""
         return Rates(*(_rate(ring[0], now, what) for ring in self._rings))
 
     def per_second(self, now: Sample) -> tuple[float, float, float]:
-        """Messages a second in the last 10 to 20 seconds, minute, and 10 to 20 minutes."""
+        """Return the messages a second in the last 10 to 20 seconds, the last minute, and the last 10 to 20 minutes."""
         minute, hour, _ = self._rings
         ten_s, one_min, ten_min = (_rate(since, now, 0) for since in (minute[-2:][0], minute[0], hour[-2:][0]))
         return ten_s.per_second, one_min.per_second, ten_min.per_second
@@ -130,14 +130,14 @@ def _rate(since: Sample, now: Sample, what: int) -> Rate:
 
 
 class Statistics:
-    """All of them, for one broker."""
+    """The statistics of one broker."""
 
     def __init__(self, queues: Mapping[TopicPartition, ConsumeQueue], clock: Clock, counters: Counters) -> None:
         self._queues = queues
         self._counters = counters
         self._clock = clock
         self._by_topic: dict[str, list[ConsumeQueue]] = {}
-        self._indexed = 0  # queues in that: new ones come at the end, none ever goes
+        self._indexed = 0  # number of queues in it: new ones come at the end, and none is ever removed
         self._put_before: dict[str, Totals] = {}
         self._got: dict[tuple[str, str], _Counter] = {}
         self._sent_back: dict[tuple[str, str], _Counter] = {}
@@ -149,19 +149,19 @@ class Statistics:
         self.put_by_day = self.got_by_day = Day(Totals(), Totals())
 
     def begin(self) -> None:
-        """What readers see now was there before: only what comes is counted."""
+        """Count puts from now on only: leave out the messages that readers can see already."""
         self._put_before = {topic: _put_ever(partitions) for topic, partitions in self._topics().items()}
 
     # -- counting -----------------------------------------------------------------------------------------------------
 
     def got(self, group: str, topic: str, messages: int, size: int) -> None:
-        """A consumer was given messages."""
+        """Count messages, and their bytes, that a consumer received."""
         counter = self._got.get((topic, group)) or self._counter(self._got, (topic, group))
         counter.messages += messages
         counter.size += size
 
     def sent_back(self, group: str, topic: str) -> None:
-        """A consumer sent a message back."""
+        """Count a message that a consumer sent back."""
         counter = self._sent_back.get((topic, group)) or self._counter(self._sent_back, (topic, group))
         counter.messages += 1
 
@@ -171,7 +171,7 @@ class Statistics:
         return counters.setdefault(key, _Counter())
 
     def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """A topic or a group was deleted."""
+        """Forget the counts of a topic or a group that was deleted; the messages got stay in the totals."""
         for counters in (self._got, self._sent_back):
             for key in [key for key in counters if topic == key[0] or group == key[1]]:
                 counter = counters.pop(key)
@@ -183,7 +183,7 @@ class Statistics:
     # -- totals -------------------------------------------------------------------------------------------------------
 
     def _topics(self) -> dict[str, list[ConsumeQueue]]:
-        """The queues by topic."""
+        """Return the queues by topic."""
         if self._indexed < len(self._queues):
             for queue in islice(self._queues.values(), self._indexed, None):
                 self._by_topic.setdefault(queue.topic, []).append(queue)
@@ -191,19 +191,19 @@ class Statistics:
         return self._by_topic
 
     def put_to(self, topic: str) -> Totals:
-        """What was put to one topic since the start."""
+        """Return the messages put into one topic since the start."""
         messages, size = _put_ever(self._topics().get(topic, []))
         before = self._put_before.get(topic, NOTHING)
         return Totals(messages - before.messages, size - before.size)
 
     def topics(self) -> list[str]:
-        """All that have a partition, internal ones included."""
+        """Return all topics that have a partition, internal ones included."""
         return list(self._topics())
 
     def got_by_group(self) -> Iterator[tuple[tuple[str, str], Totals]]:
-        """What was got since the start, by topic and group; at last, as ``OTHERS`` of both, what is not counted one by one.
+        """Yield the messages got since the start, by topic and group; the last item, named ``OTHERS`` twice, is all the rest.
 
-        The caller may wait between any two.
+        The caller may let other greenlets run between any two items.
         """
         for key in list(self._got):
             counter = self._got.get(key)
@@ -212,15 +212,15 @@ class Statistics:
         yield (OTHERS, OTHERS), self._beyond.totals()
 
     def put_in_all(self) -> Totals:
-        """What clients put since the start."""
+        """Return the messages that clients put since the start; internal topics do not count."""
         return _sum(self.put_to(topic) for topic in self._topics() if topic not in INTERNAL_TOPICS)
 
     def got_in_all(self) -> Totals:
-        """What clients got since the start."""
+        """Return the messages that clients got since the start."""
         return _sum([self._beyond.totals(), *(counter.totals() for counter in self._got.values())])
 
     def _totals(self) -> Iterator[tuple[tuple[str, str], Totals]]:
-        """Everything that is sampled, as it is when it is asked for."""
+        """Yield all totals that are sampled, each as it is when its turn comes."""
         put: list[Totals] = []
         for topic in list(self._topics()):
             totals = self.put_to(topic)
@@ -242,7 +242,7 @@ class Statistics:
     # -- sampling and asking ------------------------------------------------------------------------------------------
 
     def sample(self, rest: Callable[[], None]) -> None:
-        """Remember the totals of now; called every ``SAMPLE_S``. ``rest`` lets others go on after each ``SLICE`` of them."""
+        """Sample all totals; called every ``SAMPLE_S``. ``rest`` is called after each ``SLICE`` of them, to let others run."""
         self._sampling += 1
         at_s = self._clock.monotonic()
         for number, (key, totals) in enumerate(self._totals(), 1):
@@ -258,14 +258,14 @@ class Statistics:
             self.got_by_day = Day(self.got_by_day.today, self.got_in_all())
 
     def _past(self, key: tuple[str, str]) -> Series:
-        """What is remembered of it: when nothing is, it was nothing when the last samples were taken."""
+        """Return the series of one count; a new one starts from zero at the time of the last sampling."""
         series = self._series.get(key)
         if series is None:
             self._series[key] = series = Series(Sample(self._sampled_s, NOTHING))
         return series
 
     def rates(self, name: str, key: str) -> Rates | None:
-        """What is asked for by its RocketMQ name; ``None`` when that is unknown, or was never counted."""
+        """Return the rates of a statistic by its RocketMQ name; ``None`` when it is unknown, or nothing was counted yet."""
         kind, what = _NAMES.get(name, (None, 0))
         if kind is None:
             return None
@@ -283,26 +283,26 @@ class Statistics:
         return self._past((kind, key)).rates(self._now(totals), what)
 
     def got_per_second(self, group: str, topic: str) -> float:
-        """Messages a second that a group got of a topic in the last 10 to 20 seconds."""
+        """Return the messages a second that a group got from a topic in the last 10 to 20 seconds."""
         counter = self._got.get((topic, group))
         if counter is None:
             return 0.0
         return self._past((GOT, _written((topic, group)))).per_second(self._now(counter.totals()))[0]
 
     def put_per_second(self) -> tuple[float, float, float]:
-        """Messages a second, as ``Series.per_second``."""
+        """Return the messages put per second, over the times of ``Series.per_second``."""
         return self._past((BROKER, PUT)).per_second(self._now(self.put_in_all()))
 
     def transferred_per_second(self) -> tuple[float, float, float]:
-        """Messages a second, as ``Series.per_second``."""
+        """Return the messages got per second, over the times of ``Series.per_second``."""
         return self._past((BROKER, GOT)).per_second(self._now(self.got_in_all()))
 
     def asked_per_second(self) -> tuple[float, float, float]:
-        """Gets and pulls a second, as ``Series.per_second``."""
+        """Return the gets and pulls per second, over the times of ``Series.per_second``."""
         return self._past((BROKER, ASKED)).per_second(self._now(Totals(self._counters.get.count)))
 
     def missed_per_second(self) -> tuple[float, float, float]:
-        """Gets and pulls a second that brought nothing, as ``Series.per_second``."""
+        """Return the gets and pulls per second that found nothing, over the times of ``Series.per_second``."""
         return self._past((BROKER, MISSED)).per_second(self._now(Totals(self._counters.get_miss.count)))
 
 
@@ -315,7 +315,7 @@ def _put_ever(queues: Iterable[ConsumeQueue]) -> Totals:
 
 
 def _written(key: tuple[str, str]) -> str:
-    """topic@group, as administrators write it."""
+    """Return ``topic@group``, as administrators write it."""
     return "@".join(key)
 
 

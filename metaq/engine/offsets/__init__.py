@@ -1,1 +1,1 @@
-"""How far groups are: kept in the log, recorded, exported."""
+"""The consumer offsets of groups: kept in the log, recorded over time, and exported."""

@@ -1,8 +1,8 @@
-"""How far all groups are, of whichever kind, as rows (``metaq.protocol.remoting.offsetrows``).
+"""The progress of all groups, of every kind, as rows (``metaq.protocol.remoting.offsetrows``).
 
-There may be thousands of groups and partitions, so a look at all of them works for a few milliseconds at a time, a fifth of the
-time at most, and what is not in the page cache is read off the hub. The rows of one look have one time; each is as it was when
-its turn came.
+There may be thousands of groups and partitions. So a look at all of them works for a few milliseconds at a time, a fifth of the
+time at most, and reads off the hub what is not in the page cache. All rows of one look carry the same time; each shows the
+state when its turn came.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Subject(NamedTuple):
-    """What is looked at as a whole, in this order: a group in the partitions of a topic."""
+    """A group and a topic whose partitions are looked at together; a look takes the subjects in sorted order."""
 
     kind: str
     group: str
@@ -32,57 +32,59 @@ class Subject(NamedTuple):
 
 
 FIRST: Final = Subject("", "", "")
-"""Before all others."""
+"""The subject before all others."""
 SLICE_S: Final = 0.002
-"""How long others wait while rows are made, and"""
+"""How long the export works before it lets other greenlets run."""
 REST_S: Final = 0.008
-"""what they have for themselves then."""
+"""How long the others then run alone."""
 MOST_TIMES: Final = 100_000
-"""Store times that are kept from one look to the next, some 25 MB. Without them a row costs four times as much: the files of
+"""Store times that are cached from one look to the next, some 25 MB. Without them a row costs four times as much: the files of
 thousands of queues are opened again and again."""
 DAMAGED: Final = -1
 """Stands for the time of a message that cannot be read."""
 LONGEST: Final = 255
-"""Characters of a group that is exported, and of an owner that is told: ZooKeeper has room for anything."""
+"""The longest name of a group that is exported, and where owners' names are cut, in characters: ZooKeeper sets no limit."""
 
 
 class Part(NamedTuple):
-    """What there is to say of one subject."""
+    """The rows of one subject."""
 
     subject: Subject
     rows: list[bytes]
-    """Each as ``encode_row`` writes it."""
+    """The rows as ``encode_row`` writes them."""
     problem: str | None = None
-    """Why there are no rows, of it and of others of its kind."""
+    """Why there are no rows of this subject, and of others of its kind."""
 
 
 class Standing(NamedTuple):
-    """A group in one partition, as its kind knows it."""
+    """The progress of a group in one partition, in the terms of its kind."""
 
     consumed: int | None = None
-    """The ordinal that comes next, where it is known as such,"""
+    """The queue offset that the group wants next, where its kind counts messages,"""
     position: TextPosition | None = None
-    """or as what the text protocol counts."""
+    """or the position where its kind counts as the text protocol does."""
     owner: str | None = None
 
 
 class OffsetExport:
-    """Looks at the groups of one broker."""
+    """The export of the progress of one broker's groups."""
 
     def __init__(self, context: Context, in_zookeeper: GroupOffsets | None, run: Run) -> None:
-        """``in_zookeeper`` is what MetaQ's consumers keep there."""
+        """Create it; ``in_zookeeper`` reads what MetaQ's consumers keep there, if ZooKeeper is used."""
         self._context = context
         self._store = context.store
         self._in_zookeeper = in_zookeeper
         self._read = read_through(run)
         self._times = StoreTimes()
         self._of_zookeeper: frozenset[tuple[str, str]] = frozenset()
-        """Groups with their topics, when it last answered: while it does not, they are not taken for observed ones."""
+        """The groups, with their topics, of ZooKeeper's last answer: while it is silent they do not count as observed ones."""
 
     def look(self, ts_ms: int, after: Subject = FIRST) -> Iterator[Part]:
-        """All subjects behind one, in their order; may wait between any two rows. ``ts_ms`` is the time of the look.
+        """Yield the parts of all subjects after one, in their order; other greenlets may run between any two rows.
 
-        A look that goes on where another has stopped takes ZooKeeper's groups from the list of that.
+        ``ts_ms`` is the time of the look, in milliseconds. A look that continues after a subject uses the list of ZooKeeper's
+        groups that the look from the start has read. While ZooKeeper does not answer, parts with a ``problem`` and no rows
+        stand in for its groups.
         """
         subjects = [Subject(Kind.REMOTING, *names) for names in self._remoting()]
         silent = self._list_zookeeper() if after == FIRST else None
@@ -111,9 +113,9 @@ class OffsetExport:
     # -- groups -------------------------------------------------------------------------------------------------------
 
     def _remoting(self) -> set[tuple[str, str]]:
-        """Groups with the topics that they have offsets of, or that their members subscribe to.
+        """Return the groups, each with a topic in which it has offsets or to which its members subscribe.
 
-        Not those that broadcast, whose members keep their offsets themselves, nor those of tools.
+        Groups that broadcast are left out, since their members keep their offsets themselves, and so are groups of tools.
         """
         context = self._context
         found = {(group, topic) for group, topic, _ in context.offsets}
@@ -123,7 +125,7 @@ class OffsetExport:
         return {(group, topic) for group, topic in found if not context.groups.is_system(group)}
 
     def _list_zookeeper(self) -> str | None:
-        """Why ZooKeeper's groups are not known now; ``None`` when they are."""
+        """Read the list of ZooKeeper's groups; return why that failed, or ``None``."""
         if self._in_zookeeper is not None:
             try:
                 self._of_zookeeper = frozenset(self._in_zookeeper.groups())
@@ -132,12 +134,12 @@ class OffsetExport:
         return None
 
     def _standings(self, subject: Subject, observed: Mapping[tuple[str, str], Mapping[int, Asked]]) -> dict[int, Standing]:
-        """By partition; none when the topic is gone. ``RegistryUnavailable``."""
+        """Return the group's standing by partition, none when the topic is gone; may raise ``RegistryUnavailable``."""
         context, (kind, group, name) = self._context, subject
         topic = context.topics.get(name)
         if topic is None:
             return {}
-        if kind == Kind.OBSERVED:  # which others it wants, nobody knows
+        if kind == Kind.OBSERVED:  # only the partitions that it has asked for: the text protocol has no subscriptions
             asked = observed[group, name].items()
             return {number: Standing(None, each.position, context.observed.owner(each)) for number, each in asked}
         found = {}
@@ -177,19 +179,19 @@ class OffsetExport:
         return self._store.first(queue, read)[0]
 
     def stored(self, queue: ConsumeQueue, ordinal: int) -> int | None:
-        """When a message was stored; ``None`` when there is none, or it is damaged."""
+        """Return the store time of a message in milliseconds; ``None`` when there is no such message, or it is damaged."""
         if not queue.base <= ordinal < queue.readable:
             return None
         place = queue.topic, queue.partition, ordinal
         known = self._times.get(place)
         if known is None:
             found = self.read_now(partial(self._store.reader.store_time, queue, ordinal))
-            known = DAMAGED if found is None else found  # read again, it would be counted and logged again
+            known = DAMAGED if found is None else found  # remembered, too: each new read would count and log the damage again
             self._times.put(place, known)
         return None if known == DAMAGED else known
 
     def read_now(self, find: Callable[[Read], T]) -> T:
-        """What is found in memory, else on the disk."""
+        """Call ``find`` with reads from the page cache only, and again with reads from the disk if that does not suffice."""
         try:
             return find(read_cached)
         except ColdRead:
@@ -197,14 +199,14 @@ class OffsetExport:
 
 
 class StoreTimes:
-    """When messages were stored: those that were asked for lately, two generations of them."""
+    """A cache of the store times of messages, in two generations: the old one is dropped when the young one is full."""
 
     def __init__(self) -> None:
         self._young: dict[tuple[str, int, int], int] = {}
         self._old: dict[tuple[str, int, int], int] = {}
 
     def get(self, place: tuple[str, int, int]) -> int | None:
-        """``place`` is topic, partition and ordinal."""
+        """Return the cached store time of a place (topic, partition and ordinal), or ``None``."""
         found = self._young.get(place)
         if found is None:
             found = self._old.get(place)
@@ -219,7 +221,7 @@ class StoreTimes:
 
 
 class _Slices:
-    """Lets others go on each time that the caller has worked for a while."""
+    """Time slices of a long computation, after each of which other greenlets run."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic

@@ -1,8 +1,8 @@
-"""Recording how far all groups are, every ``offset_export_interval_ms``, in the internal topic ``METAQ_SYS_OFFSET_HISTORY``.
+"""The history of all groups' progress, recorded every ``offset_export_interval_ms`` in ``METAQ_SYS_OFFSET_HISTORY``.
 
-A record is JSON lines (``metaq.protocol.remoting.offsetrows``) as a compressed body: some 50 bytes a row, a seventh of its
-size. A look at many groups takes several records; all their rows have its time. What is recorded ages out with everything else;
-who wants weeks of it copies it (``metaq offsets export``).
+The topic is internal. A record is JSON lines (``metaq.protocol.remoting.offsetrows``) as a compressed body: some 50 bytes a
+row, a seventh of its size. A look at many groups takes several records; all their rows carry its time. The history ages out
+with all other messages; to keep weeks of it, copy it (``metaq offsets export``).
 """
 
 import logging
@@ -22,13 +22,13 @@ from metaq.store.files.filecache import Run
 logger = logging.getLogger(__name__)
 
 LINES_BYTES: Final = 256 * 1024
-"""Of rows in one record, before they are compressed."""
+"""The most bytes of rows in one record, before compression."""
 FAST: Final = 1
-"""zlib's level: the best one takes ten times as long for two thirds of the size."""
+"""The zlib level: the best one takes ten times as long for two thirds of the size."""
 
 
 class OffsetHistory:
-    """Records what one broker knows. Only a master does."""
+    """The recorder of one broker's groups. Only a master records."""
 
     def __init__(self, context: Context, export: OffsetExport, turns: Turns, run: Run) -> None:
         self._context = context
@@ -41,7 +41,7 @@ class OffsetHistory:
         self.stopping = False
 
     def record(self) -> None:
-        """One look at all groups: a duty."""
+        """Record one look at all groups; called as a duty."""
         lines: list[bytes] = []
         problem, size = None, 0
         for part in self._export.look(self._store.clock.now_ms()):
@@ -69,7 +69,7 @@ class OffsetHistory:
         if not lines or self._stopped:
             return
         body = self._run(partial(zlib.compress, b"\n".join(lines), FAST))
-        if not self._stopped:  # others went on meanwhile
+        if not self._stopped:  # other greenlets ran meanwhile
             now_ms = self._store.clock.now_ms()
             stage(self._context, Draft(HISTORY_TOPIC, 0, body, {}, 0, COMPRESSED, now_ms, self._context.store_host))
             note(self._turns, _recorded)

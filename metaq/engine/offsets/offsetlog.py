@@ -1,8 +1,8 @@
-"""Keeping consumer offsets: in the log twice a second, in a snapshot every few.
+"""The persistence of consumer offsets: changes in the log twice a second, and a snapshot every few seconds.
 
-What has changed is appended every ``APPEND_S`` to the internal topic ``METAQ_SYS_OFFSETS``, as one message (several when more
-than ``MOST_CHANGES`` offsets changed), so whoever has the log has the offsets. Its body is JSON: group and topic → partition →
-the offset, -1 for one that was removed::
+Changes are appended every ``APPEND_S`` to the internal topic ``METAQ_SYS_OFFSETS``, as one message (several when more than
+``MOST_CHANGES`` offsets changed), so every replica that has the log has the offsets. The body is JSON: topic and group →
+partition → the offset, -1 for one that was removed::
 
     {"orders@billing":{"0":17,"3":5},"audit@billing":{"0":-1}}
 
@@ -10,12 +10,12 @@ the offset, -1 for one that was removed::
 
     {"crc32c":"…","log":[1,0,0,81920],"next":204,"offsetTable":{"orders@billing":{"0":17,"3":5}}}
 
-A start takes the snapshot and applies the messages behind it. A snapshot is made only while no message is on its way into the
-log, so all before ``next`` are older than the snapshot, and all others newer.
+A start takes the snapshot and applies the messages after it. A snapshot is made only while no change is on its way into the
+log, so all messages before ``next`` are older than the snapshot, and all others are newer.
 
-The log forgets the offsets of groups that rest, so a snapshot that is ahead of it (``metaq.store.copies.snapshots``) is not
-ignored: it counts as far as the log is the same. Other messages took the places of those behind, and must not pass for
-consumed.
+Retention removes the offsets of idle groups from the log, so a snapshot that is ahead of the log
+(``metaq.store.copies.snapshots``) is not ignored: it counts up to where the log is still the one that it was made with. After
+that place other messages may have taken the same queue offsets, and those must not pass for consumed.
 """
 
 import logging
@@ -44,28 +44,28 @@ logger = logging.getLogger(__name__)
 
 APPEND_S: Final = 0.5
 MOST_BACK_S: Final = 1.0
-"""So much of what was committed a failover may take back: a master takes no commit while its replicas lack one that is older.
-Rejected: to answer each commit when they have it, which would be a record in the log for each."""
+"""A failover may lose the commits of this many seconds: a master refuses commits while its replicas lack an older one.
+Rejected: to answer each commit when the replicas have it, which would take a record in the log for each commit."""
 RETRY_MS: Final = round(APPEND_S * 1000)
 MOST_CHANGES: Final = 4096
-"""Offsets in one message."""
+"""The most offsets in one message."""
 CHANGE_BYTES: Final = 300
-"""At most, of one offset in a message: topic and group have 127 characters each."""
+"""The most bytes that one offset takes in a message: topic and group have up to 127 characters each."""
 RECORD_BYTES: Final = 1024
-"""Of a message beside its body."""
+"""Bytes allowed for the rest of a message beside its body."""
 READ_BYTES: Final = 256 * 1024
 OFFSETS: Final = "consumerOffset.json"
 SEPARATOR: Final = "@"
-"""Between topic and group; neither can have it in its name."""
+"""Stands between topic and group; neither name can contain it."""
 
 _KEY: Final = TopicPartition(OFFSETS_TOPIC, 0)
 
 
 class OffsetLog:
-    """Keeps the offsets of one broker."""
+    """The log and snapshots of one broker's consumer offsets."""
 
     def __init__(self, context: Context, turns: Turns, run: Run) -> None:
-        """Load what is kept."""
+        """Load the offsets from the snapshot and the log."""
         self._context = context
         self._store = context.store
         self._offsets = context.offsets
@@ -73,23 +73,26 @@ class OffsetLog:
         self._run = run
         self._path = _path(context)
         self._most = min(MOST_CHANGES, (context.settings.segment_bytes - RECORD_BYTES) // CHANGE_BYTES)
-        self._on_their_way = 0  # messages that are staged and not yet stored
+        self._on_their_way = 0  # number of messages that are staged and not yet stored
         self._saved_version = self._offsets.version
         self._load()
-        self._taken_at = self._kept_at = self._store.clock.monotonic()  # of the last changes that are staged, and stored
-        self._logged_end = self._store.log.end  # all that is in the log is before it, also what a former master put there
+        self._taken_at = self._kept_at = self._store.clock.monotonic()  # when the staged, and stored, changes were taken
+        self._logged_end = self._store.log.end  # all logged changes are before it, also those of a former master
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
         is_ahead = load_offsets(self._context)
         self._take_back()
-        if is_ahead:  # others will have the ordinals of the messages that it covers and the log lacks, but not before this
+        if is_ahead:  # other messages will get the ordinals that it covers and the log lacks, but not before it is rewritten
             content = self._content()
             self._store.log.owed.do(lambda: self._put_down(content), self._run)
 
     def _take_back(self) -> None:
-        """A power cut may take messages that were consumed already: the group must get those that take their ordinals."""
+        """Move offsets back that lie after the end of their partition.
+
+        A power cut may take messages that were consumed already. The group must then get the messages that take their places.
+        """
         beyond = []
         for group, topic, offsets in self._offsets:
             for partition, offset in offsets.items():
@@ -107,15 +110,16 @@ class OffsetLog:
     # -- appending ----------------------------------------------------------------------------------------------------
 
     def append(self) -> None:
-        """Put what has changed into the log, unless the last changes are still on their way; called every ``APPEND_S``."""
+        """Put the changed offsets into the log, unless the last changes are still on their way; called every ``APPEND_S``."""
         if self._store.writable and not self._on_their_way:
             self._stage()
 
     def check(self) -> None:
-        """``Overloaded`` when the replicas lack offsets that were committed ``MOST_BACK_S`` ago.
+        """Raise ``Overloaded`` when the replicas lack offsets that were committed ``MOST_BACK_S`` ago.
 
-        All that was committed before ``_kept_at`` they have, or the log has. They may lack what that has had for longer: what a
-        new master has found there, and what has waited for them in vain. Where none is waited for, nothing is refused.
+        All offsets committed before ``_kept_at`` are in the log at least. The replicas may lack some of those: changes that a
+        new master has found in its log, and changes that waited for the replicas in vain. ``is_copied`` looks for these. Where
+        nothing waits for replicas, nothing is refused.
         """
         if not self._turns.is_copied(self._logged_end):
             raise Overloaded("the replicas do not have the offsets yet that are in the log", retry_after_ms=RETRY_MS)
@@ -142,7 +146,7 @@ class OffsetLog:
                 self._taken_at = self._kept_at
 
     def _stored(self, changes: Mapping[Place, int], end: int, error: MetaqError | None) -> None:
-        """They are in the log, before a log offset, and the replicas have them, or have not had them in time."""
+        """Note that changes are in the log before ``end``, even if the replicas were late; or give them back on an error."""
         self._on_their_way -= 1
         if error is not None:
             self._offsets.give_back(changes)
@@ -155,12 +159,12 @@ class OffsetLog:
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a snapshot when something has changed since the last one, unless changes are on their way into the log."""
+        """Write a snapshot if an offset has changed since the last one, unless changes are on their way into the log."""
         if self._store.failure is None and not self._on_their_way and self._offsets.version != self._saved_version:
             self._write(self._run)
 
     def save_last(self) -> None:
-        """Keep everything at an orderly stop; nobody else writes any more."""
+        """Put the last changes into the log and write a snapshot, at an orderly stop when nothing else writes any more."""
         if self._store.writable:
             self._stage()
             self._store.append()
@@ -185,7 +189,7 @@ class OffsetLog:
 
 
 def load_offsets(context: Context) -> bool:
-    """Apply the snapshot, then the messages behind it; returns whether it is ahead of the log."""
+    """Apply the snapshot, then the messages after it; return whether the snapshot is ahead of the log."""
     store = context.store
     content, problems = read_document(store.disk, _path(context))
     for problem in problems:
@@ -211,7 +215,7 @@ def load_offsets(context: Context) -> bool:
 
 
 def _within(store: MessageStore, place: Place, offset: int, log_end: int) -> int:
-    """An offset, or where its partition ended when the log ended there."""
+    """Return an offset, but at most the end that its partition had when the log ended at ``log_end``."""
     queue = store.queues.get(TopicPartition(place.topic, place.partition))
     return 0 if queue is None else min(offset, ordinal_at(queue, log_end))
 
@@ -221,7 +225,7 @@ def _path(context: Context) -> Path:
 
 
 def rows_of(changes: Iterable[tuple[Place, int]]) -> dict[str, dict[str, int]]:
-    """Changes as a message holds them."""
+    """Return changes in the form that a message holds."""
     rows: dict[str, dict[str, int]] = {}
     for place, offset in changes:
         rows.setdefault(_key(place.topic, place.group), {})[str(place.partition)] = offset
@@ -229,7 +233,7 @@ def rows_of(changes: Iterable[tuple[Place, int]]) -> dict[str, dict[str, int]]:
 
 
 def changes_of(rows: Mapping[str, Mapping[str, Any]]) -> dict[Place, int]:
-    """What a message or a snapshot holds."""
+    """Return the changes that the body of a message, or the table of a snapshot, holds."""
     return dict(_changes(rows))
 
 

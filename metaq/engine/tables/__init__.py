@@ -1,1 +1,1 @@
-"""What the broker knows in memory: topics, groups and their members, offsets, locks."""
+"""The broker's tables in memory: topics, groups and their members, offsets, locks."""

@@ -1,8 +1,8 @@
-"""Who is connected: producers and consumers by group, as their heartbeats tell it.
+"""The connected clients: producers and consumers by group, as their heartbeats report them.
 
-A client is in a group from its first heartbeat until it says goodbye, its connection closes, or it is silent for
-``client_expiry_ms``. When a consumer group gains or loses a member, or a member changes its topics, all members are told
-(request 40), so that they share the partitions anew.
+A client is in a group from its first heartbeat until it unregisters, its connection closes, or it is silent for
+``client_expiry_ms``. When a consumer group gains or loses a member, or a member changes its topics, all members are notified
+(request 40), so that they rebalance.
 """
 
 import logging
@@ -21,7 +21,7 @@ from metaq.protocol.remoting.heartbeats import MOST_GROUPS, MOST_SUBSCRIPTIONS, 
 logger = logging.getLogger(__name__)
 
 TOLD_AT_ONCE: Final = 256
-"""Members that are told of changes before others go on: each takes some 20 µs."""
+"""Members that are notified of changes before other greenlets run; each takes some 20 µs."""
 
 
 class _Joined:
@@ -30,10 +30,10 @@ class _Joined:
     def __init__(self) -> None:
         self.producers: set[str] = set()
         self.consumers: dict[str, int] = {}
-        """With the number of topics that it subscribes to."""
+        """Consumer groups with the number of topics that the connection subscribes to in each."""
 
     def check_room(self, heartbeat: Heartbeat) -> None:
-        """``BadRequest`` when the connection would be in too many groups, or subscribe to too much."""
+        """Raise ``BadRequest`` when the connection would be in too many groups, or have too many subscriptions."""
         consumers = {**self.consumers, **{data.group: len(data.subscriptions) for data in heartbeat.consumers}}
         groups = len(self.producers.union(heartbeat.producers)) + len(consumers)
         if groups > MOST_GROUPS:
@@ -45,20 +45,20 @@ class _Joined:
 
 
 class Clients:
-    """All producers and consumers that are connected now."""
+    """The producers and consumers that are connected now."""
 
     def __init__(
         self, groups: GroupTable, monotonic: Callable[[], float], soon: Callable[[Callable[[], None]], object]
     ) -> None:
-        """``soon`` calls what it is given at the end of this turn of the loop."""
+        """Create it; ``soon`` calls a function at the end of this turn of the loop, ``monotonic`` is the clock in seconds."""
         self._groups = groups
         self._monotonic = monotonic
         self._soon = soon
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._joined: dict[Connection, _Joined] = {}
-        self._senders: dict[str, tuple[Connection, str]] = {}  # by client id, with the name of its user
-        self._client_ids: dict[Connection, str] = {}  # under which each sends
+        self._senders: dict[str, tuple[Connection, str]] = {}  # by client id, each with the name of its user
+        self._client_ids: dict[Connection, str] = {}  # the client id under which each connection sends
         self._administrators: set[Connection] = set()
         self._to_notify: dict[str, None] = {}
         self._to_tell: deque[tuple[Connection, str]] = deque()
@@ -67,36 +67,36 @@ class Clients:
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def consumer_group(self, name: str) -> ConsumerGroup | None:
-        """The group, if any member is connected."""
+        """Return the connected group of this name; ``None`` when no member is connected."""
         return self._consumers.get(name)
 
     def consumer_groups(self) -> list[ConsumerGroup]:
-        """All that have a member, by name."""
+        """Return all consumer groups that have a connected member, sorted by name."""
         return [self._consumers[name] for name in sorted(self._consumers)]
 
     def consumers_of(self, topic: str) -> list[str]:
-        """The names of the groups that subscribe to a topic now."""
+        """Return the names of the groups that subscribe to a topic now."""
         return [group.name for group in self.consumer_groups() if topic in group.subscriptions]
 
     def producer_groups(self) -> list[str]:
-        """The names of all that have a member."""
+        """Return the names of all producer groups that have a connected member."""
         return sorted(self._producers)
 
     def producers(self, group: str) -> list[Member]:
-        """The members of one producer group."""
+        """Return the members of one producer group."""
         return list(self._producers.get(group, {}).values())
 
     def sender(self, client_id: str) -> Connection | None:
-        """The connection of a client that sends; of several of one user, the one whose heartbeat came last."""
+        """Return the connection of a producer by its client id; of several of one user, the one with the last heartbeat."""
         found = self._senders.get(client_id)
         return None if found is None else found[0]
 
     def administers(self, session: Connection) -> bool:
-        """Whether the connection is an administrator's tool."""
+        """Return whether the connection belongs to an administrator's tool."""
         return session in self._administrators
 
     def administer(self, session: Connection) -> None:
-        """The connection has asked what only administrators' tools ask."""
+        """Mark a connection as an administrator's tool: it has sent a request that only such tools send."""
         if session not in self._administrators and not session.closed:
             self._administrators.add(session)
             session.closing.append(partial(self._administrators.remove, session))
@@ -104,11 +104,14 @@ class Clients:
     # -- coming and going ---------------------------------------------------------------------------------------------
 
     def check_room(self, session: Connection, heartbeat: Heartbeat) -> None:
-        """``BadRequest`` when one connection would be in too many groups, or subscribe to too much."""
+        """Raise ``BadRequest`` when a connection would be in too many groups, or have too many subscriptions."""
         self._joined.get(session, _Joined()).check_room(heartbeat)
 
     def beat(self, session: Connection, language: str, version: int, heartbeat: Heartbeat) -> None:
-        """Take a heartbeat. Of groups that it changes the first ``TOLD_AT_ONCE`` members have been told when this returns."""
+        """Take a heartbeat, and notify the members of the groups that it changes.
+
+        The first ``TOLD_AT_ONCE`` members have been notified when this returns, the others are at the end of the turn.
+        """
         if session.closed:
             return
         if session not in self._joined:
@@ -126,7 +129,7 @@ class Clients:
         self._notify()
 
     def _send_as(self, session: Connection, client_id: str) -> None:
-        """Replies to the client come here from now on, unless they belong to another user whose connection lives."""
+        """Send replies for a client id to this connection from now on, unless a live connection of another user has the id."""
         before = self._client_ids.get(session)
         if before != client_id:
             self._forget_sender(session)
@@ -166,7 +169,7 @@ class Clients:
             )
 
     def unregister(self, session: Connection, producer_group: str | None, consumer_group: str | None) -> None:
-        """A client leaves one group, or two."""
+        """Take a client out of a producer group, a consumer group, or both; nothing when it is in neither."""
         joined = self._joined.get(session)
         if joined is None:
             return
@@ -177,7 +180,7 @@ class Clients:
         self._notify()
 
     def expire(self, oldest_s: float) -> None:
-        """Take members out whose last heartbeat came before a monotonic time, and close what is in no group any more."""
+        """Remove members whose last heartbeat came before a monotonic time; close connections that are then in no group."""
         for session, joined in list(self._joined.items()):
             self._expire(session, joined, oldest_s)
         self._notify()
@@ -202,7 +205,7 @@ class Clients:
         for name in list(joined.consumers):
             self._stop_consuming(session, joined, name)
         if self._to_notify:
-            self._soon(self._notify)  # many connections may close at once
+            self._soon(self._notify)  # at the end of the turn: many connections may close at once
 
     def _stop_sending(self, session: Connection, joined: _Joined, name: str) -> None:
         joined.producers.remove(name)
@@ -229,7 +232,10 @@ class Clients:
             del self._senders[client_id]
 
     def _notify(self) -> None:
-        """Tell the members of changed groups. Telling may find a connection lost, which changes groups again."""
+        """Notify the members of changed groups, ``TOLD_AT_ONCE`` in one turn.
+
+        A send may find a connection lost, which changes groups again: ``_notifying`` keeps such a call from nesting.
+        """
         if self._notifying:
             return
         self._notifying = True

@@ -1,4 +1,4 @@
-"""What the broker needs of a client's connection, whatever carries it."""
+"""The interface of a client's connection that the broker needs, whatever transport carries it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -6,23 +6,23 @@ from typing import Any, Protocol
 from metaq.protocol.remoting.frames import RemotingCommand
 
 Answered = Callable[[RemotingCommand | None], None]
-"""Is called once with a client's answer, or with ``None`` when there will be none."""
+"""A callback that is called once with a client's answer, or with ``None`` when there will be none."""
 
 
 class User(Protocol):
-    """Who is connected."""
+    """The user of a connection."""
 
     @property
     def name(self) -> str: ...
 
 
 class Connection(Protocol):
-    """One client's connection. It is the client's identity, too: two are never equal."""
+    """One client's connection. It is also the client's identity: two connections are never equal."""
 
     address: Any
-    """Host and port first."""
+    """The peer's address; its first two items are host and port."""
     closing: list[Callable[[], None]]
-    """Called once when the connection closes."""
+    """Callbacks, each called once when the connection closes."""
 
     def __hash__(self) -> int: ...
 
@@ -33,11 +33,11 @@ class Connection(Protocol):
     def closed(self) -> bool: ...
 
     def close(self) -> None:
-        """Close it now."""
+        """Close the connection now."""
         ...
 
     def tell(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> bool:
-        """Send a one-way request, unless the client does not read what it is sent: then false."""
+        """Send a one-way request; return false, and send nothing, when the client does not read what it is sent."""
         ...
 
     def ask(self, code: int, fields: Mapping[str, str], body: bytes, answered: Answered) -> None:

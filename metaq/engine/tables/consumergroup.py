@@ -1,7 +1,7 @@
-"""One consumer group as it is connected now: its members, what each of them wants, and where they want different things.
+"""A connected consumer group: its members, the subscriptions of each, and where these differ.
 
-Everything is kept by topic, so that a member that comes, changes or goes costs a step for each of its own topics, however many
-members and topics the others have.
+Everything is kept by topic, so that a member that joins, changes or leaves costs one step for each of its own topics, however
+many members there are and whatever topics they have.
 """
 
 from collections import Counter, defaultdict
@@ -14,11 +14,11 @@ from metaq.protocol.remoting.heartbeats import BROADCASTING, ConsumerData
 from metaq.protocol.subscription import SEPARATOR, Subscription
 
 NAMED_AT_MOST: Final = 8
-"""Topics that a warning names, and clients for each expression."""
+"""The most topics that a warning names, and the most clients for each expression."""
 
 
 class Identity(NamedTuple):
-    """What a client says about itself with every heartbeat."""
+    """A client's description of itself, which comes with every heartbeat."""
 
     client_id: str
     language: str
@@ -33,7 +33,7 @@ class Member(NamedTuple):
     beat_s: float
     """The monotonic time of its last heartbeat."""
     data: ConsumerData | None = None
-    """What it consumes; ``None`` for a producer."""
+    """The heartbeat's data about what it consumes; ``None`` for a producer."""
 
     @property
     def subscriptions(self) -> tuple[Subscription, ...]:
@@ -41,14 +41,14 @@ class Member(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Members of one consumer group want different things of a topic.
+    """A topic to which the members of one consumer group subscribe differently.
 
-    They share partitions, not messages: what the owner of a partition does not want, nobody of the group gets.
+    Members share partitions, not messages: a message that the owner of its partition filters out reaches no member.
     """
 
     topic: str
     wanted: dict[str, list[str]]
-    """Client ids by expression; by an empty one those that do not subscribe to the topic."""
+    """Client ids by filter expression; the empty expression stands for members that do not subscribe to the topic."""
 
     def __str__(self) -> str:
         return f"topic {self.topic}: " + "; ".join(
@@ -58,13 +58,13 @@ class Difference(NamedTuple):
 
 
 class _Topic:
-    """What the members of a group want of one topic."""
+    """The subscriptions of a group's members to one topic."""
 
     def __init__(self) -> None:
         self.wanted: dict[Connection, tuple[Subscription, str]] = {}
-        """By member, with words that are equal when it is the same."""
+        """The subscription of each member, with its filter in a normal form that is equal for equal filters."""
         self.ways: Counter[str] = Counter()
-        """How many members have these words."""
+        """The number of members that have each normal form."""
 
     def put(self, session: Connection, subscription: Subscription) -> None:
         words = SEPARATOR.join(sorted(subscription.tags)) or subscription.expression
@@ -87,40 +87,40 @@ class ConsumerGroup:
         self.name = name
         self.members: dict[Connection, Member] = {}
         self.subscriptions: dict[str, Subscription] = {}
-        """By topic: the newest of all members."""
+        """By topic: the newest subscription of all members."""
         self.latest = ConsumerData(name, ())
-        """What the last heartbeat said."""
+        """The data of the last heartbeat of any member."""
         self._topics: dict[str, _Topic] = {}
-        self._readers: dict[tuple[str, int], Connection] = {}  # who has pulled last
+        self._readers: dict[tuple[str, int], Connection] = {}  # the member that pulled last
         self._read: dict[Connection, set[tuple[str, int]]] = {}  # the same by member
         self._told: list[Difference] = []
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def reader(self, topic: str, partition: int) -> str | None:
-        """The client id of the member that pulls from a partition, as far as this broker can know it."""
+        """Return the client id of the member that last pulled from a partition; ``None`` when no member has."""
         session = self._readers.get((topic, partition))
         return None if session is None else self.members[session].client.client_id
 
     @property
     def broadcasts(self) -> bool:
-        """Whether every member gets every message, and keeps its offsets itself."""
+        """True when the group broadcasts: every member gets every message, and keeps its offsets itself."""
         return self.latest.message_model == BROADCASTING
 
     @property
     def client_ids(self) -> list[str]:
-        """Each once: after a new connect the old connection may still be there."""
+        """The members' client ids, each once: after a reconnect the old connection may still be there."""
         return sorted({member.client.client_id for member in self.members.values()})
 
     def subscription(self, session: Connection, topic: str) -> Subscription | None:
-        """What the client of this connection wants of a topic; of one that has not sent a heartbeat, what its group wants."""
+        """Return the subscription of a connection's client to a topic; if it has none, the group's newest one, or ``None``."""
         known = self._topics.get(topic)
         own = None if known is None else known.wanted.get(session)
         return self.subscriptions.get(topic) if own is None else own[0]
 
     @property
     def differences(self) -> list[Difference]:
-        """The topics of which members want different things."""
+        """The topics to which members subscribe differently."""
         return [self._difference(topic) for topic in sorted(self._differing())]
 
     def _differing(self) -> Iterator[str]:
@@ -137,14 +137,14 @@ class ConsumerGroup:
     # -- changing -----------------------------------------------------------------------------------------------------
 
     def reads(self, session: Connection, topic: str, partition: int) -> None:
-        """A connection pulls from a partition; that of a member is its reader now."""
+        """Note that a connection pulls from a partition; if it is a member, it is the partition's reader now."""
         if session in self.members:
             place = topic, partition
             self._readers[place] = session
             self._read.setdefault(session, set()).add(place)
 
     def put(self, member: Member) -> None:
-        """Take a new member, or what one says now."""
+        """Add a member, or replace it with what its heartbeat says now."""
         session, before = member.session, self.members.get(member.session)
         self.members[session] = member
         wanted = {subscription.topic: subscription for subscription in reversed(member.subscriptions)}
@@ -159,7 +159,7 @@ class ConsumerGroup:
                 self.subscriptions[topic] = subscription
 
     def remove(self, session: Connection) -> None:
-        """Forget a member."""
+        """Remove a member; it must be one."""
         for topic in topics_of(self.members.pop(session)):
             self._drop(topic, session)
         for place in self._read.pop(session, ()):
@@ -175,11 +175,11 @@ class ConsumerGroup:
             self.subscriptions[name] = max((each for each, _ in topic.wanted.values()), key=lambda each: each.version)
 
     def new_differences(self) -> list[Difference]:
-        """Some of the differences, when they have begun or are others than at the last call; else none."""
+        """Return up to ``NAMED_AT_MOST`` differences if they have changed since the last call; otherwise an empty list."""
         before, self._told = self._told, [self._difference(name) for name in islice(self._differing(), NAMED_AT_MOST)]
         return self._told if self._told != before else []
 
 
 def topics_of(member: Member | None) -> set[str]:
-    """The topics that a member subscribes to."""
+    """Return the topics that a member subscribes to; none for ``None``."""
     return set() if member is None else {subscription.topic for subscription in member.subscriptions}

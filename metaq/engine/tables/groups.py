@@ -1,6 +1,6 @@
-"""The table of subscription groups: which consumer groups there are, and what each one may do.
+"""The table of subscription groups: the consumer groups that exist, and the settings of each.
 
-Kept in ``config/subscriptionGroup.json`` in RocketMQ's form. Who is in a group at the moment is in
+It is kept in ``config/subscriptionGroup.json`` in RocketMQ's form. The members that are connected now are in
 ``metaq.engine.tables.clients``.
 """
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 GROUPS: Final = "subscriptionGroup.json"
 MAX_NAME_LENGTH: Final = MAX_TOPIC_LENGTH - len(RETRY_PREFIX)
-"""A group has a topic of its own for retries, named after it."""
+"""The longest group name: each group has a retry topic that is named after it."""
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
@@ -44,12 +44,12 @@ SYSTEM_GROUPS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What one consumer group may do."""
+    """The settings of one consumer group."""
 
     name: str
     consume_enable: bool = True
     consume_from_min_enable: bool = True
-    """Kept and shown; no broker decides anything by it."""
+    """Stored and shown; no broker acts on it."""
     consume_broadcast_enable: bool = True
     retry_queue_nums: int = 1
     """Partitions of the retry topic; 0: failed messages are not delivered again."""
@@ -67,7 +67,7 @@ class Group:
         return DEAD_PREFIX + self.name
 
     def row(self) -> dict[str, Any]:
-        """The group as bodies and the file show it."""
+        """Return the group in the form of request bodies and the file."""
         return {wire: getattr(self, name) for name, wire in _WIRE.items()}
 
 
@@ -86,7 +86,10 @@ _FLAGS: Final = frozenset(name for name in _WIRE if name.endswith("_enable"))
 
 
 def group_of(row: Mapping[str, Any]) -> Group:
-    """The group that a body or the file shows; what is absent has its default. ``BadRequest``."""
+    """Return the group that a row of a request body or the file describes; absent members have their defaults.
+
+    Raises ``BadRequest`` for values of a wrong type, or without a name.
+    """
     values: dict[str, Any] = {}
     for name, wire in _WIRE.items():
         value = row.get(wire)
@@ -102,7 +105,7 @@ def group_of(row: Mapping[str, Any]) -> Group:
 
 
 def check_group_name(name: str) -> None:
-    """RocketMQ's rule, and that the name of the retry topic is not too long; ``BadRequest`` otherwise."""
+    """Raise ``BadRequest`` unless a name follows RocketMQ's rule and leaves room for the prefix of the retry topic."""
     if len(name) > MAX_NAME_LENGTH:
         raise BadRequest(f"a group name of {len(name)} characters is longer than {MAX_NAME_LENGTH}")
     if not _NAME.fullmatch(name):
@@ -110,7 +113,7 @@ def check_group_name(name: str) -> None:
 
 
 class GroupTable:
-    """All subscription groups of this broker. Changes are in force at once and saved by whoever runs ``save``."""
+    """All subscription groups of this broker. Changes take effect at once, and are durable after the next ``save``."""
 
     def __init__(self, directory: Path, *, max_groups: int, auto_create: bool) -> None:
         self._path = directory / FOLDER / GROUPS
@@ -131,15 +134,15 @@ class GroupTable:
 
     @property
     def version(self) -> int:
-        """Rises with every change."""
+        """The version of the table, which rises with every change."""
         return self._version
 
     def is_system(self, name: str) -> bool:
-        """Whether a group belongs to the broker or its tools and not to users."""
+        """Return whether a group belongs to the broker or its tools, not to users."""
         return name in SYSTEM_GROUPS or name.startswith(SYSTEM_PREFIX)
 
     def ensure(self, name: str) -> Group:
-        """The group, created on first use; ``RequestFailed`` with code 26 when that is not allowed."""
+        """Return the group, created on first use; raise ``RequestFailed`` with code 26 when that is not allowed."""
         group = self._groups.get(name)
         if group is not None:
             return group
@@ -149,7 +152,10 @@ class GroupTable:
         return self.put(Group(name))
 
     def put(self, group: Group) -> Group:
-        """Make a group as it is given, new or not."""
+        """Create or replace a group and return it.
+
+        Raises ``BadRequest`` for a bad name or too many retry partitions, ``Overloaded`` beyond ``max_groups``.
+        """
         known = self._groups.get(group.name)
         if known == group:
             return known
@@ -164,14 +170,14 @@ class GroupTable:
         return group
 
     def remove(self, name: str) -> None:
-        """Forget a group; its offsets are forgotten by ``OffsetTable.remove``."""
+        """Remove a group if it exists; ``OffsetTable.remove`` removes its offsets."""
         if self._groups.pop(name, None) is not None:
             self._version += 1
 
     # -- the file -----------------------------------------------------------------------------------------------------
 
     def load(self, disk: Disk) -> list[str]:
-        """Read the file; return what was wrong with it."""
+        """Read the file; return the problems that were found in it."""
         content, problems = read_document(disk, self._path)
         if content is not None:
             for row in content["subscriptionGroupTable"].values():
@@ -183,7 +189,7 @@ class GroupTable:
         return problems
 
     def reload(self, disk: Disk) -> None:
-        """Take the file as somebody else has written it; groups that it does not have are gone."""
+        """Replace the table by the file that replication has written; groups that it does not have are gone."""
         self._groups = {name: Group(name) for name in SYSTEM_GROUPS}
         for problem in self.load(disk):
             logger.error("table of groups damaged problem=%s", problem)
@@ -193,13 +199,13 @@ class GroupTable:
         return self._version != self._saved_version
 
     def save(self, disk: Disk, now_ms: int, run: Run) -> None:
-        """Make the table as it is now durable."""
+        """Write the table as it is now to the file, durably."""
         version, content = self._version, self.content(now_ms)
         run(lambda: disk.make_directories(self._path.parent))
         run(lambda: write_document(disk, self._path, content))
         self._saved_version = version
 
     def content(self, now_ms: int) -> dict[str, Any]:
-        """The table as the file and the answer to 201 show it."""
+        """Return the table in the form of the file and of the answer to 201 (get all subscription groups)."""
         version = {"timestamp": now_ms, "counter": self._version}
         return {"dataVersion": version, "subscriptionGroupTable": {group.name: group.row() for group in self}}

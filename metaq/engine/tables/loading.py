@@ -1,4 +1,4 @@
-"""The tables of topics and groups as they were saved, when a broker is opened."""
+"""Loading of the saved tables of topics and groups when a broker is opened."""
 
 import logging
 from typing import NamedTuple
@@ -14,17 +14,17 @@ logger = logging.getLogger(__name__)
 
 
 class LoadedTables(NamedTuple):
-    """Those that are kept on the disk."""
+    """The tables that are kept on the disk."""
 
     topics: TopicTable
     groups: GroupTable
 
 
 def load_tables(settings: Settings, store: MessageStore, *, is_master: bool, goes_on: bool, run: Run) -> LoadedTables:
-    """Load them, and make the topics of the settings.
+    """Load the tables of topics and groups, and create the topics that the settings name.
 
-    ``goes_on``: the broker has served already, in another role, so a topic that cannot be made is only reported; else
-    ``MetaqError``.
+    With ``goes_on`` the broker has served already, in another role, and a topic that cannot be created is only logged;
+    otherwise that raises ``MetaqError``.
     """
     return LoadedTables(_topics(settings, store, is_master=is_master, goes_on=goes_on, run=run), _groups(settings, store))
 
@@ -44,7 +44,7 @@ def _topics(settings: Settings, store: MessageStore, *, is_master: bool, goes_on
     topics.restrict(settings.broker_permission)
     for key, end in topics.deleted.items():
         store.queue(*key).hide_before(end)
-    if is_master and topics.unsaved:  # ordinals of what was deleted, and lost, are given again, but not before
+    if is_master and topics.unsaved:  # ordinals of what was deleted, and lost, are given again, but only after this
         store.log.owed.do(topics.written(store.disk, store.clock.now_ms()), run)
     return topics
 

@@ -1,7 +1,7 @@
-"""Queues that one client of a group has for itself, to consume them in order (specs: remoting protocol, section 3.2.7).
+"""Locks that give one client of a group a queue to itself, in order (specs: remoting protocol, section 3.2.7).
 
-A lock lasts ``LOCK_S`` from when it was last taken; clients renew theirs every 20 seconds. The table reads no clock: every
-call says what time it is, in monotonic seconds.
+A lock lasts ``LOCK_S`` from when it was last taken; clients renew theirs every 20 seconds. The table reads no clock: each call
+passes the time, in monotonic seconds.
 """
 
 from collections import Counter
@@ -12,22 +12,22 @@ from metaq.message import MessageQueue
 
 LOCK_S: Final = 60.0
 MOST_LOCKS: Final = 200_000
-"""Of all groups together, some 60 MB; beyond it nobody gets another one."""
+"""The most locks of all groups together, some 60 MB; beyond it no new lock is granted."""
 MOST_OF_ONE: Final = MOST_LOCKS // 8
-"""Of whoever asks, whatever group and client it names: no other group is locked out by that."""
+"""The most locks of one owner, whatever groups and clients it names: so it cannot use up the room of the others."""
 EXPIRE_S: Final = 1.0
-"""Pause between two looks for locks that have run out, where there is no room: one takes 20 ms."""
+"""The least pause between two searches for expired locks when there is no room: a search takes 20 ms."""
 NOBODY: Final = ""
-"""Who asked for a lock that was found in the log."""
+"""The owner of a lock that was loaded from the log."""
 
 
 class _Lock(NamedTuple):
-    """Who has a queue, and until when."""
+    """The holder of a queue, and the time until which it holds it."""
 
     client_id: str
     until_s: float
     owner: str
-    """Who asked for it, as far as nobody can choose that."""
+    """The identity that asked for it, of a kind that a client cannot choose freely."""
 
 
 class QueueLocks:
@@ -44,7 +44,7 @@ class QueueLocks:
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now_s: float, owner: str = NOBODY
     ) -> list[MessageQueue]:
-        """Take, or keep, those of ``queues`` that nobody else has, as far as there is room for ``owner``; return them."""
+        """Lock or renew the ``queues`` that no other client holds, as far as there is room for ``owner``; return those."""
         taken = [queue for queue in dict.fromkeys(queues) if self.holder(group, queue, now_s) in (None, client_id)]
         new = sum((group, queue) not in self._locks for queue in taken)
         if new > self._room(owner) and now_s >= self._expired_s + EXPIRE_S:
@@ -63,7 +63,7 @@ class QueueLocks:
         return min(MOST_LOCKS - len(self._locks), MOST_OF_ONE - self._owned[owner])
 
     def give(self, group: str, client_id: str, queues: Iterable[MessageQueue], now_s: float, owner: str = NOBODY) -> None:
-        """Have a client hold queues, whoever held them before."""
+        """Have a client hold queues from ``now_s`` on, whoever held them before."""
         for queue in queues:
             self._drop((group, queue))
             self._locks[group, queue] = _Lock(client_id, now_s + LOCK_S, owner)
@@ -77,7 +77,7 @@ class QueueLocks:
                 del self._owned[held.owner]
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Give back those of ``queues`` that the client has; return them."""
+        """Release those of ``queues`` that the client holds; return them."""
         given = [
             queue
             for queue in dict.fromkeys(queues)
@@ -88,12 +88,12 @@ class QueueLocks:
         return given
 
     def holder(self, group: str, queue: MessageQueue, now_s: float) -> str | None:
-        """The client that has a queue."""
+        """Return the id of the client that holds a queue now, or ``None``."""
         held = self._locks.get((group, queue))
         return None if held is None or held.until_s <= now_s else held.client_id
 
     def expire(self, now_s: float) -> None:
-        """Forget the locks that have run out."""
+        """Remove the locks that have run out."""
         self._expired_s = now_s
         for key in [key for key, held in self._locks.items() if held.until_s <= now_s]:
             self._drop(key)

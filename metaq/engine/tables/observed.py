@@ -1,7 +1,7 @@
-"""Where readers of the text protocol are, by what they ask for: the protocol has no commits, a group is a word in a get.
+"""The progress of the text protocol's readers, observed from their gets: the protocol has no commits.
 
-The table lives in memory, since the start of the broker, and what is in it is little to rely on: a person at a telnet is a
-group too. So it is bounded, and who is silent for long is forgotten.
+A group is only a word in a get there. The table lives in memory, since the start of the broker, and is not reliable: a person
+at a telnet is a group, too. So it is bounded, and a reader that is silent for long is forgotten.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from metaq.protocol.text.commands import Get
 from metaq.store.files.filecache import Rest
 
 MOST_PLACES: Final = 10_000
-"""Partitions of groups, some 4 MB; beyond it the oldest is dropped, and comes back with its next get."""
+"""The most pairs of group and partition, some 4 MB. Beyond it the first that came is dropped; its next get brings it back."""
 LONGEST_GROUP: Final = 255
-"""Characters of a group that is observed: RocketMQ's limit for names. A command line has room for 4,000."""
+"""The longest name of a group that is observed, RocketMQ's limit for names; a command line has room for 4,000 characters."""
 OWNS_S: Final = 60.0
-"""How long a reader has a partition after a get, twice the longest that one can be held (``max_hold_ms``)."""
+"""How long a reader counts as the owner of a partition after a get: twice the longest hold of a get (``max_hold_ms``)."""
 FORGOTTEN_S: Final = 24 * 3600.0
 
 
@@ -24,22 +24,22 @@ class Asked(NamedTuple):
     """The last get of a group in one partition."""
 
     position: TextPosition
-    """What it asked for: all before it has been read."""
+    """The position that it asked for: everything before it has been read."""
     at_s: float
-    """The monotonic time."""
+    """When it was, in monotonic seconds."""
     address: tuple[Any, ...]
-    """Of the reader: host and port."""
+    """The reader's address: host and port."""
 
 
 class Observed:
-    """The last gets of all groups."""
+    """The last get of each group in each partition."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._asked: dict[tuple[str, str, int], Asked] = {}
 
     def asked(self, get: Get, address: tuple[Any, ...]) -> None:
-        """Take note of a get from a partition that exists."""
+        """Note a get from a partition that exists; groups with too long a name are ignored."""
         if len(get.group) > LONGEST_GROUP:
             return
         asked = tuple.__new__(Asked, (get.position, self._monotonic(), address))  # a third of the cost of Asked(...)
@@ -48,9 +48,9 @@ class Observed:
             del self._asked[next(iter(self._asked))]
 
     def table(self, rest: Rest) -> dict[tuple[str, str], dict[int, Asked]]:
-        """By group and topic, and then by partition, without those that were silent for ``FORGOTTEN_S``.
+        """Return the last gets by group and topic, then by partition; forget those older than ``FORGOTTEN_S``.
 
-        ``rest`` is called after each; what is asked meanwhile may be missing.
+        ``rest`` is called after each of them; gets that come meanwhile may be missing.
         """
         oldest_s = self._monotonic() - FORGOTTEN_S
         table: dict[tuple[str, str], dict[int, Asked]] = {}
@@ -67,5 +67,5 @@ class Observed:
         return table
 
     def owner(self, asked: Asked) -> str | None:
-        """HOST:PORT of the reader, if it may still be there."""
+        """Return HOST:PORT of the reader if its get was within ``OWNS_S``, otherwise ``None``."""
         return f"{asked.address[0]}:{asked.address[1]}" if asked.at_s + OWNS_S > self._monotonic() else None

@@ -1,7 +1,7 @@
-"""How far each consumer group has come: group and topic → partition → the queue offset that it wants next.
+"""The table of consumer offsets: group and topic → partition → the queue offset that the group wants next.
 
-An offset only moves forward: what a client commits late, or from before a fail-over, takes nothing back. Only ``reset``, for
-administrators, sets any value. The table is pure memory; ``metaq.engine.offsets.offsetlog`` keeps it.
+An offset only moves forward: a commit that comes late, or is from before a failover, takes nothing back. Only ``reset``, for
+administrators, sets any value. The table is in memory only; ``metaq.engine.offsets.offsetlog`` makes it durable.
 """
 
 import logging
@@ -13,14 +13,14 @@ from metaq.message import QueueOffset
 logger = logging.getLogger(__name__)
 
 RESET_STANDS_S: Final = 60.0
-"""How long a reset stands against commits of members that have not heard of it yet: a Java client waits ten seconds before it
-acts on a reset, and commits its old offsets meanwhile."""
+"""How long a reset overrides commits of members that have not received it yet: a Java client waits ten seconds before it acts
+on a reset, and commits its old offsets meanwhile."""
 GONE: Final = -1
-"""Stands in changes for the offset of what was removed."""
+"""Stands in changes for an offset that was removed."""
 
 
 class Place(NamedTuple):
-    """What has one offset."""
+    """A group in one partition of a topic, which has one offset."""
 
     group: str
     topic: str
@@ -35,41 +35,41 @@ class OffsetTable:
         self._changed: dict[Place, None] = {}
         self._resets: dict[Place, float] = {}  # until when each stands
         self.version = 0
-        """Rises with every change."""
+        """A number that rises with every change."""
         self.ignored = 0
-        """Commits of a lower offset than the one that is known, since the start."""
+        """The number of commits since the start that were lower than the known offset."""
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def get(self, group: str, topic: str, partition: int) -> QueueOffset | None:
-        """The offset that a group has committed, ``None`` without one."""
+        """Return the offset that a group has committed in a partition, or ``None``."""
         offset = self._offsets.get((group, topic), {}).get(partition)
         return None if offset is None else QueueOffset(offset)
 
     def of(self, group: str, topic: str) -> Mapping[int, int]:
-        """The offsets of a group in a topic, by partition."""
+        """Return the offsets of a group in a topic, by partition."""
         return self._offsets.get((group, topic), {})
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The groups with the topics in which they have offsets."""
+        """Return all pairs of group and topic that have offsets."""
         return list(self._offsets)
 
     def topics_of(self, group: str) -> list[str]:
-        """The topics of which a group has offsets."""
+        """Return the topics in which a group has offsets, sorted."""
         return sorted(topic for name, topic in self._offsets if name == group)
 
     def groups_of(self, topic: str) -> list[str]:
-        """The groups that have offsets in a topic."""
+        """Return the groups that have offsets in a topic, sorted."""
         return sorted(group for group, name in self._offsets if name == topic)
 
     def __iter__(self) -> Iterator[tuple[str, str, Mapping[int, int]]]:
-        """Group, topic and offsets of everything that is known."""
+        """Iterate over all entries: group, topic, and offsets by partition."""
         return ((group, topic, offsets) for (group, topic), offsets in self._offsets.items())
 
     # -- changing -----------------------------------------------------------------------------------------------------
 
     def commit(self, group: str, topic: str, partition: int, offset: int, now_s: float) -> None:
-        """Take what a client commits: forward only, negative values mean that it has none. ``now_s`` is monotonic."""
+        """Take a client's commit: it only moves the offset forward; a negative offset is ignored. ``now_s`` is monotonic."""
         if offset < 0:
             return
         place = Place(group, topic, partition)
@@ -91,10 +91,10 @@ class OffsetTable:
             self._set(place, offset)
 
     def reset(self, group: str, topic: str, partition: int, offset: int, now_s: float | None = None) -> None:
-        """Set an offset to any value, by an administrator's order.
+        """Set an offset to any value, on an administrator's request.
 
-        With ``now_s``, the monotonic time, it stands against members that have not heard of it: until one has asked for the new
-        offset or committed it, or ``RESET_STANDS_S`` have passed, what they commit is ignored.
+        With ``now_s``, the monotonic time, the reset overrides members that have not received it: their commits are ignored
+        until a member has asked for the new offset or committed it, or ``RESET_STANDS_S`` have passed.
         """
         place = Place(group, topic, partition)
         if now_s is not None:
@@ -102,16 +102,16 @@ class OffsetTable:
         self._set(place, offset)
 
     def taken_up(self, group: str, topic: str, partition: int) -> None:
-        """A member has asked for its offset, and goes on from there."""
+        """Note that a member has asked for its offset and goes on from there: a reset need not be protected any more."""
         if self._resets:
             self._resets.pop(Place(group, topic, partition), None)
 
     def remove(self, group: str) -> None:
-        """Forget all offsets of a group."""
+        """Remove all offsets of a group."""
         self._remove([key for key in self._offsets if key[0] == group])
 
     def remove_topic(self, topic: str) -> None:
-        """Forget all offsets in a topic."""
+        """Remove all offsets in a topic."""
         self._remove([key for key in self._offsets if key[1] == topic])
 
     def _remove(self, keys: Iterable[tuple[str, str]]) -> None:
@@ -131,20 +131,20 @@ class OffsetTable:
 
     @property
     def changed(self) -> bool:
-        """Whether there are changes to take."""
+        """True when there are changes to take."""
         return bool(self._changed)
 
     def take_changes(self) -> dict[Place, int]:
-        """What has changed since the last call, with the values of now; ``GONE`` for what was removed."""
+        """Return the offsets that changed since the last call, with their present values; ``GONE`` for removed ones."""
         changed, self._changed = self._changed, {}
         return {place: self.of(place.group, place.topic).get(place.partition, GONE) for place in changed}
 
     def give_back(self, changes: Iterable[Place]) -> None:
-        """These changes were not kept: the next call takes them again."""
+        """Have the next ``take_changes`` return these places again: their changes were not stored."""
         self._changed.update(dict.fromkeys(changes))
 
     def replay(self, changes: Mapping[Place, int]) -> None:
-        """Apply what was kept."""
+        """Apply stored changes, in the order in which they were stored."""
         for place, offset in changes.items():
             key = (place.group, place.topic)
             offsets = self._offsets.setdefault(key, {})

@@ -1,7 +1,7 @@
-"""The topic table: which topics there are, with how many partitions and which permissions.
+"""The topic table: the topics that exist, with their numbers of partitions and their permissions.
 
-Kept in ``config/topics.json`` in RocketMQ's form. The table is a convenience: recovery finds topics and partitions in the log
-and in the queue folders too, so a lost file loses no message.
+It is kept in ``config/topics.json`` in RocketMQ's form. A lost file loses no message: recovery also finds topics and
+partitions in the log and in the queue folders.
 """
 
 import logging
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 FOLDER: Final = "config"
 TOPICS: Final = "topics.json"
 LEVELS: Final = 18
-"""Delay levels: each is one partition of the schedule topic."""
+"""The number of delay levels: each is one partition of the schedule topic."""
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
@@ -35,9 +35,9 @@ SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 OFFSETS_TOPIC: Final = "METAQ_SYS_OFFSETS"
 """Changes of consumer offsets (``metaq.engine.offsets.offsetlog``)."""
 TRANSACTIONS_TOPIC: Final = "METAQ_SYS_TRANSACTIONS"
-"""Marks of transactions, and the messages that they park (``metaq.tx``)."""
+"""Marks of transactions, and the messages that transactions park (``metaq.tx``)."""
 EPOCHS_TOPIC: Final = "METAQ_SYS_EPOCHS"
-"""Which replica was master when (``metaq.store.copies.epochs``)."""
+"""The epochs of the log: which replica was master when (``metaq.store.copies.epochs``)."""
 LOCKS_TOPIC: Final = "METAQ_SYS_LOCKS"
 """Locks of ordered consumers (``metaq.engine.locklog``)."""
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -55,7 +55,7 @@ FORBIDDEN: Final = frozenset(
         *(LOCKS_TOPIC, HISTORY_TOPIC, "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
     )
 )
-"""Topics nobody may send to (specs: remoting protocol, section 3.1)."""
+"""Topics to which no client may send (specs: remoting protocol, section 3.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Topic:
 
     name: str
     partitions: int
-    """How many take messages."""
+    """The number of partitions that take messages."""
     read_partitions: int
     permission: int = READ | WRITE
     sys_flag: int = 0
@@ -72,22 +72,22 @@ class Topic:
 
     @property
     def all_partitions(self) -> int:
-        """How many there are: while a topic shrinks or grows, some only take messages or only give them."""
+        """The number of all partitions: while a topic shrinks or grows, some of them are only written or only read."""
         return max(self.partitions, self.read_partitions)
 
 
 def config_of(topic: Topic, permission: int) -> TopicConfig:
-    """A topic as others are told of it."""
+    """Return a topic in the form in which registries and clients receive it."""
     return TopicConfig(topic.name, topic.read_partitions, topic.partitions, permission, topic.sys_flag, topic.order)
 
 
 def reply_topic(cluster: str) -> str:
-    """Where replies to requests are sent and kept."""
+    """Return the name of the topic to which a cluster's replies to requests are sent."""
     return f"{cluster}_REPLY_TOPIC"
 
 
 def check_topic_name(name: str) -> None:
-    """Names that both protocols can carry (RocketMQ's rule); ``BadRequest`` otherwise."""
+    """Raise ``BadRequest`` unless both protocols can carry a topic name (RocketMQ's rule)."""
     if len(name) > MAX_TOPIC_LENGTH:
         raise BadRequest(f"a topic name of {len(name)} characters is longer than {MAX_TOPIC_LENGTH}")
     if not _NAME.fullmatch(name):
@@ -95,7 +95,7 @@ def check_topic_name(name: str) -> None:
 
 
 class TopicTable:
-    """All topics of this broker. Changes are in force at once and saved by whoever runs ``save``."""
+    """All topics of this broker. Changes take effect at once, and are durable after the next ``save``."""
 
     def __init__(self, directory: Path, max_topics: int) -> None:
         self._path = directory / FOLDER / TOPICS
@@ -105,11 +105,11 @@ class TopicTable:
         self._version = 0
         self._saved_version = 0
         self._permission = READ | WRITE
-        self._most: dict[str, int] = {}  # partitions that a topic ever had
+        self._most: dict[str, int] = {}  # the most partitions that each topic ever had
         self.deleted: dict[TopicPartition, int] = {}
-        """Partitions of topics that were deleted: messages before this ordinal belonged to them, and are shown to nobody."""
+        """Partitions of deleted topics: the messages before this ordinal belonged to them, and no reader sees them."""
         self.changed: Callable[[str], None] = lambda _: None
-        """Is told the name of every topic that was made, changed or removed."""
+        """Called with the name of each topic that was created, changed or removed."""
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -122,24 +122,24 @@ class TopicTable:
 
     @property
     def version(self) -> int:
-        """Rises with every change."""
+        """The version of the table, which rises with every change."""
         return self._version
 
     @property
     def permission(self) -> int:
-        """What the broker as a whole allows: the sum of ``READ`` and ``WRITE``."""
+        """The permission of the broker as a whole: a sum of ``READ`` and ``WRITE``."""
         return self._permission
 
     def restrict(self, permission: int) -> None:
-        """Have the broker as a whole allow no more than ``permission``."""
+        """Set the permission of the broker as a whole, which limits that of each topic."""
         if permission != self._permission:
             self._permission = permission
             for name in self._topics:
-                self._version += 1  # a registry takes what comes under a version that it has for known
+                self._version += 1  # for each topic: a registry ignores a registration whose version it has
                 self.changed(name)
 
     def check(self, topic: Topic, needed: int) -> None:
-        """Raise ``AccessDenied`` when topic or broker do not allow what is ``needed``: ``READ`` or ``WRITE``."""
+        """Raise ``AccessDenied`` when topic or broker does not give the ``needed`` permission, ``READ`` or ``WRITE``."""
         verb = "give" if needed == READ else "take"
         if not topic.permission & needed:
             raise AccessDenied(f"the topic {topic.name} does not {verb} messages (perm {topic.permission})")
@@ -147,26 +147,26 @@ class TopicTable:
             raise AccessDenied(f"this broker does not {verb} messages now (broker_permission {self._permission})")
 
     def permission_of(self, topic: Topic) -> int:
-        """What topic and broker allow together."""
+        """Return the permission that topic and broker allow together."""
         return topic.permission & (self._permission | INHERIT)
 
     def is_system(self, name: str) -> bool:
-        """Whether a topic belongs to the broker and not to its users."""
+        """Return whether a topic belongs to the broker, not to its users."""
         return name in self._system
 
     def of_broker(self) -> list[str]:
-        """The names of the broker's own topics."""
+        """Return the names of the broker's own topics."""
         return sorted(self._system & self._topics.keys())
 
     def of_users(self) -> list[Topic]:
-        """All topics but the broker's own, by name."""
+        """Return all topics but the broker's own, sorted by name."""
         return [topic for topic in self if topic.name not in self._system]
 
     def _count_of_users(self) -> int:
         return len(self._topics) - sum(name in self._topics for name in self._system)
 
     def ensure(self, name: str, partitions: int) -> Topic:
-        """The topic with at least so many partitions: created or grown when needed, never shrunk."""
+        """Return a topic with at least this many partitions: it is created or grown when needed, never shrunk."""
         return self.put(self._grown(name, partitions))
 
     def _grown(self, name: str, partitions: int) -> Topic:
@@ -178,7 +178,10 @@ class TopicTable:
         return replace(topic, partitions=partitions, read_partitions=max(partitions, topic.read_partitions))
 
     def put(self, topic: Topic) -> Topic:
-        """Make a topic as it is given, new or not."""
+        """Create or replace a topic and return it.
+
+        Raises ``BadRequest`` for a bad name or too many partitions, ``Overloaded`` beyond ``max_topics``.
+        """
         known = self._topics.get(topic.name)
         if known == topic:
             return known
@@ -198,9 +201,9 @@ class TopicTable:
         return topic
 
     def delete(self, name: str, ends: Mapping[TopicPartition, int]) -> None:
-        """Forget a topic. ``ends`` are its partitions with the ordinals that come next.
+        """Remove a topic; ``ends`` are its partitions with the ordinals that come next.
 
-        What is stored stays until it ages out; a topic of the same name made later goes on behind it.
+        The stored messages stay until they age out; a topic of the same name that is created later continues after them.
         """
         if self._topics.pop(name, None) is not None:
             self.deleted.update(ends)
@@ -209,10 +212,10 @@ class TopicTable:
             self.changed(name)
 
     def add_system_topics(self, cluster: str, broker: str, *, auto_create: bool) -> None:
-        """The topics that every broker has (specs: remoting protocol, section 3.1).
+        """Create the topics that every broker has (specs: remoting protocol, section 3.1).
 
-        Without ``auto_create`` there is no template. One that there was before stays the broker's own and allows nothing:
-        registries keep a route until they are told another one.
+        Without ``auto_create`` there is no template topic. One that existed before stays the broker's own and allows nothing:
+        registries keep a route until they receive a changed one.
         """
         everything = READ | WRITE | INHERIT
         topics = [
@@ -235,10 +238,10 @@ class TopicTable:
             before = self._topics.get(template.name, template)
             self.put(replace(before, permission=everything if auto_create else 0))
         for topic in own:
-            self.put(topic)  # whatever the table says: nobody writes there
+            self.put(topic)  # whatever the table says: no client writes there
 
     def check_settings(self, settings: Mapping[str, TopicSettings], max_topics: int) -> None:
-        """Raise ``ConfigError`` when there cannot be all of these topics beside those that there are."""
+        """Raise ``ConfigError`` when these topics cannot all exist beside the present ones: a bad name, or too many topics."""
         new = [name for name in settings if name not in self._topics]
         for name in new:
             try:
@@ -250,7 +253,7 @@ class TopicTable:
             raise ConfigError(f"topics: {count} topics would be more than {max_topics} (max_topics); new are {', '.join(new)}")
 
     def configure(self, settings: Mapping[str, TopicSettings]) -> None:
-        """Bring the configured topics into being and give them their permissions; fails only where ``check_settings`` does."""
+        """Create the configured topics and set their permissions; fails only where ``check_settings`` does."""
         for name, wanted in settings.items():
             permission = READ * wanted.accept_subscribe | WRITE * wanted.accept_publish
             topic = self.ensure(name, wanted.partitions)
@@ -258,9 +261,9 @@ class TopicTable:
                 self.put(replace(topic, permission=permission))
 
     def load(self, disk: Disk, known: Mapping[TopicPartition, int]) -> list[str]:
-        """Read the file and add the partitions that the store knows, given with the ordinals that come next.
+        """Read the file and add the partitions that the store knows; return the problems that were found in the file.
 
-        Returns what was wrong with the file.
+        ``known`` holds the store's partitions with the ordinals that come next.
         """
         content, problems = read_document(disk, self._path)
         for name, row in {} if content is None else content["topicConfigTable"].items():
@@ -273,20 +276,20 @@ class TopicTable:
             for name, ends in content.get("deleted", {}).items():
                 for partition, end in ends.items():
                     key = TopicPartition(name, int(partition))
-                    # after a power cut the log may have lost some of what was deleted: what comes next must not be hidden
+                    # after a power cut the log may have lost some deleted messages: new messages in their place must show
                     self.deleted[key] = min(end, known.get(key, 0))
                     self._version += self.deleted[key] < end
         for key, following in known.items():
             if key.topic not in self._topics and following <= self.deleted.get(key, -1):
                 continue
-            if key.partition >= self._most.get(key.topic, 0):  # else the topic has shrunk since
-                self._set(self._grown(key.topic, key.partition + 1))  # whatever the limits say: it is there
+            if key.partition >= self._most.get(key.topic, 0):  # otherwise the topic has shrunk since
+                self._set(self._grown(key.topic, key.partition + 1))  # whatever the limits say: the partition exists
         if problems:
             self._version += 1
         return problems
 
     def reload(self, disk: Disk, known: Mapping[TopicPartition, int]) -> None:
-        """Take the file as somebody else has written it; topics that it does not have are gone."""
+        """Replace the table by the file that replication has written; topics that it does not have are gone."""
         before, self._topics, self._most = self._topics, {}, {}
         self.deleted.clear()
         for problem in self.load(disk, known):
@@ -300,13 +303,13 @@ class TopicTable:
         return self._version != self._saved_version
 
     def save(self, disk: Disk, now_ms: int, run: Run) -> None:
-        """Make the table as it is now durable."""
+        """Write the table as it is now to the file, durably."""
         version = self._version
         run(self.written(disk, now_ms))
         self._saved_version = version
 
     def written(self, disk: Disk, now_ms: int) -> Callable[[], None]:
-        """What makes the table as it is now durable, whenever and wherever it is called."""
+        """Return a function that writes the table as it is now, durably, whenever and in whatever thread it is called."""
         content = self._content(now_ms)
 
         def write() -> None:

@@ -1,4 +1,4 @@
-"""Bodies for administrators (specs: remoting protocol, section 3.3).
+"""Bodies of requests from administrators and of the answers to them (specs: remoting protocol, section 3.3).
 
 Maps by message queue have objects as keys, as Java writes them (``metaq.protocol.remoting.fastjson``). Times are Unix
 milliseconds.
@@ -17,7 +17,7 @@ Offsets = Mapping[MessageQueue, int]
 
 
 class QueueSpan(NamedTuple):
-    """What a broker has of a queue."""
+    """The range of offsets that a broker has of a queue."""
 
     least: int
     most: int
@@ -27,14 +27,14 @@ class QueueSpan(NamedTuple):
 
 
 class QueueProgress(NamedTuple):
-    """How far a group is in a queue."""
+    """The offset of a group in a queue, and the end of the queue."""
 
     broker_offset: int
-    """Where the queue ends."""
+    """The end of the queue: the offset after its newest message."""
     consumer_offset: int
-    """Where the group goes on; -1 when that is not known."""
+    """The next offset for the group; -1 when that is not known."""
     consumed_ms: int
-    """When the last message before that was stored; 0 when there is none."""
+    """When the last message that the group has consumed was stored; 0 when there is none."""
 
     @property
     def lag(self) -> int:
@@ -42,7 +42,7 @@ class QueueProgress(NamedTuple):
 
 
 class ConsumeStats(NamedTuple):
-    """How far a group is, and how many messages a second it gets."""
+    """The offsets of a group by queue, and how many messages a second it receives."""
 
     tps: float
     queues: Mapping[MessageQueue, QueueProgress]
@@ -56,31 +56,31 @@ class Connection(NamedTuple):
     language: str
     version: int
     beat_ms: int = 0
-    """When it was last heard of."""
+    """When its last heartbeat came."""
 
 
 class TimeSpan(NamedTuple):
-    """From when to when the messages of a queue were stored, and where between a group is."""
+    """The time span in which the messages of a queue were stored, and the point in it that a group has reached."""
 
     queue: MessageQueue
     oldest_ms: int
     newest_ms: int
     consumed_ms: int
     delay_ms: int
-    """How long the oldest message that was not consumed has been waiting."""
+    """How long the oldest message that the group has not consumed has been waiting."""
 
 
 class Rate(NamedTuple):
-    """What was counted within a span of time."""
+    """The count of something within a span of time."""
 
     sum: int
     per_second: float
     average: float
-    """Of the sum by what it came with: of bytes by message, say."""
+    """The sum divided by the number of events: bytes per message, for example."""
 
 
 class Rates(NamedTuple):
-    """Body of the answer to 315."""
+    """One statistic over a minute, an hour and a day (315)."""
 
     minute: Rate
     hour: Rate
@@ -94,14 +94,14 @@ class QueueEntry(NamedTuple):
     size: int
     tag: int
     matches: bool
-    """Whether the subscription that was asked about wants it."""
+    """Whether the subscription that was asked about lets it pass."""
 
 
 # -- topics and groups ------------------------------------------------------------------------------------------------
 
 
 def encode_topic_stats(queues: Mapping[MessageQueue, QueueSpan]) -> bytes:
-    """Body of the answer to 202."""
+    """Return the body of the answer to 202: the range of offsets of each queue of a topic."""
     rows = {
         queue: {"lastUpdateTimestamp": span.updated_ms, "maxOffset": span.most, "minOffset": span.least}
         for queue, span in queues.items()
@@ -122,19 +122,22 @@ def _stats_value(stats: ConsumeStats) -> dict[str, Any]:
 
 
 def encode_consume_stats(stats: ConsumeStats) -> bytes:
-    """Body of the answer to 208."""
+    """Return the body of the answer to 208: the offsets of a group."""
     return fastjson.encode(_stats_value(stats))
 
 
 def encode_all_consume_stats(address: str, groups: Mapping[str, list[ConsumeStats]]) -> bytes:
-    """Body of the answer to 317: of each group, one member a topic. Offsets beyond the end make up for no lag elsewhere."""
+    """Return the body of the answer to 317: the offsets of all groups, one list item for each topic of a group.
+
+    ``totalDiff`` is the sum of the lags; an offset beyond the end of its queue counts as a lag of 0.
+    """
     rows = [{group: [_stats_value(one) for one in stats]} for group, stats in groups.items()]
     diff = sum(max(0, progress.lag) for stats in groups.values() for one in stats for progress in one.queues.values())
     return fastjson.encode({"brokerAddr": address, "consumeStatsList": rows, "totalDiff": diff})
 
 
 def encode_time_spans(spans: Iterable[TimeSpan]) -> bytes:
-    """Body of the answer to 303."""
+    """Return the body of the answer to 303: the time spans of a group in a topic."""
     rows = [
         {
             "consumeTimeStamp": span.consumed_ms,
@@ -149,12 +152,12 @@ def encode_time_spans(spans: Iterable[TimeSpan]) -> bytes:
 
 
 def encode_group_list(groups: Iterable[str]) -> bytes:
-    """Body of the answer to 300."""
+    """Return the body of the answer to 300: the groups that consume a topic."""
     return fastjson.encode({"groupList": list(groups)})
 
 
 def encode_corrections(offsets: Mapping[int, int]) -> bytes:
-    """Body of the answer to 308: by number of the queue."""
+    """Return the body of the answer to 308: the offset of the slowest group, by queue number."""
     return fastjson.encode({"correctionOffsets": dict(offsets)})
 
 
@@ -171,7 +174,7 @@ def _connection_row(connection: Connection) -> dict[str, Any]:
 
 
 def encode_producers(connections: Iterable[Connection]) -> bytes:
-    """Body of the answer to 204."""
+    """Return the body of the answer to 204: the connections of a producer group."""
     return fastjson.encode({"connectionSet": list(map(_connection_row, connections))})
 
 
@@ -181,9 +184,10 @@ def encode_consumers(
     subscriptions: Mapping[str, Subscription],
     differences: Mapping[str, Mapping[str, list[str]]],
 ) -> bytes:
-    """Body of the answer to 203.
+    """Return the body of the answer to 203: the members of a consumer group and its subscriptions.
 
-    ``differences`` is ours: per topic of which members want different things, their client ids by expression.
+    ``differences`` is metaq's own addition: for each topic to which members subscribe differently, their client ids by
+    expression.
     """
     content: dict[str, Any] = {
         "connectionSet": list(map(_connection_row, connections)),
@@ -198,7 +202,7 @@ def encode_consumers(
 
 
 def encode_all_producers(groups: Mapping[str, Iterable[Connection]]) -> bytes:
-    """Body of the answer to 328."""
+    """Return the body of the answer to 328: the connections of all producer groups."""
     rows = {
         group: [
             {
@@ -216,7 +220,7 @@ def encode_all_producers(groups: Mapping[str, Iterable[Connection]]) -> bytes:
 
 
 def encode_subscription(group: str, topic: str, subscription: Subscription | None) -> bytes:
-    """Body of the answer to 345."""
+    """Return the body of the answer to 345: the subscription of a group to a topic, if there is one."""
     row = {} if subscription is None else {"subscriptionData": subscription_row(subscription)}
     return fastjson.encode({"group": group, "topic": topic, **row})
 
@@ -225,12 +229,12 @@ def encode_subscription(group: str, topic: str, subscription: Subscription | Non
 
 
 def encode_offsets(offsets: Offsets) -> bytes:
-    """Body of 220 and of the answer to 222."""
+    """Return the body of 220 and of the answer to 222: offsets by message queue."""
     return fastjson.encode({"offsetTable": dict(offsets)})
 
 
 def encode_offset_list(offsets: Offsets) -> bytes:
-    """Body of 220 for clients in C++."""
+    """Return the body of 220 in the form that clients in C++ read: a list."""
     rows = [
         {"brokerName": queue.broker_name, "offset": offset, "queueId": queue.partition, "topic": queue.topic}
         for queue, offset in offsets.items()
@@ -239,7 +243,10 @@ def encode_offset_list(offsets: Offsets) -> bytes:
 
 
 def decode_offsets(body: bytes, most_lenient: int = fastjson.MAX_LENIENT_BYTES) -> dict[MessageQueue, int]:
-    """The offsets in the body of 220 and of the answers to 221 and 222; ``BadRequest``, also as of ``fastjson.decode``."""
+    """Return the offsets in the body of 220 and of the answers to 221 and 222.
+
+    ``BadRequest`` when there is no such table, and whenever ``fastjson.decode`` raises it.
+    """
     content = fastjson.decode(body, most_lenient)
     table = content.get("offsetTable", content.get("messageQueueTable")) if isinstance(content, dict) else None
     if not isinstance(table, dict) or not all(isinstance(key, MessageQueue) and type(table[key]) is int for key in table):
@@ -248,7 +255,7 @@ def decode_offsets(body: bytes, most_lenient: int = fastjson.MAX_LENIENT_BYTES) 
 
 
 def encode_consumer_status(clients: Mapping[str, Offsets]) -> bytes:
-    """Body of the answer to 223: by client id."""
+    """Return the body of the answer to 223: the offsets of each client, by its id."""
     table = {client: dict(offsets) for client, offsets in clients.items()}
     return fastjson.encode({"consumerTable": table, "messageQueueTable": {}})
 
@@ -257,13 +264,16 @@ def encode_consumer_status(clients: Mapping[str, Offsets]) -> bytes:
 
 
 def encode_settings(settings: Mapping[str, object]) -> bytes:
-    """Body of the answers to 26 and 319: lines of NAME=VALUE."""
+    """Return the body of the answers to 26 and 319: settings as lines of NAME=VALUE."""
     values = {name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()}
     return "".join(f"{name}={value}\n" for name, value in values.items()).encode()
 
 
 def decode_settings(body: bytes) -> dict[str, str]:
-    """Body of 25 and 318: lines of NAME=VALUE, empty ones, and comments that begin with #. ``BadRequest``."""
+    """Return the settings in the body of 25 or 318: lines of NAME=VALUE, among empty lines and comments that begin with #.
+
+    ``BadRequest`` when the body is not UTF-8, or a line is none of these.
+    """
     try:
         lines = body.decode().splitlines()
     except UnicodeDecodeError as error:
@@ -282,7 +292,7 @@ def _setting(line: str) -> tuple[str, str]:
 
 
 def encode_rates(rates: Rates) -> bytes:
-    """Body of the answer to 315."""
+    """Return the body of the answer to 315: one statistic over a minute, an hour and a day."""
     rows = {
         name: {"avgpt": rate.average, "sum": rate.sum, "tps": rate.per_second}
         for name, rate in (("statsDay", rates.day), ("statsHour", rates.hour), ("statsMinute", rates.minute))
@@ -293,7 +303,7 @@ def encode_rates(rates: Rates) -> bytes:
 def encode_queue_entries(
     least: int, most: int, entries: Iterable[QueueEntry], subscription: Subscription | None, filter_data: str | None
 ) -> bytes:
-    """Body of the answer to 321."""
+    """Return the body of the answer to 321: units of a consume queue, and its range from ``least`` to ``most``."""
     rows = [
         {"eval": entry.matches, "physicOffset": entry.log_offset, "physicSize": entry.size, "tagsCode": entry.tag}
         for entry in entries

@@ -1,4 +1,4 @@
-"""The body of a batch: messages back to back (specs: remoting protocol, section 3.2.1).
+"""The body of a batch: messages one after the other (specs: remoting protocol, section 3.2.1).
 
 ::
 
@@ -19,11 +19,11 @@ from metaq.errors import MessageIllegal
 from metaq.protocol.record import MAX_PROPERTIES_LENGTH
 
 MOST: Final = 1024
-"""Messages in a batch: so many of 4 KiB take a broker some 15 ms."""
+"""The most messages in a batch: that many of 4 KiB each take a broker some 15 ms."""
 _HEAD: Final = struct.Struct(">iiiii")  # size, magic, CRC, flag, length of the body
 _LENGTH: Final = struct.Struct(">h")
 _new: Final = tuple.__new__
-"""A third of the cost of a named tuple's own constructor."""
+"""Makes a named tuple at a third of the cost of its own constructor."""
 
 
 class BatchItem(NamedTuple):
@@ -35,7 +35,7 @@ class BatchItem(NamedTuple):
 
 
 def decode_batch(data: bytes) -> list[BatchItem]:
-    """The messages in order; ``MessageIllegal`` when lengths contradict each other, or there are too many."""
+    """Return the messages in order. ``MessageIllegal`` when lengths contradict each other, or there are more than ``MOST``."""
     items: list[BatchItem] = []
     at, end = 0, len(data)
     try:
@@ -57,7 +57,10 @@ def decode_batch(data: bytes) -> list[BatchItem]:
 
 
 def encode_batch(items: Iterable[BatchItem]) -> bytes:
-    """The reverse. ``MessageIllegal`` also when the properties of a message are longer than their length field can say."""
+    """Return the body of a batch.
+
+    ``MessageIllegal`` when there are more than ``MOST`` messages, or the properties of one are too long for their length field.
+    """
     parts = []
     for number, (flag, body, properties) in enumerate(items, start=1):
         text = properties.encode()

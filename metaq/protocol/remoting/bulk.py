@@ -1,15 +1,15 @@
-"""The bulk fetch, request 30030: much of a partition at once, for readers that make columns of it.
+"""The bulk fetch (30030): much of a partition at once, for readers that make columns of it.
 
 The body of the answer, all integers big-endian::
 
     size    field
     4       n: count of units
     n × 16  units: those of the consume queue (log offset 8, size 4, tag hash 4), one a message, of rising ordinals
-    …       records: in the order of the units, one behind the other, as they are in the log (metaq.protocol.record)
+    …       records: in the order of the units, one after the other, as they are in the log (metaq.protocol.record)
 
-A unit of 16 zero bytes has no record: that message is damaged or lost. When a request says that they need not be ``verified``,
-records may come as they are on the disk. Then the answer says so: the reader compares them with their units, and asks for those
-that are not what they should be once more.
+A unit of 16 zero bytes has no record: that message is damaged or lost. When a request does not ask for ``verified`` records,
+the broker may send them as they are on the disk, and the answer says so. Then the reader compares them with their units, and
+asks once more for those that do not fit.
 """
 
 import struct
@@ -34,7 +34,7 @@ assert _HEAD.size == HEADER_SIZE
 
 
 class BulkFetch(NamedTuple):
-    """30030."""
+    """Fetch many messages of a queue at once (30030)."""
 
     topic: str
     queue_id: Int32
@@ -42,7 +42,7 @@ class BulkFetch(NamedTuple):
     max_msg_nums: Int32
     max_bytes: Int32
     verified: bool = True
-    """Whether the broker has to compare checksums of what it reads from the disk; otherwise the reader does."""
+    """Whether the broker has to verify the checksums of records that it reads from the disk; otherwise the reader does."""
 
 
 class Bulk(NamedTuple):
@@ -54,24 +54,25 @@ class Bulk(NamedTuple):
     """16 bytes a message."""
     records: memoryview
     next: int
-    """Where to go on."""
+    """The ordinal at which the next fetch begins."""
     least: int
     """Ordinal of the oldest message that is kept."""
     most: int
     """The ordinal after the newest one that readers may see."""
     verified: bool
-    """Whether the broker knows that the records are what they should be."""
+    """Whether the broker has made sure that the records are intact."""
 
 
 def encode_bulk_head(units: bytes) -> bytes:
-    """What precedes the records in the body."""
+    """Return the part of the body that precedes the records."""
     return COUNT.pack(len(units) // UNIT_SIZE) + units
 
 
 def decode_bulk(first: int, fields: Mapping[str, str], body: bytes | bytearray | memoryview) -> Bulk:
-    """What an answer to a fetch from the ordinal ``first`` holds, as slices of ``body``.
+    """Return the content of the answer to a fetch from the ordinal ``first``, as slices of ``body``.
 
-    ``StreamLost`` for bytes that contradict themselves. Records are looked at by nobody: only their sizes are added up.
+    ``StreamLost`` when the body contradicts itself or the fields. The records themselves are not read: only their sizes are
+    added up.
     """
     data = memoryview(body)
     try:
@@ -95,17 +96,17 @@ def decode_bulk(first: int, fields: Mapping[str, str], body: bytes | bytearray |
 
 
 def unit_columns(units: bytes | memoryview) -> tuple[list[int], list[int]]:
-    """Log offsets and sizes, in a tenth of the time of a loop over the units."""
+    """Return log offsets and sizes, in a tenth of the time of a loop over the units."""
     return _every("q", units, 0, 2), unit_sizes(units)
 
 
 def unit_sizes(units: bytes | memoryview) -> list[int]:
-    """Sizes alone."""
+    """Return the sizes alone."""
     return _every("i", units, 2, 4)
 
 
 def _every(code: str, units: bytes | memoryview, first: int, step: int) -> list[int]:
-    """Big-endian numbers: the ``first`` one and every ``step``-th behind. "q" has eight bytes, "i" four, everywhere."""
+    """Return big-endian numbers, ``first`` and every ``step``-th after it. "q" has eight bytes, "i" four, on all platforms."""
     numbers = array(code)
     numbers.frombytes(units)
     chosen = numbers[first::step]
@@ -117,10 +118,10 @@ def _every(code: str, units: bytes | memoryview, first: int, step: int) -> list[
 def are_intact(
     data: bytes, starts: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], topic: str, partition: int, first: int
 ) -> bool:
-    """Whether records are what they should be, with every bit as written: those of consecutive messages from ``first`` on.
+    """Return whether records are those of consecutive messages of a partition from ``first`` on, with every bit as written.
 
-    ``starts`` says where they begin in ``data``, ``offsets`` at which log offset they were written; none of the ``sizes`` is
-    less than that of an empty record. It is a quarter of the cost of looking at them one by one, which tells the bad ones.
+    ``starts`` are their positions in ``data``, ``offsets`` the log offsets where they were written. None of the ``sizes`` may
+    be less than that of an empty record. This costs a quarter of checking them one by one, which finds the bad ones.
     """
     ends = list(map(add, starts, sizes))
     if ends[-1] > len(data):

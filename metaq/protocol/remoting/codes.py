@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Request(enum.IntEnum):
-    """What a client, a broker or an administrator asks for."""
+    """The codes of requests from clients, brokers and administrators."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -99,7 +99,7 @@ class Request(enum.IntEnum):
     BROKER_HEARTBEAT = 904
 
     IDENTITY = 30000
-    """Who answers at this address: a broker asks itself through its advertised address, ``metaq doctor`` asks brokers."""
+    """Ask which process answers at an address: a broker asks its own advertised address, ``metaq doctor`` asks brokers."""
     LIST_TRANSACTIONS = 30010
     GET_TRANSACTION = 30011
     DECIDE_TRANSACTION = 30012
@@ -111,7 +111,7 @@ class Request(enum.IntEnum):
 
 
 class Response(enum.IntEnum):
-    """How a request ended."""
+    """The codes of responses: how a request ended."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -146,14 +146,14 @@ COMPACT: Final = 1
 LANGUAGES: Final = (
     *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST", "NODE_JS"),
 )
-"""Names by number."""
+"""The names of the languages that headers carry; the index is the number."""
 
 VERSION: Final = 409
-"""V4_9_8: enables SQL92 in clients and none of the branches for 5.x brokers."""
+"""V4_9_8: with it clients use SQL92 filters, and none of their code for 5.x brokers."""
 VERSION_WITH_MAX_RECONSUME: Final = 121
-"""From V3_4_9 on the ``maxReconsumeTimes`` of a request counts."""
+"""V3_4_9: from it on the ``maxReconsumeTimes`` of a request is used."""
 VERSION_WITH_TOPIC_VERSION: Final = 37
-"""From V3_0_11 on a registration's body is a RegisterBrokerBody."""
+"""V3_0_11: from it on a registration's body is a RegisterBrokerBody."""
 
 # bits of a pull's sysFlag
 PULL_COMMITS_OFFSET: Final = 1

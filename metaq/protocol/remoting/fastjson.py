@@ -1,13 +1,13 @@
 """JSON as fastjson writes it, which is not always JSON (specs: remoting protocol, sections 2.2 and 3.3).
 
-Beside plain JSON there are maps with other keys than texts::
+Beside plain JSON there are maps whose keys are not strings::
 
     {"offsetTable":{{"brokerName":"broker-a","queueId":3,"topic":"TopicA"}:12}}            an object as key
     {"offsetTable":{"{\\"brokerName\\":\\"broker-a\\",\\"queueId\\":3,\\"topic\\":\\"TopicA\\"}":12}}  the same, its text as key
     {"offsetTable":{"TopicA@CG_A":{0:5,1:7}}}                                              bare integers as keys
 
 In Python a key that is an object, or the text of one, with these three members is a ``MessageQueue``, and a bare integer is an
-``int``. A quoted integer stays a ``str``: who reads maps that come in both forms (broker addresses) asks for ``int(key)``.
+``int``. A quoted integer stays a ``str``: readers of maps that come in both forms (broker addresses) use ``int(key)``.
 """
 
 import math
@@ -20,9 +20,9 @@ from metaq.errors import BadRequest
 from metaq.message import MessageQueue
 
 MAX_NESTING: Final = 64
-"""Objects and arrays within each other, where the text is not plain JSON; there, the parser of plain JSON allows 1,024."""
+"""Objects and arrays within each other, where the text is not plain JSON. The parser of plain JSON allows 1,024."""
 MAX_LENIENT_BYTES: Final = 4 << 20
-"""Bytes of a text that is not plain JSON: it is read in Python, which takes some seconds for this much."""
+"""Bytes of a text that is not plain JSON: it is parsed in Python, which takes some seconds for this much."""
 
 _BLANKS: Final = re.compile(r"[ \t\n\r]*")
 _TEXT: Final = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
@@ -32,18 +32,19 @@ _NUMBER: Final = re.compile(r"(-?(?:0|[1-9][0-9]*))(\.[0-9]+)?([eE][+-]?[0-9]+)?
 _WORD: Final = re.compile(r"true|false|null")
 _WORDS: Final[dict[str, bool | None]] = {"true": True, "false": False, "null": None}
 _INT64: Final = range(-(1 << 63), 1 << 64)
-"""What stays whole, as in the parser of plain JSON; anything longer is a float."""
+"""The integers that stay integers, as in the parser of plain JSON; larger ones become floats."""
 
 
 def decode(data: bytes, most_lenient: int = MAX_LENIENT_BYTES) -> Any:
-    """What a body says. ``BadRequest`` names the place where it is no JSON of this kind, or the limit that it is over.
+    """Return the value of a body in fastjson's JSON.
 
-    ``most_lenient`` is the limit for what is not plain JSON.
+    ``most_lenient`` is the limit in bytes for a body that is not plain JSON. ``BadRequest`` names the place where the body is
+    wrong, or the limit that it exceeds.
     """
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
-        pass  # either not plain, or wrong: the parser below tells
+        pass  # either not plain, or wrong: the parser below finds out
     else:
         # A text that begins with a brace may be a key that stands for an object.
         return _with_queues(value, 1) if b'"{' in data else value
@@ -57,7 +58,10 @@ def decode(data: bytes, most_lenient: int = MAX_LENIENT_BYTES) -> Any:
 
 
 def decode_plain(data: bytes) -> Any:
-    """What a body says that is plain JSON in every client: some milliseconds for a MiB. ``BadRequest`` names the place."""
+    """Return the value of a body that all clients write as plain JSON. It takes some milliseconds for a MiB.
+
+    ``BadRequest`` names the place where it is not plain JSON.
+    """
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -65,21 +69,21 @@ def decode_plain(data: bytes) -> Any:
 
 
 def shown(value: object) -> str:
-    """A value that should be another one, in a few characters, however long or deep it is."""
+    """Return a wrong value for an error message, in a few characters, however long or deep it is."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     return repr(value[:40]) if isinstance(value, str) else str(value)
 
 
 def encode(value: Any) -> bytes:
-    """The text of ``value``, without blanks: an ``int`` key is bare, a ``MessageQueue`` an object, as key and as value.
+    """Return the JSON of ``value``, without blanks: an ``int`` key is bare, a ``MessageQueue`` an object, as key and as value.
 
-    A value that JSON cannot hold is an error of the program: ``TypeError``.
+    ``TypeError`` when JSON cannot hold the value: an error in the program.
     """
     try:
         return orjson.dumps(value, default=_members)
     except orjson.JSONEncodeError:
-        # Not plain, or with something in it that is not.
+        # a key, here or deeper, is not a string; or a leaf cannot be encoded, and raises again
         if isinstance(value, dict):
             return b"{%b}" % b",".join(b"%b:%b" % (_key(key), encode(inner)) for key, inner in value.items())
         if isinstance(value, list):
@@ -88,7 +92,7 @@ def encode(value: Any) -> bytes:
 
 
 def _with_queues(value: Any, nesting: int) -> Any:
-    """Plain JSON with each key that is the text of a message queue as that queue."""
+    """Return plain JSON with each key that is the text of a message queue replaced by that queue."""
     if not isinstance(value, dict | list):
         return value
     if nesting > MAX_NESTING:
@@ -114,7 +118,7 @@ def _key(key: object) -> bytes:
 
 
 def _queue(value: object) -> MessageQueue | None:
-    """The message queue that an object is, or ``None``."""
+    """Return the message queue that an object stands for, or ``None``."""
     match value:
         case {"topic": str(topic), "brokerName": str(broker_name), "queueId": int(partition)} if not isinstance(
             partition, bool
@@ -124,7 +128,7 @@ def _queue(value: object) -> MessageQueue | None:
 
 
 class _Parser:
-    """Recursive descent over a whole text."""
+    """A recursive-descent parser of a whole text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -142,7 +146,7 @@ class _Parser:
         raise BadRequest(f"JSON body, character {self._at + 1}: {reason}, not {found}")
 
     def _peek(self) -> str:
-        """The next character that is no blank; empty at the end."""
+        """Skip blanks and return the next character, without consuming it; empty at the end."""
         match = _BLANKS.match(self._text, self._at)
         assert match is not None
         self._at = match.end()
@@ -253,14 +257,14 @@ class _Parser:
         if math.isinf(number):
             self._refuse("expected a number within the range of a double")
         self._at = match.end()
-        # Twenty digits and a sign hold all of 64 bits, and spare the work of longer ones.
+        # twenty digits and a sign hold all of 64 bits; int() of a much longer number is costly
         if fraction is None and exponent is None and len(whole) <= 21 and int(whole) in _INT64:
             return int(whole)
         return number
 
 
 def _queue_text(text: str) -> MessageQueue | None:
-    """The message queue whose text stands as a key, or ``None``: then it is a text that only looks like one."""
+    """Return the message queue whose text stands as a key, or ``None`` when the text only looks like one."""
     try:
         return _queue(orjson.loads(text))
     except orjson.JSONDecodeError:

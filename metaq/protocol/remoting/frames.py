@@ -36,9 +36,9 @@ LENGTH_SIZE: Final = 4
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
 """The largest frame that Java clients accept, and this broker too."""
 MAX_HEADER_BYTES: Final = 256 * 1024
-"""A header with the longest properties, each byte of them escaped, has less."""
+"""Even a header with the longest properties, each of their bytes escaped, is smaller."""
 MOST_FIELDS: Final = 256
-"""In one header: ten times what any client sends."""
+"""Fields in one header: ten times as many as any client sends."""
 
 _COMPACT_HEAD: Final = struct.Struct(">hbhiii")  # code, language, version, opaque, flag, length of the remark
 _NAME_LENGTH: Final = struct.Struct(">h")
@@ -48,7 +48,7 @@ _SERIALIZATIONS: Final = ("JSON", "ROCKETMQ")
 _INT32: Final = range(-(1 << 31), 1 << 31)
 _BIAS: Final = 1 << 31
 _new: Final = tuple.__new__
-"""A third of the cost of a named tuple's own constructor."""
+"""Makes a named tuple at a third of the cost of its own constructor."""
 
 assert HEAD.size == HEAD_SIZE
 
@@ -59,9 +59,9 @@ class RemotingCommand(NamedTuple):
     """One frame: a request, or the response to one."""
 
     code: int
-    """A request's or a response's code, as ``flag`` says."""
+    """A request code or a response code, as ``flag`` says."""
     opaque: int
-    """Chosen by who asks, echoed by who answers; 32 bits."""
+    """Chosen by the requester and echoed in the response; 32 bits."""
     flag: int
     fields: Fields
     """The typed header, flattened to text."""
@@ -81,22 +81,25 @@ class RemotingCommand(NamedTuple):
 
 
 class FrameReader:
-    """Bytes in, frames out. Each byte is looked at a bounded number of times, however the bytes are cut."""
+    """The parser of a connection's bytes into frames.
+
+    Each byte is copied or read only a bounded number of times, whatever the slices that the bytes arrive in.
+    """
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._limit = max_frame_bytes
         self._kept = bytearray()
         self._wanted = HEAD_SIZE
         self.error: StreamLost | None = None
-        """Why nothing after the last returned frame can be read."""
+        """The reason why nothing after the last returned frame can be read; ``None`` while the stream is intact."""
 
     @property
     def waiting(self) -> int:
-        """Bytes of a frame whose end has not come."""
+        """The number of bytes of a frame whose end has not arrived."""
         return len(self._kept)
 
     def receive(self, data: bytes) -> list[RemotingCommand]:
-        """The frames that ``data`` completes. After the last one of them ``error`` may be set; then the stream is lost."""
+        """Return the frames that ``data`` completes. ``error`` may be set afterwards: then nothing after these can be read."""
         if self._kept:
             self._kept += data
             if len(self._kept) < self._wanted:
@@ -148,9 +151,10 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
         code, opaque, flag = content["code"], content["opaque"], get("flag", 0)
         version, remark, language = get("version", 0), get("remark"), get("language")
         try:
-            "".join(fields.values())  # the cheapest way to know that all are text
+            "".join(fields.values())  # the cheapest test that all values are strings
         except TypeError:
             fields = {name: _as_text(value) for name, value in fields.items() if value is not None}
+        # one test for all four: with the bias, a number beyond 32 bits is negative or has higher bits
         in_range = not ((code + _BIAS) | (opaque + _BIAS) | (flag + _BIAS) | (version + _BIAS)) >> 32
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise StreamLost(f"a JSON header that cannot be read: {error}") from error
@@ -170,7 +174,7 @@ def _too_many_fields(count: int) -> StreamLost:
 
 
 def _as_text(value: Any) -> str:
-    """A value as a Java peer would have sent it."""
+    """Return a value as the string that a Java peer would have sent."""
     if isinstance(value, str):
         return value
     return orjson.dumps(value).decode()
@@ -214,7 +218,7 @@ def _text(header: bytes, at: int, size: int) -> tuple[str, int]:
 
 
 class Asked(Protocol):
-    """What an answer needs of its request."""
+    """The parts of a request that an answer needs."""
 
     @property
     def opaque(self) -> int: ...
@@ -230,7 +234,7 @@ def encode_response(
     remark: str | None = None,
     body_size: int = 0,
 ) -> bytes:
-    """The frame that answers ``request``, up to where its ``body_size`` bytes of body follow."""
+    """Return the frame that answers ``request``, up to its body, of which ``body_size`` bytes follow."""
     return _encode(code, request.opaque, RESPONSE_FLAG, fields, remark, body_size, "JAVA", request.serialization)
 
 
@@ -244,7 +248,7 @@ def encode_request(
     language: str = "JAVA",
     serialization: int = JSON,
 ) -> bytes:
-    """A whole request frame."""
+    """Return a whole request frame. ``BadRequest`` when ``opaque`` does not fit 32 bits."""
     flag = ONEWAY_FLAG if oneway else 0
     return _encode(code, opaque, flag, fields, None, len(body), language, serialization) + body
 

@@ -1,9 +1,9 @@
-"""Typed headers: what the fields of a request mean, code by code (specs: remoting protocol, sections 2 and 3).
+"""Typed headers: the fields of requests, code by code (specs: remoting protocol, sections 2 and 3).
 
 Each class lists its fields in the order of the specification. A field's name on the wire is its name here in camel case (an
-underscore at the end keeps clear of a tuple's own methods); one without a default must be there. ``Int32`` fields are held to
-32 bits, ``int`` fields to 64. Requests without fields have no class; neither have those whose handlers read nothing but a
-topic or a group (``TopicOnly``, ``GroupOnly``).
+underscore at the end avoids the names of a tuple's own methods). A field without a default is required. ``Int32`` fields are
+limited to 32 bits, ``int`` fields to 64. Requests without fields have no class. Those of which only a topic or a group is read
+share a class (``TopicOnly``, ``GroupOnly`` and the like).
 """
 
 from collections.abc import Callable, Mapping
@@ -19,25 +19,25 @@ H = TypeVar("H", bound=tuple[Any, ...])
 
 
 class TopicOnly(NamedTuple):
-    """105, 202, 215, 216, 300 and others."""
+    """Ask for a topic's route (105), statistics (202) or groups (300), delete it from a broker (215), or register it (217)."""
 
     topic: str
 
 
 class GroupOnly(NamedTuple):
-    """343, 352."""
+    """Ask for the topics (343) or the settings (352) of a group."""
 
     group: str
 
 
 class ConsumerGroupOnly(NamedTuple):
-    """38, 40, 203."""
+    """Ask for the members (38) or the connections (203) of a group, or report to a client that its members changed (40)."""
 
     consumer_group: str
 
 
 class ProducerGroupOnly(NamedTuple):
-    """204."""
+    """Ask for the connections of a producer group (204)."""
 
     producer_group: str
 
@@ -46,20 +46,20 @@ class ProducerGroupOnly(NamedTuple):
 
 
 class Namespace(NamedTuple):
-    """219."""
+    """Ask a registry for all keys of a namespace (219)."""
 
     namespace: str
 
 
 class KvKey(NamedTuple):
-    """101, 102."""
+    """Ask a registry for the value of a key (101), or delete the key (102)."""
 
     namespace: str
     key: str
 
 
 class KvPair(NamedTuple):
-    """100."""
+    """Set the value of a key in a registry (100)."""
 
     namespace: str
     key: str
@@ -67,7 +67,7 @@ class KvPair(NamedTuple):
 
 
 class RegisterBroker(NamedTuple):
-    """103."""
+    """Register a broker and its topics (103)."""
 
     broker_name: str
     broker_addr: str
@@ -80,7 +80,7 @@ class RegisterBroker(NamedTuple):
 
 
 class BrokerIdentity(NamedTuple):
-    """104, 322."""
+    """Unregister a broker (104), or ask for the version of its topics (322)."""
 
     broker_name: str
     broker_addr: str
@@ -89,26 +89,26 @@ class BrokerIdentity(NamedTuple):
 
 
 class BrokerNameOnly(NamedTuple):
-    """205, 327."""
+    """Withdraw (205) or restore (327) the write permission of a broker in the routes."""
 
     broker_name: str
 
 
 class ClusterOnly(NamedTuple):
-    """224."""
+    """Ask a registry for the topics of a cluster (224)."""
 
     cluster: str
 
 
 class BrokerGroup(NamedTuple):
-    """901."""
+    """Ask a registry for the processes that share a broker name (901)."""
 
     cluster_name: str
     broker_name: str
 
 
 class BrokerBeat(NamedTuple):
-    """904."""
+    """Tell a registry that a broker is alive (904)."""
 
     cluster_name: str
     broker_addr: str
@@ -116,7 +116,7 @@ class BrokerBeat(NamedTuple):
 
 
 class DeleteTopicInRegistry(NamedTuple):
-    """216."""
+    """Delete a topic from a registry (216), in one cluster or in all."""
 
     topic: str
     cluster_name: str | None = None
@@ -126,7 +126,7 @@ class DeleteTopicInRegistry(NamedTuple):
 
 
 class SendMessage(NamedTuple):
-    """10 and 324 by these names, 310, 320 and 325 by letters."""
+    """Send a message (10, 310), a batch (320) or a reply (324, 325). 310, 320 and 325 abbreviate the names to letters."""
 
     producer_group: str
     topic: str
@@ -144,7 +144,7 @@ class SendMessage(NamedTuple):
 
 
 class SendBack(NamedTuple):
-    """36."""
+    """Send back a message that could not be consumed, to be delivered to the group again later (36)."""
 
     offset: int
     group: str
@@ -156,7 +156,7 @@ class SendBack(NamedTuple):
 
 
 class PullMessage(NamedTuple):
-    """11, 361."""
+    """Pull messages of a queue (11, 361)."""
 
     consumer_group: str
     topic: str
@@ -173,7 +173,7 @@ class PullMessage(NamedTuple):
 
 
 class QueryConsumerOffset(NamedTuple):
-    """14."""
+    """Ask for the committed offset of a group in a queue (14)."""
 
     consumer_group: str
     topic: str
@@ -182,7 +182,7 @@ class QueryConsumerOffset(NamedTuple):
 
 
 class UpdateConsumerOffset(NamedTuple):
-    """15."""
+    """Commit the offset of a group in a queue (15)."""
 
     consumer_group: str
     topic: str
@@ -191,14 +191,14 @@ class UpdateConsumerOffset(NamedTuple):
 
 
 class QueueOnly(NamedTuple):
-    """30, 31, 32."""
+    """Ask for the end (30) or the oldest offset (31) of a queue, or when its oldest message was stored (32)."""
 
     topic: str
     queue_id: Int32
 
 
 class SearchOffset(NamedTuple):
-    """29."""
+    """Ask for the offset in a queue at a time (29)."""
 
     topic: str
     queue_id: Int32
@@ -207,7 +207,7 @@ class SearchOffset(NamedTuple):
 
 
 class QueryMessage(NamedTuple):
-    """12."""
+    """Look up messages by a key (12)."""
 
     topic: str
     key: str
@@ -217,13 +217,13 @@ class QueryMessage(NamedTuple):
 
 
 class ViewMessage(NamedTuple):
-    """33."""
+    """Read the message at a log offset (33)."""
 
     offset: int
 
 
 class UnregisterClient(NamedTuple):
-    """35."""
+    """Remove a client from its groups (35)."""
 
     client_id: str
     producer_group: str | None = None
@@ -231,7 +231,7 @@ class UnregisterClient(NamedTuple):
 
 
 class EndTransaction(NamedTuple):
-    """37."""
+    """Commit or roll back a half message (37)."""
 
     producer_group: str
     tran_state_table_offset: int
@@ -243,7 +243,7 @@ class EndTransaction(NamedTuple):
 
 
 class CheckTransaction(NamedTuple):
-    """39, from the broker to a producer; the body is the half message as a record."""
+    """Ask a producer what became of a half message (39). The broker sends it; the body is the half message as a record."""
 
     tran_state_table_offset: int
     commit_log_offset: int
@@ -253,13 +253,13 @@ class CheckTransaction(NamedTuple):
 
 
 class ResumeCheck(NamedTuple):
-    """323; the id is an offset id."""
+    """Ask the broker to check a half message again (323); the id is an offset id."""
 
     msg_id: str
 
 
 class PushReply(NamedTuple):
-    """326, from the broker to a client."""
+    """Deliver a reply to the client that sent the request (326). The broker sends it."""
 
     producer_group: str
     topic: str
@@ -281,7 +281,7 @@ class PushReply(NamedTuple):
 
 
 class CreateTopic(NamedTuple):
-    """17."""
+    """Create a topic or change it (17)."""
 
     topic: str
     default_topic: str
@@ -294,7 +294,7 @@ class CreateTopic(NamedTuple):
 
 
 class DeleteGroup(NamedTuple):
-    """207: ``remove_offset`` from 4.9, ``clean_offset`` from 5.x tools."""
+    """Delete a consumer group (207); 4.9 tools set ``remove_offset``, 5.x tools ``clean_offset``."""
 
     group_name: str
     remove_offset: bool = False
@@ -302,21 +302,21 @@ class DeleteGroup(NamedTuple):
 
 
 class ConsumeStats(NamedTuple):
-    """208."""
+    """Ask for the offsets and the lag of a group (208), in one topic or in all."""
 
     consumer_group: str
     topic: str | None = None
 
 
 class GroupAndTopic(NamedTuple):
-    """303, 345."""
+    """Ask for the time spans of a group in a topic's queues (303), or for its subscription to the topic (345)."""
 
     group: str
     topic: str | None = None
 
 
 class ResetOffset(NamedTuple):
-    """220, 222. A ``timestamp`` of -1 means the end."""
+    """Reset a group's offsets on a broker (222), or in a client of the group (220). A ``timestamp`` of -1 means the end."""
 
     topic: str
     group: str
@@ -327,7 +327,7 @@ class ResetOffset(NamedTuple):
 
 
 class ConsumerStatus(NamedTuple):
-    """221, 223."""
+    """Ask the clients of a group for their offsets, through the broker (223) or directly (221)."""
 
     topic: str
     group: str
@@ -335,7 +335,7 @@ class ConsumerStatus(NamedTuple):
 
 
 class RunningInfo(NamedTuple):
-    """307."""
+    """Ask a client, through its broker, for its internal state (307)."""
 
     consumer_group: str
     client_id: str
@@ -343,7 +343,7 @@ class RunningInfo(NamedTuple):
 
 
 class ConsumeDirectly(NamedTuple):
-    """309."""
+    """Have a client consume one stored message now (309)."""
 
     consumer_group: str
     client_id: str | None = None
@@ -352,7 +352,7 @@ class ConsumeDirectly(NamedTuple):
 
 
 class CloneOffset(NamedTuple):
-    """314."""
+    """Copy the offsets of one group to another (314), in one topic or in all."""
 
     src_group: str
     dest_group: str
@@ -361,20 +361,20 @@ class CloneOffset(NamedTuple):
 
 
 class ViewStats(NamedTuple):
-    """315."""
+    """Ask for one of the broker's statistics by name and key (315)."""
 
     stats_name: str
     stats_key: str
 
 
 class BrokerConsumeStats(NamedTuple):
-    """317."""
+    """Ask for the offsets and the lag of all groups on a broker (317), or only in ordered topics."""
 
     is_order: bool = False
 
 
 class QueryConsumeQueue(NamedTuple):
-    """321."""
+    """Show units of a consume queue (321)."""
 
     topic: str
     queue_id: Int32
@@ -384,7 +384,7 @@ class QueryConsumeQueue(NamedTuple):
 
 
 class CorrectionOffset(NamedTuple):
-    """308."""
+    """Ask for the offsets of the slowest group of a topic (308)."""
 
     compare_group: str
     topic: str
@@ -392,7 +392,7 @@ class CorrectionOffset(NamedTuple):
 
 
 class MessageId(NamedTuple):
-    """323."""
+    """Ask the broker to check a half message again (323)."""
 
     msg_id: str
 
@@ -414,12 +414,12 @@ LETTERS: Final = {
     "l": "maxReconsumeTimes",
     "m": "batch",
 }
-"""What the single letters of 310, 320 and 325 stand for."""
+"""The names that the letters of 310, 320 and 325 stand for."""
 _LETTER_OF: Final = {name: letter for letter, name in LETTERS.items()}
 
 
 def decode_header(kind: type[H], fields: Mapping[str, str]) -> H:
-    """The typed header that ``fields`` holds; unknown fields are ignored. ``BadRequest`` names the field that is wrong."""
+    """Return the typed header in ``fields``; unknown fields are ignored. ``BadRequest`` names a missing or wrong field."""
     values = []
     for wire, convert, default, required in _plan(kind):
         text = fields.get(wire)
@@ -433,23 +433,23 @@ def decode_header(kind: type[H], fields: Mapping[str, str]) -> H:
 
 
 def encode_header(header: tuple[Any, ...]) -> dict[str, str]:
-    """The fields that carry a typed header; those that are ``None`` are left out."""
+    """Return the fields of a typed header; those that are ``None`` are left out."""
     plan = _plan(type(header))
     return {wire: _as_text(value) for (wire, _, _, _), value in zip(plan, header, strict=True) if value is not None}
 
 
 def with_names(fields: Mapping[str, str]) -> dict[str, str]:
-    """Fields by letters as fields by names."""
+    """Return fields with their letters replaced by names."""
     return {LETTERS.get(letter, letter): value for letter, value in fields.items()}
 
 
 def with_letters(fields: Mapping[str, str]) -> dict[str, str]:
-    """Fields by names as fields by letters."""
+    """Return fields with their names replaced by letters."""
     return {_LETTER_OF.get(name, name): value for name, value in fields.items()}
 
 
 def parse_int(name: str, text: str, bits: int = 64) -> int:
-    """A decimal number of so many bits, as Java would read it."""
+    """Return a signed decimal number of ``bits`` bits. ``BadRequest`` names the field when ``text`` is not one."""
     digits = text[1:] if text[:1] == "-" else text
     if digits.isascii() and digits.isdigit() and len(digits) < 20:
         number = int(text)
@@ -460,7 +460,7 @@ def parse_int(name: str, text: str, bits: int = 64) -> int:
 
 @cache
 def _plan(kind: type[Any]) -> list[tuple[str, Callable[[str, str], Any], Any, bool]]:
-    """Per field: wire name, converter, default, whether it must be there."""
+    """Return for each field the name on the wire, the converter, the default, and whether it is required."""
     defaults: dict[str, Any] = kind._field_defaults
     plan = []
     for name, hint in get_type_hints(kind).items():

@@ -1,6 +1,6 @@
-"""Bodies about clients and what they consume (specs: remoting protocol, sections 3.2.6 and 3.2.7).
+"""Bodies about clients and their subscriptions (specs: remoting protocol, sections 3.2.6 and 3.2.7).
 
-What cannot be read is ``BadRequest``.
+The functions that decode a body raise ``BadRequest`` when they cannot read it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,36 +22,36 @@ CLUSTERING: Final = "CLUSTERING"
 PUSH: Final = "CONSUME_PASSIVELY"
 FROM_END: Final = "CONSUME_FROM_LAST_OFFSET"
 MOST_GROUPS: Final = 256
-"""Of producers and consumers in one heartbeat, and of one connection."""
+"""Groups of producers and consumers in one heartbeat, and on one connection."""
 MOST_SUBSCRIPTIONS: Final = 1024
-"""In one heartbeat, and of one connection."""
+"""Subscriptions in one heartbeat, and on one connection."""
 MOST_QUEUES: Final = 1024
-"""In one request for locks: as many as a topic can have partitions."""
+"""Queues in one request for locks: as many as a topic can have partitions."""
 
 
 class ConsumerData(NamedTuple):
-    """What a client says about one consumer group that it is in."""
+    """A client's membership in one consumer group, as its heartbeat describes it."""
 
     group: str
     subscriptions: tuple[Subscription, ...]
     consume_type: str = PUSH
     message_model: str = CLUSTERING
     consume_from: str = FROM_END
-    """Where a queue begins that has no offset yet."""
+    """Where the group begins in a queue for which it has no offset yet."""
     unit_mode: bool = False
 
 
 class Heartbeat(NamedTuple):
-    """Body of 34."""
+    """The body of a heartbeat (34)."""
 
     client_id: str
     producers: tuple[str, ...]
-    """Groups that the client sends for."""
+    """The producer groups of the client."""
     consumers: tuple[ConsumerData, ...]
 
 
 class QueueSet(NamedTuple):
-    """Body of 41 and 42: queues that a consumer wants to have for itself, or gives back."""
+    """The body of 41 and 42: queues that a consumer wants to lock, so that only it consumes them, or to unlock."""
 
     client_id: str
     group: str
@@ -59,7 +59,7 @@ class QueueSet(NamedTuple):
 
 
 def decode_heartbeat(body: bytes) -> Heartbeat:
-    """Body of 34. ``SubscriptionInvalid`` when a tag expression cannot be read; SQL92 is not looked into."""
+    """Return the heartbeat in the body of 34. ``SubscriptionInvalid`` for a wrong tag expression; SQL92 is not checked here."""
     content = _content(body, "heartbeat")
     rows = _rows(content, "producerDataSet")
     consuming = [_members(row, "consumer") for row in _rows(content, "consumerDataSet")]
@@ -74,13 +74,13 @@ def decode_heartbeat(body: bytes) -> Heartbeat:
 
 
 def decode_client_check(body: bytes) -> Subscription:
-    """Body of 46: the subscription that a client is about to make."""
+    """Return the subscription that a client wants to have checked (46). ``SubscriptionInvalid`` for a wrong tag expression."""
     content = _content(body, "client check")
     return _subscription(_members(content.get("subscriptionData"), "subscription"))
 
 
 def decode_queue_set(body: bytes) -> QueueSet:
-    """Body of 41 and 42."""
+    """Return the queues to lock or unlock from the body of 41 or 42."""
     content = _content(body, "set of queues")
     rows = _rows(content, "mqSet")
     _check_count("queues", len(rows), MOST_QUEUES)
@@ -93,12 +93,12 @@ def decode_queue_set(body: bytes) -> QueueSet:
 
 
 def encode_locked(queues: Iterable[MessageQueue]) -> bytes:
-    """Body of the answer to 41."""
+    """Return the body of the answer to 41: the queues that the client has locked."""
     return fastjson.encode({"lockOKMQSet": list(queues)})
 
 
 def subscription_row(subscription: Subscription) -> dict[str, Any]:
-    """A subscription as bodies show it."""
+    """Return a subscription as bodies show it."""
     return {
         "classFilterMode": False,
         "codeSet": sorted(subscription.codes),

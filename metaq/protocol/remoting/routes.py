@@ -1,7 +1,8 @@
 """Bodies about routes and registration (specs: remoting protocol, sections 2.2 to 2.4).
 
-What is written is strict JSON on one line without spaces, every key quoted: one client splits the text of a route at commas
-and colons instead of parsing it. Read are bare integers as keys too. What cannot be read is ``BadRequest``.
+Bodies are written as strict JSON on one line without spaces, every key quoted: one client splits the text of a route at commas
+and colons instead of parsing it. When they are read, keys may be bare integers too. The functions that decode a body raise
+``BadRequest`` when they cannot read it.
 """
 
 import struct
@@ -18,14 +19,14 @@ from metaq.protocol.remoting.codes import READ, VERSION_WITH_TOPIC_VERSION, WRIT
 from metaq.protocol.remoting.headers import parse_int
 
 MAX_INFLATED_BYTES: Final = 4 << 20
+"""Bytes of a compressed registration once it is inflated: as many as may be sent without compression."""
 MOST_TOPICS: Final = 20_000
-"""In one registration: so many take a registry some 15 ms to enter."""
+"""Topics in one registration: that many take a registry some 15 ms to enter."""
 MOST_LENIENT: Final = 1 << 18
 """Bytes of a registration that is not plain JSON, as one with mappings of static topics may be."""
-"""Of a compressed registration: what may be sent without compression may be sent with it."""
 DEFLATE_LEVEL: Final = 9
 NO_LIVE_BROKER: Final = "no live broker has it"
-"""Stands in the remark of a missing route (code 17) when the topic was there, and the brokers that had it went away."""
+"""In the remark of a missing route (code 17): the topic existed, but the brokers that had it are gone."""
 
 _LENGTH: Final = struct.Struct(">i")
 SINGLE_TAG: Final = "SINGLE_TAG"
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 
 class DataVersion(NamedTuple):
-    """When a broker's topics last changed, and how often."""
+    """The version of a broker's topics: when they last changed, and how often."""
 
     timestamp: int
     counter: int
@@ -43,13 +44,13 @@ class DataVersion(NamedTuple):
     """Only 5.x brokers send it."""
 
     def same(self, other: "DataVersion") -> bool:
-        """Whether nothing changed between the two."""
+        """Return whether nothing changed between the two versions; a missing ``state`` equals any other."""
         states = self.state == other.state or NO_STATE in (self.state, other.state)
         return states and (self.timestamp, self.counter) == (other.timestamp, other.counter)
 
 
 class TopicConfig(NamedTuple):
-    """A topic as a broker has it."""
+    """The settings of a topic on a broker."""
 
     name: str
     read_queues: int
@@ -61,14 +62,14 @@ class TopicConfig(NamedTuple):
 
 
 class TopicTable(NamedTuple):
-    """A broker's topics by name, or those of them that changed."""
+    """A broker's topics by name: all, or those that changed."""
 
     version: DataVersion
     topics: dict[str, TopicConfig]
 
 
 class QueueData(NamedTuple):
-    """A topic on one broker."""
+    """The queues of a topic on one broker."""
 
     broker_name: str
     read_queues: int
@@ -86,26 +87,26 @@ class BrokerData(NamedTuple):
 
 
 class TopicRoute(NamedTuple):
-    """Body of the answer to 105, and of 217: where a topic is."""
+    """The brokers and queues of a topic: the body of the answer to 105, and of 217."""
 
     queues: tuple[QueueData, ...]
     brokers: tuple[BrokerData, ...]
     order_conf: str | None = None
-    """``broker-a:4;broker-b:4`` of an ordered topic."""
+    """``broker-a:4;broker-b:4`` for an ordered topic."""
 
 
 class ClusterInfo(NamedTuple):
-    """Body of the answer to 106: brokers by name, broker names by cluster."""
+    """The body of the answer to 106: brokers by name, broker names by cluster."""
 
     brokers: dict[str, BrokerData]
     clusters: dict[str, list[str]]
 
 
-# -- reading: a JSON value → what it means ----------------------------------------------------------------------------
+# -- reading: from JSON values ----------------------------------------------------------------------------------------
 
 
 def _reader(what: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Make whatever goes wrong while a body is read ``BadRequest``."""
+    """Return a decorator that turns the errors of reading a body into ``BadRequest``."""
 
     def decorate(read: Callable[..., T]) -> Callable[..., T]:
         @wraps(read)
@@ -127,7 +128,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any, bits: int = 32) -> int:
-    """Held to its size: what a broker registers is written into the routes that everybody reads."""
+    """Return an integer that fits ``bits`` bits: what a broker registers goes into the routes that all clients read."""
     if type(value) is not int or not -(1 << bits - 1) <= value < 1 << bits - 1:
         raise ValueError(f"{fastjson.shown(value)} where a number of {bits} bits should be")
     return value
@@ -173,19 +174,19 @@ def _broker(row: Mapping[str, Any]) -> BrokerData:
 
 @_reader("data version")
 def decode_data_version(body: bytes) -> DataVersion:
-    """Body of 322 and of its answer."""
+    """Return the version in the body of 322 or of its answer."""
     return _version(fastjson.decode_plain(body))
 
 
 @_reader("topic table")
 def decode_topic_table(body: bytes) -> TopicTable:
-    """A TopicConfigSerializeWrapper."""
+    """Return the topics in a body that RocketMQ calls TopicConfigSerializeWrapper."""
     return _table(fastjson.decode(body))
 
 
 @_reader("registration")
 def decode_registration(body: bytes, version: int, compressed: bool) -> TopicTable:
-    """Body of 103 in a request of protocol ``version``. Without a body a broker has no topics yet."""
+    """Return the topics in the body of 103, of a request of protocol ``version``. An empty body means no topics yet."""
     if not body:
         return TopicTable(DataVersion(0, 0), {})
     if compressed:
@@ -195,7 +196,7 @@ def decode_registration(body: bytes, version: int, compressed: bool) -> TopicTab
 
 
 def _deflated_table(body: bytes) -> TopicTable:
-    """What follows the topics, filter servers and the mappings of static topics, is nothing to this registry."""
+    """Return the topics in a compressed registration. Filter servers and mappings of static topics, after them, are ignored."""
     stream = zlib.decompressobj()
     data = stream.decompress(body, MAX_INFLATED_BYTES)
     if not stream.eof:
@@ -220,7 +221,7 @@ def _deflated_table(body: bytes) -> TopicTable:
     count = number()
     _check_count(count)
     for _ in range(count):
-        # five words; a 5.x broker adds the topic's attributes
+        # five words and a blank, after which 5.x brokers put the topic's attributes
         name, *words, filter_type, _ = part().decode().split(" ", 5)
         read, write, permission = (parse_int(f"of topic {name[:40]} in a registration", word, 32) for word in words)
         topics[name] = TopicConfig(name, read, write, permission, filter_type=filter_type)
@@ -229,7 +230,7 @@ def _deflated_table(body: bytes) -> TopicTable:
 
 @_reader("topic route")
 def decode_route(body: bytes) -> TopicRoute:
-    """A TopicRouteData."""
+    """Return the route in the body of the answer to 105, or of 217 (RocketMQ's TopicRouteData)."""
     content = fastjson.decode(body)
     queues = tuple(map(_queue, content.get("queueDatas") or ()))
     brokers = tuple(map(_broker, content.get("brokerDatas") or ()))
@@ -239,7 +240,7 @@ def decode_route(body: bytes) -> TopicRoute:
 
 @_reader("cluster information")
 def decode_cluster_info(body: bytes) -> ClusterInfo:
-    """Body of the answer to 106."""
+    """Return the clusters and brokers in the body of the answer to 106."""
     content = fastjson.decode(body)
     brokers = {name: _broker(row) for name, row in content["brokerAddrTable"].items()}
     return ClusterInfo(brokers, {name: list(map(_text, names)) for name, names in content["clusterAddrTable"].items()})
@@ -247,19 +248,19 @@ def decode_cluster_info(body: bytes) -> ClusterInfo:
 
 @_reader("list of topics")
 def decode_topic_list(body: bytes) -> list[str]:
-    """Body of the answers to 206, 224, 304 and 311 to 313."""
+    """Return the topics in the body of the answers to 206, 224, 304 and 311 to 313."""
     return list(map(_text, fastjson.decode(body)["topicList"]))
 
 
 @_reader("table of keys")
 def decode_kv_table(body: bytes) -> dict[str, str]:
-    """Body of the answers to 103 and 219; an absent body is an empty table."""
+    """Return the keys and values in the body of the answers to 103 and 219; an absent body is an empty table."""
     return {key: _text(value) for key, value in fastjson.decode(body)["table"].items()} if body else {}
 
 
 @_reader("member group")
 def decode_member_group(body: bytes) -> BrokerData:
-    """Body of the answer to 901."""
+    """Return the members of a broker name in the body of the answer to 901."""
     return _broker(fastjson.decode(body)["brokerMemberGroup"])
 
 
@@ -276,7 +277,7 @@ def _version_value(version: DataVersion) -> dict[str, int]:
 
 
 def topic_row(topic: TopicConfig) -> dict[str, Any]:
-    """A topic as JSON values."""
+    """Return a topic as JSON values."""
     return {
         "order": topic.order,
         "perm": topic.permission,
@@ -299,17 +300,17 @@ def _broker_value(broker: BrokerData) -> dict[str, Any]:
 
 
 def encode_data_version(version: DataVersion) -> bytes:
-    """See ``decode_data_version``."""
+    """Return the body that ``decode_data_version`` reads."""
     return _dump(_version_value(version))
 
 
 def encode_topic_table(table: TopicTable) -> bytes:
-    """See ``decode_topic_table``."""
+    """Return the body that ``decode_topic_table`` reads."""
     return _dump(_table_value(table))
 
 
 def encode_registration(table: TopicTable, *, compressed: bool = False) -> bytes:
-    """See ``decode_registration``. The compressed form carries neither order nor flags."""
+    """Return the body that ``decode_registration`` reads. The compressed form carries neither order nor flags."""
     if not compressed:
         return _dump({"filterServerList": [], "topicConfigSerializeWrapper": _table_value(table)})
     parts = [_part(encode_data_version(table.version)), _LENGTH.pack(len(table.topics))]
@@ -325,7 +326,7 @@ def _part(data: bytes) -> bytes:
 
 
 def encode_route(route: TopicRoute) -> bytes:
-    """See ``decode_route``."""
+    """Return the body that ``decode_route`` reads."""
     content: dict[str, Any] = {
         "brokerDatas": [_broker_value(broker) for broker in route.brokers],
         "filterServerTable": {},
@@ -346,22 +347,22 @@ def encode_route(route: TopicRoute) -> bytes:
 
 
 def encode_cluster_info(info: ClusterInfo) -> bytes:
-    """See ``decode_cluster_info``."""
+    """Return the body that ``decode_cluster_info`` reads."""
     brokers = {name: _broker_value(broker) for name, broker in info.brokers.items()}
     return _dump({"brokerAddrTable": brokers, "clusterAddrTable": info.clusters})
 
 
 def encode_topic_list(topics: Iterable[str], broker_address: str | None = None) -> bytes:
-    """See ``decode_topic_list``; the answer to 304 also names some broker's address."""
+    """Return the body that ``decode_topic_list`` reads; the answer to 304 also has the address of some broker."""
     content: dict[str, Any] = {"topicList": list(topics)}
     return _dump(content if broker_address is None else {"brokerAddr": broker_address, **content})
 
 
 def encode_kv_table(table: Mapping[str, str]) -> bytes:
-    """See ``decode_kv_table``."""
+    """Return the body that ``decode_kv_table`` reads."""
     return _dump({"table": dict(table)})
 
 
 def encode_member_group(broker: BrokerData) -> bytes:
-    """See ``decode_member_group``."""
+    """Return the body that ``decode_member_group`` reads."""
     return _dump({"brokerMemberGroup": _broker_value(broker)})

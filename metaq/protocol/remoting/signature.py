@@ -1,11 +1,11 @@
-"""Signatures of requests, as RocketMQ's ACL has them (specs: remoting protocol, section 5.10).
+"""Signatures of requests, as in RocketMQ's ACL (specs: remoting protocol, section 5.10).
 
 A signed request has the fields ``AccessKey``, the name of a user, and ``Signature``::
 
     Base64(HMAC-SHA1(secret, the values of all other fields sorted by their names, without separators, then the body))
 
-What is signed is the text as it travels. There is neither a time nor a number in it that is used once: who sees a signed
-request can send it again, so only TLS protects what matters.
+The signature covers the fields and the body as they are sent. It includes neither a time nor a nonce: anyone who sees a signed
+request can send it again. So only TLS protects requests that matter.
 """
 
 import base64
@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
 UNSIGNED: Final = frozenset((SIGNATURE, "_UNIQUE_KEY_QUERY"))
-"""The second one is added by Java clients when the request has been signed."""
+"""Fields that are not signed. Java clients add the second one after they have signed the request."""
 
 
 class Credentials(NamedTuple):
-    """Who asks, and the secret that proves it."""
+    """The name of a user, and the secret that proves it."""
 
     name: str
     secret: str
@@ -29,18 +29,18 @@ class Credentials(NamedTuple):
         return f"Credentials({self.name!r}, …)"
 
     def signed(self, fields: Mapping[str, str] | None, body: bytes) -> dict[str, str]:
-        """The fields of a request with those that sign it."""
+        """Return the fields of a request together with those that sign it."""
         whole = {**(fields or {}), ACCESS_KEY: self.name}
         whole[SIGNATURE] = sign(self.secret, whole, body)
         return whole
 
 
 def sign(secret: str, fields: Mapping[str, str], body: bytes) -> str:
-    """The signature of a request whose fields include the access key."""
+    """Return the signature of a request whose fields include the access key."""
     values = "".join([fields[name] for name in sorted(fields) if name not in UNSIGNED])
     return base64.b64encode(hmac.digest(secret.encode(), values.encode() + body, "sha1")).decode()
 
 
 def is_signed_with(secret: str, fields: Mapping[str, str], body: bytes) -> bool:
-    """Whether a request's signature is right; takes as long for a wrong one."""
+    """Return whether a request's signature is right; the comparison takes as long for a wrong one."""
     return hmac.compare_digest(sign(secret, fields, body).encode(), fields.get(SIGNATURE, "").encode())

@@ -4,7 +4,7 @@ Bodies are JSON. A list comes in pages::
 
     {"rows":[{"key":"XID:1:0a:0b:app","state":"prepared","since_ms":1700000000000,…}],"next":"8123904"}
 
-``next`` is where the next page begins, ``null`` on the last one.
+``next`` says where the next page begins, and is ``null`` on the last one.
 """
 
 import enum
@@ -15,44 +15,44 @@ from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.headers import Int32
 
 MOST_ROWS: Final = 500
-"""In one page: some 15 ms of work when 100,000 branches are undecided, which hold up everybody else."""
+"""Rows in one page: some 15 ms of work when 100,000 branches are undecided, during which other clients wait."""
 MOST_MESSAGES: Final = 1000
-"""Of one branch that are told."""
+"""The most messages of one branch that are shown."""
 FORGET: Final = "forget"
-"""What 30012 asks for beside an outcome."""
+"""The value of ``outcome`` in 30012 that forgets an earlier decision instead of making one."""
 
 
 class State(enum.StrEnum):
-    """What waits for whom."""
+    """The states in which a transaction is listed as undecided."""
 
     PREPARED = "prepared"
     """XA branches that wait for their transaction manager."""
     HEURISTIC = "heuristic"
-    """XA branches that an operator has decided, until their transaction manager has taken notice."""
+    """XA branches that an operator has decided, until their transaction manager has forgotten them (FORGET)."""
     HALF = "half"
-    """RocketMQ's transactional messages that wait for their producers."""
+    """RocketMQ's half messages, which wait for their producers."""
 
 
 class ListTransactions(NamedTuple):
-    """30010: those of one ``State``, the oldest first."""
+    """Ask for the transactions of one ``State``, the oldest first (30010)."""
 
     state: str
     limit: Int32 = Int32(MOST_ROWS)
     after: str | None = None
-    """``next`` of the page before."""
+    """The ``next`` of the previous page."""
 
 
 class TransactionKey(NamedTuple):
-    """30011: the key of a branch, or the offset id of a half message."""
+    """Ask for one transaction (30011), by the key of a branch or the offset id of a half message."""
 
     key: str
 
 
 class DecideTransaction(NamedTuple):
-    """30012."""
+    """Decide a prepared branch, or forget such a decision (30012)."""
 
     key: str
-    """Of a branch."""
+    """The key of a branch."""
     outcome: str
     """One of ``metaq.tx.branches.Outcome``, or ``FORGET``."""
 
@@ -63,10 +63,10 @@ class Branch(NamedTuple):
     key: str
     state: str
     since_ms: int | None = None
-    """When it was prepared; with the next two ``None`` for a heuristic one, and where its mark in the log is damaged."""
+    """When it was prepared. It and the next two are ``None`` for a heuristic branch and for one whose mark is damaged."""
     messages: int | None = None
     size: int | None = None
-    """Of its messages, in bytes, as the limits of transactions count it."""
+    """The size of its messages in bytes, as the limits of transactions count it."""
     outcome: str | None = None
     """What an operator decided."""
 
@@ -75,23 +75,23 @@ class Half(NamedTuple):
     """An undecided transactional message."""
 
     offset_id: str
-    """Where it is now."""
+    """Its log offset now, as an offset id."""
     message_id: str
-    """The sender's."""
+    """The id that the sender gave it."""
     topic: str
     partition: int
     group: str
-    """Of its producers."""
+    """The group of its producers."""
     since_ms: int
     checks: int
-    """How often its producers were asked."""
+    """How often its producers were asked for the decision."""
     due_ms: int
     """When they are asked next."""
     size: int
-    """Of its body, in bytes."""
+    """The size of its body in bytes."""
     ordinal: int
     log_offset: int
-    """With the ordinal what a decision (37) names: where the message was first."""
+    """With the ordinal, where the message was first: what a decision (37) names."""
 
 
 class BranchMessage(NamedTuple):
@@ -102,7 +102,7 @@ class BranchMessage(NamedTuple):
     message_id: int
     attribute: str | None
     size: int
-    """Of its body, in bytes."""
+    """The size of its body in bytes."""
     born_ms: int
 
 
@@ -117,21 +117,21 @@ class Page(NamedTuple, Generic[R]):
 
 
 def encode_page(page: Page[R]) -> bytes:
-    """Body of the answer to 30010."""
+    """Return the body of the answer to 30010."""
     return fastjson.encode({"rows": [row._asdict() for row in page.rows], "next": page.next})
 
 
 def encode_branch(branch: Branch, messages: list[BranchMessage], problem: str | None) -> bytes:
-    """Body of the answer to 30011 about a branch; ``problem`` says why its messages cannot be read."""
+    """Return the body of the answer to 30011 about a branch; ``problem`` says why its messages cannot be read."""
     rows = [message._asdict() for message in messages]
     return fastjson.encode({"branch": branch._asdict(), "messages": rows, "problem": problem})
 
 
 def encode_half(half: Half) -> bytes:
-    """Body of the answer to 30011 about a half message."""
+    """Return the body of the answer to 30011 about a half message."""
     return fastjson.encode({"half": half._asdict()})
 
 
 def read_row(row: Mapping[str, Any], kind: type[R]) -> R:
-    """A row of one of the classes above; members that it does not know are left out. ``KeyError`` when one is missing."""
+    """Return a row of one of the classes above; unknown members are left out. ``KeyError`` when one is missing."""
     return kind(*(row[name] for name in kind._fields))

@@ -1,4 +1,4 @@
-"""The text protocol's commands: bytes → commands on the broker's side, and the lines that a client sends.
+"""The text protocol's commands: the broker's parser, from bytes to commands, and the client's functions that write them.
 
 A frame is a line ended by CR LF, for ``put`` and ``sync`` followed by a body of the announced length (specs: text protocol,
 section 1). Tokens are separated by exactly one blank; empty tokens at the end of a line are dropped.
@@ -39,7 +39,7 @@ TRANSACTION_TYPES: Final = frozenset(
 )
 WAIT: Final = "wait="
 _OPAQUE_AT: Final = {"get": 6, "offset": 5, "stats": 2, "version": 1, "help": 1, "create": 3, "auth": 3}
-"""Of the commands that may have tokens behind their opaque; elsewhere it is the last one."""
+"""Where the opaque stands in commands that may have tokens after it; elsewhere it is the last token."""
 _HEADS_KEPT: Final = 1024
 _SMALL_CHUNK: Final = 4096
 _KEY_BEGINS: Final = ("T", "X")
@@ -50,14 +50,14 @@ _new: Final = tuple.__new__
 
 @dataclass(frozen=True, slots=True)
 class TextLimits:
-    """What a peer may send; beyond it the frame is refused."""
+    """Limits for what a peer may send. A longer line ends the connection; a larger body is skipped and refused."""
 
     max_line_bytes: int = 4096
     max_body_bytes: int = 1024 * 1024 - 20
 
 
 class PutHead(NamedTuple):
-    """The part of a put line that repeats from message to message, parsed once."""
+    """The part of a put line that is the same for many messages, parsed once."""
 
     topic: str
     partition: int
@@ -67,7 +67,7 @@ class PutHead(NamedTuple):
 
 
 def integer(token: str, field: str, bounds: tuple[int, int]) -> int:
-    """A decimal number with optional sign, or ``BadRequest`` naming the field."""
+    """Return a decimal number with optional sign. ``BadRequest`` names the field when it is not one or out of ``bounds``."""
     digits = token[1:] if token[:1] in ("-", "+") else token
     # isdecimal: int() alone would also take "1_0", blanks and digits of other scripts
     if not digits.isascii() or not digits.isdecimal() or len(digits) > 20:
@@ -85,11 +85,11 @@ def _opaque(token: str) -> str:
 
 
 def _fits(token: str, bounds: tuple[int, int]) -> bool:
-    """Whether ``integer`` would take the token and it has no plus; most are short and without sign."""
+    """Return whether ``integer`` would accept the token and it has no plus. Most are short and without sign."""
     if token.isdecimal() and len(token) < 10:
         return True
     if token.startswith("+"):
-        return False  # as the sixth of seven tokens it begins a transaction key
+        return False  # as the sixth of seven tokens, one with a plus is a transaction key
     try:
         integer(token, "", bounds)
     except BadRequest:
@@ -98,7 +98,7 @@ def _fits(token: str, bounds: tuple[int, int]) -> bool:
 
 
 def _opaque_or_default(tokens: list[str]) -> str:
-    """What a refusal is answered with: the token in the opaque's place, or the last one, when it reads as an opaque."""
+    """Return the opaque to answer a refused line with: the token in its place, or the last; ``NO_OPAQUE`` if it is not one."""
     place = _OPAQUE_AT.get(tokens[0], -1)
     try:
         return _opaque(tokens[place if place < len(tokens) else -1])
@@ -170,7 +170,10 @@ def _read_auth(tokens: list[str]) -> Command:
 
 
 def _read_transaction(tokens: list[str]) -> Command:
-    """Section 1.7: of six tokens, a fifth made of digits only is the timeout, anything else the qualifier."""
+    """Parse a transaction command (section 1.7).
+
+    Of six tokens, a fifth made of digits only is the timeout, anything else the qualifier.
+    """
     if len(tokens) == 5 and tokens[3] in TRANSACTION_TYPES:  # the most frequent form, at half of the cost
         return _new(Transaction, (tokens[1], tokens[2], tokens[3], 0, "", _opaque(tokens[4])))
     if not 5 <= len(tokens) <= 7:
@@ -201,7 +204,7 @@ _READERS: Final[dict[str, Callable[[list[str]], Command]]] = {
     "transaction": _read_transaction,
 }
 _REPLIES: Final = {"result": 2, "value": 1}
-"""Where a reply's length stands; replies that reach a broker are consumed with their body and ignored."""
+"""Where a reply's length stands; a broker that receives replies skips them with their bodies."""
 
 
 def _is_checksum(token: str) -> bool:
@@ -209,7 +212,7 @@ def _is_checksum(token: str) -> bool:
 
 
 def _read_put(tokens: list[str], body: bytes) -> Put:
-    """Section 1.5: the number of tokens, and the sixth one's first character, decide what stands where."""
+    """Parse a put: the number of tokens, and the sixth one's first character, decide what each token is (section 1.5)."""
     if not 5 <= len(tokens) <= 8:
         raise BadRequest(f"put needs {PUT_USAGE}")
     checksum, transaction = NO_CHECKSUM, None
@@ -231,16 +234,16 @@ def _read_sync(tokens: list[str]) -> Sync:
 
 
 class CommandReader:
-    """Turns one connection's bytes into commands, whatever the slices they arrive in.
+    """The parser of one connection's bytes into commands, whatever the slices they arrive in.
 
-    Never raises for bad input: that becomes an ``Invalid`` in its place among the commands. After one whose error closes
-    the connection, everything that follows is ignored.
+    It never raises for bad input: that becomes an ``Invalid`` in its place among the commands. After one whose error closes
+    the connection, all further input is ignored.
     """
 
     __slots__ = ("_chunks", "_drain", "_have", "_heads", "_limits", "_lost", "_need")
 
     def __init__(self, limits: TextLimits, heads: dict[str, PutHead] | None = None) -> None:
-        """``heads`` is a cache that the readers of one broker may share."""
+        """Start with an empty buffer. ``heads`` is a cache that the readers of one broker may share."""
         self._limits = limits
         self._heads = {} if heads is None else heads
         self._chunks: list[bytes] = []
@@ -251,11 +254,11 @@ class CommandReader:
 
     @property
     def buffered(self) -> int:
-        """Bytes held back because their frame is not complete."""
+        """The number of bytes held back because their frame is not complete."""
         return self._have
 
     def receive(self, data: bytes) -> list[Command]:
-        """The commands that are complete now. ``data`` is what arrived, never empty."""
+        """Return the commands that are complete now. ``data`` is what has arrived, and is never empty."""
         if self._drain:
             drained = min(self._drain, len(data))
             self._drain -= drained
@@ -263,7 +266,7 @@ class CommandReader:
         if self._chunks:
             self._have += len(data)
             if len(data) < _SMALL_CHUNK and len(self._chunks[-1]) < _SMALL_CHUNK:
-                data = self._chunks.pop() + data  # an object for every two bytes would take twenty times their room
+                data = self._chunks.pop() + data  # an object for every two bytes takes twenty times their size
             self._chunks.append(data)
             if self._have < self._need:
                 return []
@@ -281,14 +284,17 @@ class CommandReader:
         return commands
 
     def _parse(self, data: bytes, commands: list[Command]) -> int:
-        """Append what is complete in ``data``; return how many bytes were used. Sets ``_need`` for the rest."""
+        """Append the commands that are complete in ``data``; return how many bytes they took. Sets ``_need`` for the rest.
+
+        The fast path: a put whose head is cached is read by its last tokens alone. Other lines go to ``_read_line``.
+        """
         at, end = 0, len(data)
         heads, find, max_line = self._heads, data.find, self._limits.max_line_bytes
         while at < end:
             line_end = find(b"\r\n", at)
             if line_end < 0 or line_end - at > max_line:
                 self._need = 0
-                # a CR whose LF has not arrived is no part of the line
+                # a CR whose LF has not arrived does not belong to the line
                 if line_end >= 0 or end - at > max_line + 1:
                     self._lose(f"a line is longer than {max_line} bytes (max_line_bytes)", NO_OPAQUE, commands)
                 return at
@@ -297,7 +303,7 @@ class CommandReader:
             parts = line.rsplit(" ", 2)
             if (known := heads.get(parts[0])) is not None:
                 _, sixth, tail = parts
-                # most numbers are short and without sign: asking for that first saves a call
+                # most numbers are short and without sign: to test that first saves a call
                 if (tail.isdecimal() and len(tail) < 10) or _fits(tail, OPAQUE):
                     topic, partition, length, flag = known
                     stop = start + length
@@ -339,9 +345,10 @@ class CommandReader:
         return at
 
     def _with_checksum_and_key(self, parts: list[str], data: bytes, start: int, commands: list[Command]) -> int:
-        """Take a put whose checksum, which differs from put to put, stands between a known head and a transaction key.
+        """Append a put whose checksum stands between a known head and a transaction key.
 
-        Returns where its body ends, 0 for anything else.
+        The checksum differs from put to put, so the head is looked up without it. Return where the body ends, which may be
+        beyond ``data``: then nothing is appended yet. Return 0 for any other line.
         """
         head, _, checksum = parts[0].rpartition(" ")
         known, opaque = self._heads.get(head), parts[2]
@@ -360,9 +367,9 @@ class CommandReader:
         commands.append(Invalid(StreamLost(f"{reason}; the connection is closed"), opaque))
 
     def _read_line(self, line: str, data: bytes, start: int, commands: list[Command]) -> int:
-        """Handle one line whose body, if any, begins at ``start``.
+        """Parse one line whose body, if any, begins at ``start``, and append its command.
 
-        Returns where the next frame begins, or minus the end of a body that has not arrived yet.
+        Return where the next frame begins, or minus the end of a body that has not arrived completely.
         """
         stripped = line.rstrip(" ")
         if not stripped:
@@ -412,7 +419,7 @@ class CommandReader:
         return stop
 
     def _remember(self, tokens: list[str], put: Put, length: int) -> None:
-        """Keep the head of an ordinary put to a topic that may exist, so that the next one like it needs no parsing."""
+        """Keep the head of an ordinary put to a topic with a possible name, so that the next put like it needs no parsing."""
         if len(tokens) < 6 or len(put.topic) > MAX_TOPIC_LENGTH:
             return
         if len(self._heads) >= _HEADS_KEPT:
@@ -445,23 +452,23 @@ def write_put(
     transaction: str | None = None,
     old: bool = False,
 ) -> bytes:
-    """A put with its checksum; ``old`` is the form that brokers before 1.4.4 understand, without one."""
+    """Return a put with its checksum, or without one when it is ``old``: the form that brokers before 1.4.4 understand."""
     middle = "" if old else f" {body_crc(body)}"
     key = "" if transaction is None else f" {transaction}"
     return f"put {topic} {partition} {len(body)} {flag}{middle}{key} {opaque}\r\n".encode("ascii") + body
 
 
 def write_get(topic: str, group: str, partition: int, position: int, max_size: int, opaque: int, wait_ms: int = 0) -> bytes:
-    """A get; ``wait_ms`` is metaq's own addition, which other brokers ignore."""
+    """Return a get. ``wait_ms``, how long the broker may hold it, is metaq's own addition, which other brokers ignore."""
     wait = f" {WAIT}{wait_ms}" if wait_ms else ""
     return f"get {topic} {group} {partition} {position} {max_size} {opaque}{wait}\r\n".encode("ascii")
 
 
 def write_offset(topic: str, group: str, partition: int, position: int, opaque: int) -> bytes:
-    """A question for the valid position nearest to ``position``."""
+    """Return an offset command, which asks for the valid position nearest to ``position``."""
     return f"offset {topic} {group} {partition} {position} {opaque}\r\n".encode("ascii")
 
 
 def write_line(*tokens: str | int) -> bytes:
-    """Any command without a body: its word and tokens, the opaque last."""
+    """Return any command without a body: its word and tokens, the opaque last."""
     return (" ".join(map(str, tokens)) + "\r\n").encode("ascii")

@@ -1,4 +1,4 @@
-"""What a client can say, independent of how it is written.
+"""The commands of the text protocol, independent of how they are written.
 
 ``opaque`` is always the client's own token, kept as text and echoed unchanged.
 """
@@ -33,7 +33,7 @@ class Put(NamedTuple):
 
 
 class Get(NamedTuple):
-    """Read messages of a partition from a text position on; ``wait_ms`` > 0 asks to be held while there are none."""
+    """Read messages of a partition from a text position on; ``wait_ms`` > 0 lets the broker wait that long for one."""
 
     topic: str
     group: str
@@ -55,7 +55,7 @@ class Offset(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """Ask for statistics. ``item_only`` says that the line had no opaque, so a number may be meant as one."""
+    """Ask for statistics. ``item_only``: the line had no opaque, so a number in place of the item may be one."""
 
     item: str
     opaque: str
@@ -75,7 +75,7 @@ class Help(NamedTuple):
 
 
 class Quit(NamedTuple):
-    """Close the connection after the replies that are due."""
+    """Close the connection after the replies that are still due."""
 
 
 class Create(NamedTuple):
@@ -95,7 +95,7 @@ class Auth(NamedTuple):
 
 
 class Transaction(NamedTuple):
-    """One step in the life of a transaction branch."""
+    """Begin, end or decide a transaction branch: one step, of the kind ``type``."""
 
     key: str
     session: str
@@ -106,13 +106,13 @@ class Transaction(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """A synchronous master's put to its slave."""
+    """Store one message on a slave: a synchronous master's put."""
 
     opaque: str
 
 
 class Invalid(NamedTuple):
-    """A frame that is no command; ``error`` says what is wrong with it and whether the stream is still in step."""
+    """A frame that is not a command. ``error`` says what is wrong; a ``StreamLost`` means that the connection cannot go on."""
 
     error: ProtocolError
     opaque: str

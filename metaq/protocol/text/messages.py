@@ -1,4 +1,4 @@
-"""Messages as text readers get them (specs: text protocol, section 2), made from commit-log records and back.
+"""Messages in the form of the text protocol (specs: text protocol, section 2), made from commit-log records and parsed.
 
 ::
 
@@ -10,7 +10,7 @@
     20  length  body: without attribute the payload; with: int32 length, attribute, payload
 
 A record keeps the payload as its body and the attribute as its TAGS property, so that a binary client sees payload and tag.
-What a binary client compressed is told by bit 16 and given as it is; the checksum is that of the bytes given.
+A body that a binary client has compressed is sent as it is, with bit 16; the checksum is that of the bytes that are sent.
 """
 
 import struct
@@ -53,16 +53,16 @@ assert _PLAIN_FIELDS.size == HEADER_SIZE
 
 
 def id_base(broker_number: int, epoch: int) -> int:
-    """What the ids of all messages of a broker's epoch have in common; their log offset is added below.
+    """Return the upper bits of the ids of all messages of a broker's epoch; the lower bits are the log offset.
 
-    The Java client skips a message whose id its group has had lately, whichever broker it came from: ids differ between
-    brokers, as long as their epochs are less than 64 apart.
+    The Java client skips a message whose id its group has recently received, whichever broker it came from. So ids must differ
+    between brokers, and they do as long as the brokers' epochs are less than 64 apart.
     """
     return (broker_number << BROKER_SHIFT) + (epoch << EPOCH_SHIFT) & MAX_ID
 
 
 class Stored(NamedTuple):
-    """Where one record's bytes are: ``buffer[at : at + size]``, written at ``log_offset``."""
+    """The bytes of one record, ``buffer[at : at + size]``, and the log offset at which it was written."""
 
     buffer: View
     at: int
@@ -71,7 +71,10 @@ class Stored(NamedTuple):
 
 
 def split_attribute(flag: int, body: bytes) -> tuple[str | None, bytes]:
-    """Attribute and payload of a put's body; ``BadRequest`` when they do not fit together or cannot be kept."""
+    """Return attribute and payload of a put's body.
+
+    ``BadRequest`` when flag and body contradict each other, or the attribute cannot be stored.
+    """
     if not flag & 1:
         return None, body
     length = _LENGTH.unpack_from(body)[0] if len(body) >= 4 else -1
@@ -89,7 +92,7 @@ def split_attribute(flag: int, body: bytes) -> tuple[str | None, bytes]:
 
 
 def join_attribute(attribute: str | None, payload: bytes) -> tuple[int, bytes]:
-    """Flag and body of a put: the reverse of ``split_attribute``."""
+    """Return flag and body of a put, the reverse of ``split_attribute``."""
     if attribute is None:
         return 0, payload
     data = attribute.encode()
@@ -97,7 +100,7 @@ def join_attribute(attribute: str | None, payload: bytes) -> tuple[int, bytes]:
 
 
 def plain_overhead(topic: str) -> int:
-    """Size of a record of this topic without body when the checksum is its only property."""
+    """Return the size of a record of this topic without body when the checksum is its only property."""
     return FIXED_SIZE + len(topic) + CHECKSUM_SIZE
 
 
@@ -128,7 +131,7 @@ def encode_stored(stored: Stored, overhead: int, base: int, out: list[bytes | me
 
 
 def text_size_and_tag(stored: Stored, overhead: int) -> tuple[int, int]:
-    """Size of the text form of one intact record, and what its index unit says of its tag; 0 without one."""
+    """Return the size of the text form of one intact record, and the tag hash of its index unit; 0 without a tag."""
     length: int = _PLAIN_FIELDS.unpack_from(stored.buffer, stored.at)[3]
     if stored.size - length == overhead:
         return HEADER_SIZE_TEXT + length, 0
@@ -140,20 +143,21 @@ def text_size_and_tag(stored: Stored, overhead: int) -> tuple[int, int]:
 
 
 def text_size(stored: Stored, overhead: int) -> int:
-    """Size of the text form of one intact record."""
+    """Return the size of the text form of one intact record."""
     return text_size_and_tag(stored, overhead)[0]
 
 
 def tag_hash(stored: Stored, overhead: int) -> int:
-    """What an intact record's index unit says of its tag; 0 without one."""
+    """Return the tag hash of an intact record's index unit; 0 without a tag."""
     return text_size_and_tag(stored, overhead)[1]
 
 
 def decode_messages(data: bytes, position: int, most: int = MAX_INFLATED_BYTES) -> Iterator[Message]:
-    """The whole messages in a reply's records, the first of which begins at ``position`` of its partition.
+    """Yield the whole messages in a reply, the first of which begins at ``position`` of its partition.
 
-    A cut message at the end is left out. One that bit 16 says is compressed is inflated, to ``most`` bytes at most; where that
-    fails it has its body as it was put, and an ``error``. Raises ``CorruptRecord`` for one that is not as it was put.
+    A cut message at the end is left out. A message that bit 16 marks as compressed is inflated, to at most ``most`` bytes; when
+    that fails, its payload stays compressed and it has an ``error``. Raises ``CorruptRecord`` for a message that is not as it
+    was put.
     """
     at = 0
     while at + HEADER_SIZE_TEXT <= len(data):

@@ -1,7 +1,7 @@
 """The text protocol's replies: written by the broker, read by the client (specs: text protocol, sections 1.4 and 3).
 
-``result CODE LENGTH OPAQUE CR LF body`` and ``value LENGTH OPAQUE CR LF records``. A broker of ours always writes ``value``;
-the 1.3 manual calls it ``data``, so the reader takes both words.
+``result CODE LENGTH OPAQUE CR LF body`` and ``value LENGTH OPAQUE CR LF records``. This broker always writes ``value``; the 1.3
+manual calls it ``data``, so the reader accepts both words.
 """
 
 import re
@@ -22,12 +22,12 @@ VALUE: Final = 0
 
 _MAX_LINE: Final = 4096
 _NO_LINE_END: Final = f"no line end within {_MAX_LINE} bytes: this is not a metaq broker"
-# 19 digits: int() of more than that is work that a broken peer could ask for
+# at most 19 digits: a broken peer could make int() of more costly
 _LINE: Final = re.compile(rb"(?:result (\d{1,9})|value|data) (-?\d{1,19}) ([+-]?\d{1,19})(?: .*)?", re.DOTALL)
 
 
 class Reply(NamedTuple):
-    """One reply; ``code`` is ``VALUE`` for records, else the HTTP-like status."""
+    """One reply; ``code`` is ``VALUE`` for records, otherwise the HTTP-like status."""
 
     code: int
     opaque: int
@@ -35,18 +35,18 @@ class Reply(NamedTuple):
 
 
 def write_result(code: int, body: str, opaque: str) -> bytes:
-    """A ``result`` frame. ``body`` is text; its length is counted in UTF-8 bytes."""
+    """Return a ``result`` frame. ``body`` is encoded in UTF-8, and its length counts bytes."""
     data = body.encode()
     return b"result %d %d %b\r\n%b" % (code, len(data), opaque.encode("ascii"), data)
 
 
 def write_value_head(length: int, opaque: str) -> bytes:
-    """The line before ``length`` bytes of records."""
+    """Return the line that precedes ``length`` bytes of records."""
     return f"value {length} {opaque}\r\n".encode("ascii")
 
 
 class ReplyReader:
-    """Turns bytes from a broker into replies, whatever the slices they arrive in."""
+    """The parser of bytes from a broker into replies, whatever the slices they arrive in."""
 
     def __init__(self, max_body_bytes: int = 64 * 1024 * 1024) -> None:
         self._max_body_bytes = max_body_bytes
@@ -55,7 +55,7 @@ class ReplyReader:
         self._need = 0
 
     def receive(self, data: bytes) -> list[Reply]:
-        """The replies that are complete now; ``StreamLost`` when the bytes are no replies."""
+        """Return the replies that are complete now; ``StreamLost`` when the bytes are not replies."""
         self._chunks.append(data)
         self._have += len(data)
         if self._have < self._need:
@@ -73,14 +73,14 @@ class ReplyReader:
             replies.append(Reply(code, opaque, data[start : start + length]))
             at = start + length
         rest = data[at:]
-        if not self._need and len(rest) > _MAX_LINE + 1:  # a CR whose LF has not arrived is no part of the line
+        if not self._need and len(rest) > _MAX_LINE + 1:  # a CR whose LF has not arrived does not belong to the line
             raise StreamLost(_NO_LINE_END)
         self._chunks = [rest] if rest else []
         self._have = len(rest)
         return replies
 
     def _read_line(self, line: bytes) -> tuple[int, int, int]:
-        """Code, length and opaque of a reply's line."""
+        """Return code, length and opaque of a reply's line."""
         if len(line) > _MAX_LINE:
             raise StreamLost(_NO_LINE_END)
         match = _LINE.fullmatch(line)

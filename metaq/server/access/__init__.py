@@ -1,1 +1,1 @@
-"""Who asks, and who may do what."""
+"""Authentication and authorization."""

@@ -1,7 +1,7 @@
-"""Says who asks: by the signature of a request, by name and password, or by neither.
+"""Authentication: by the signature of a request, by name and password, or as ``anonymous``.
 
-There is one gate for all ports of a process. It reads the users file at the start, and again when that has changed; a file that
-cannot be used leaves the users as they were. What each may do is another question (``metaq.server.access.permissions``).
+All ports of a process share one gate. It reads the users file at the start, and again whenever the file has changed; a file
+with errors leaves the users as they were. ``metaq.server.access.permissions`` decides what each user may do.
 """
 
 import hashlib
@@ -30,9 +30,9 @@ from metaq.server.access.users import MOST_PASSWORD, User, credentials, load_use
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""Pause between two looks whether the users file has changed."""
+"""Interval between checks for a changed users file."""
 MOST_CHECKS: Final = 2
-"""Passwords that are compared with hashes at once: each takes 16 MiB and a processor."""
+"""Passwords compared with hashes at once: each takes 16 MiB and a processor."""
 MOST_WAITING: Final = 64
 RETRY_MS: Final = 1000
 _REMEMBERED: Final = 256
@@ -40,14 +40,14 @@ _REMEMBERED: Final = 256
 WRONG: Final = "wrong user or password"
 WRONG_SIGNATURE: Final = "wrong signature, or no user with a secret"
 _NO_NAME: Final = ""
-"""Of whoever has said a secret alone; no user is called so."""
+"""Stands for the name of a client that has sent only a secret; no user can have this name."""
 
 
 class Caller(Protocol):
     """A connection whose requests are signed."""
 
     address: Any
-    """Host and port first."""
+    """Host and port come first."""
     principal: Principal
 
 
@@ -55,7 +55,10 @@ class Gate:
     """The users of one process."""
 
     def __init__(self, users_file: str, failed_logins_per_minute: int, now: Callable[[], float]) -> None:
-        """``ConfigError`` when the file cannot be used. Without a file there are no users, and everybody may do everything."""
+        """Load the users. Raise ``ConfigError`` when the file cannot be used.
+
+        Without a file there are no users, and everybody may do everything.
+        """
         self._path = Path(users_file) if users_file else None
         self._guesses = Guesses(failed_logins_per_minute, now)
         self._users: dict[str, User] = {}
@@ -70,7 +73,7 @@ class Gate:
         self._checking: dict[bytes, Event] = {}
         self._nobody = User()
         self.anonymous = ANYBODY
-        """Who has not logged in."""
+        """The principal of a connection that has not logged in."""
         if self._path is not None:
             self.anonymous = self._principals[ANONYMOUS] = Principal(ANONYMOUS)
             self._stamp = self._stamp_now(self._path)
@@ -84,13 +87,13 @@ class Gate:
     # -- the file -----------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Read the users again when their file has changed."""
+        """Read the users again if their file has changed."""
         if self._path is not None and (stamp := self._stamp_now(self._path)) != self._stamp:
             self._stamp = stamp
             self.reload()
 
     def reload(self) -> None:
-        """Read the users again."""
+        """Read the users again. If the file has an error, log it and keep the users as they were."""
         if self._path is None:
             return
         try:
@@ -117,13 +120,16 @@ class Gate:
         self._remembered.clear()
         for name in self._principals.keys() - users.keys():
             self._principals[name].end()
-            if name != ANONYMOUS:  # who gets this name later is somebody else, and has to log in
+            if name != ANONYMOUS:  # a later user of the same name is a different one, and has to log in
                 del self._principals[name]
         for name, user in users.items():
             self._principals.setdefault(name, Principal(name)).become(user.topics, user.groups, admin=user.admin)
 
     def peers(self, settings: Settings) -> Peers:
-        """How this process connects to registries and masters; ``ConfigError`` when ``cluster_user`` cannot sign."""
+        """Return how this process connects to registries and masters.
+
+        Raise ``ConfigError`` when ``cluster_user`` cannot sign.
+        """
         name = settings.cluster_user
 
         def own() -> Credentials | None:
@@ -135,9 +141,10 @@ class Gate:
     # -- signatures ---------------------------------------------------------------------------------------------------
 
     def identify(self, caller: Caller, request: RemotingCommand) -> None:
-        """Take the caller for whoever signed the request; ``AccessDenied`` when the signature is wrong.
+        """Set the caller's principal to the user that signed the request. Raise ``AccessDenied`` when the signature is wrong.
 
-        A body may have megabytes: before the signature of somebody new is computed, it is asked whether one may be looked at.
+        A body may have megabytes. So before a signature of a user that is new on this connection is computed, the limit on
+        failures is checked.
         """
         if self._path is None:
             return
@@ -163,9 +170,10 @@ class Gate:
     # -- passwords ----------------------------------------------------------------------------------------------------
 
     def check(self, name: str, password: str, address: str) -> Principal:
-        """Whose name and password these are; the secret of a user is a password, too. May wait some 0.1 s.
+        """Return the user with this name and password; a user's secret counts as a password too. May wait for some 0.1 s.
 
-        ``AccessDenied`` when they are wrong, or too many were wrong before; ``Overloaded`` when too many are being checked.
+        Raise ``AccessDenied`` when they are wrong, or when too many were wrong before; ``Overloaded`` when too many are being
+        checked.
         """
         if self._path is None:
             return self.anonymous
@@ -175,7 +183,7 @@ class Gate:
             if checked is None:
                 self._check_now(name, password, address, digest)
                 break
-            checked.wait()  # many clients of one machine begin at once
+            checked.wait()  # many clients of one machine start at the same time
         return self._principals[name]
 
     def _is_remembered(self, name: str, digest: bytes) -> bool:
@@ -202,16 +210,19 @@ class Gate:
         self._remembered[digest] = user
 
     def holder(self, secret: str, address: str) -> Principal:
-        """Whose secret this is, as a token that stands without a name; ``AccessDenied``."""
+        """Return the user that has this secret, sent as a token without a name.
+
+        Raise ``AccessDenied`` when there is none, or after too many failures.
+        """
         asked = [name for name, user in self._users.items() if user.secret is not None]
         try:
             taken = [self._guesses.take(address, _NO_NAME)]
-        except AccessDenied:  # whoever was right there before is counted apart, and nobody else can be found
+        except AccessDenied:  # users who logged in from there before have limits of their own; only they can be found now
             known = self._take_of_known(asked, address)
             if not known:
                 raise
             asked, taken = list(known), list(known.values())
-        found = [name for name in asked if self._users[name].proves(secret)]  # looks at all, however early one is right
+        found = [name for name in asked if self._users[name].proves(secret)]  # compares with all: timing reveals no match
         if not found:
             logger.warning("login refused user=%.64r address=%s", _NO_NAME, address)
             raise AccessDenied(WRONG)
@@ -221,16 +232,20 @@ class Gate:
         return self._principals[found[0]]
 
     def _take_of_known(self, names: Sequence[str], address: str) -> dict[str, Taken]:
-        """Of those who were right at this address and whose secret may be looked at."""
+        """Take one guess for each user who has logged in from this address before, and whose limit allows one; return them by
+        name."""
         taken = {}
         for name in names:
             if self._guesses.knows(address, name):
-                with suppress(AccessDenied):  # who guesses one secret keeps nobody from another
+                with suppress(AccessDenied):  # wrong guesses at one secret keep nobody from using another
                     taken[name] = self._guesses.take(address, name)
         return taken
 
     def _who_proves(self, name: str, password: str) -> User | None:
-        """Who has this name and password. Nobody of that name takes as long as a wrong password, whatever is kept of it."""
+        """Return the user with this name and password, or ``None``.
+
+        An unknown name takes as long as a wrong password, whether or not the user's own proof is a hash.
+        """
         if len(password) > MOST_PASSWORD:
             return None
         while True:
@@ -239,7 +254,7 @@ class Gate:
             if user is not None and user.secret is not None and user.proves(password):
                 return user
             right = self._has_hash(user if user is not None and user.password is not None else self._nobody, password)
-            if self._users is users:  # else they were read again meanwhile
+            if self._users is users:  # otherwise the users were read again meanwhile
                 return user if right else None
 
     def _has_hash(self, user: User, password: str) -> bool:
@@ -255,9 +270,10 @@ class Gate:
     # -- slaves -------------------------------------------------------------------------------------------------------
 
     def secret_of(self, name: str, address: str, proves: Callable[[str], bool]) -> str | None:
-        """What an administrator proves itself with to its peer, when it does; ``AccessDenied`` when too much was wrong before.
+        """Return the secret with which an administrator proves itself to its peer, or ``None`` when it does not. Raise
+        ``AccessDenied`` after too many failures.
 
-        Of somebody who is none a secret is looked at that nobody knows.
+        For a name that is not an administrator's, the proof is checked against a random secret.
         """
         taken = self._guesses.take(address, name)
         user = self._users.get(name)

@@ -1,7 +1,7 @@
-"""How fast passwords and signatures can be guessed: a bucket for each address and one for all, which failures empty.
+"""Rate limits for guessing passwords and signatures: a token bucket for each address and one for all.
 
-Who is right gets back what was taken, so only failures count. Somebody who was right before, from the same address, has a
-bucket of its own: a client with a wrong password hinders neither the others on its machine nor those elsewhere.
+A correct password or signature gives back what was taken, so only failures count. A user who was correct before, from the same
+address, has a bucket of its own: a client with a wrong password does not lock out others on its machine or elsewhere.
 """
 
 import ipaddress
@@ -14,15 +14,15 @@ from metaq.errors import AccessDenied
 MOST_BUCKETS: Final = 10_000
 MOST_KNOWN: Final = 10_000
 ALL_TIMES: Final = 10
-"""So many times the rate of one address for all together."""
+"""The rate of the bucket for all addresses, as a multiple of that for one."""
 NETWORK_BITS: Final = 64
-"""Of an IPv6 address: whoever has one of a network has all of it."""
+"""An IPv6 client that has one address is taken to have its whole network of this prefix length."""
 
 T = TypeVar("T")
 
 
 class _Bucket:
-    """Holds what one minute refills."""
+    """A token bucket that refills in one minute."""
 
     __slots__ = ("_left", "_rate", "_since")
 
@@ -32,7 +32,7 @@ class _Bucket:
         self._since = now_s
 
     def wait_s(self, now_s: float) -> float:
-        """How long it lacks what one guess needs."""
+        """Return the seconds until the bucket has what one guess needs."""
         return max(0.0, 1 - self._now_left(now_s)) * 60 / self._rate
 
     def add(self, count: int, now_s: float) -> None:
@@ -43,14 +43,15 @@ class _Bucket:
 
 
 Taken = tuple[_Bucket, ...]
-"""Buckets that one guess was taken from: by the time that it was right, others may be asked for the same name."""
+"""The buckets that one guess was taken from: once it proves correct, the lookup might return other buckets for the same
+name."""
 
 
 class Guesses:
-    """Counts failures."""
+    """Counts failures and enforces their limits."""
 
     def __init__(self, per_minute: int, now: Callable[[], float]) -> None:
-        """``per_minute`` failures from one address; ``now`` in seconds, of a clock that never goes back."""
+        """Allow ``per_minute`` failures from one address. ``now`` returns seconds of a clock that never goes back."""
         self._per_minute = per_minute
         self._now = now
         self._all = _Bucket(ALL_TIMES * per_minute, now())
@@ -58,7 +59,10 @@ class Guesses:
         self._known: dict[Hashable, None] = {}
 
     def take(self, address: str, name: str) -> Taken:
-        """Before a password or signature is looked at; ``AccessDenied`` when it must not be. Who is right gets it back."""
+        """Take one guess before a password or signature is checked, and return the buckets for ``give_back``.
+
+        Raise ``AccessDenied`` when a limit is reached.
+        """
         buckets, now_s = self._of(address, name), self._now()
         wait_s = max(bucket.wait_s(now_s) for bucket in buckets)
         if wait_s > 0:
@@ -70,24 +74,24 @@ class Guesses:
         return buckets
 
     def give_back(self, taken: Taken) -> None:
-        """It was no guess, or nobody has looked at it."""
+        """Give back what was taken, for a guess that proved correct or was never checked."""
         for bucket in taken:
             bucket.add(1, self._now())
 
     def remember(self, address: str, name: str) -> None:
-        """Who has this name was right at this address."""
+        """Remember that this name was proved from this address."""
         known = (_network(address), name)
         self._known.pop(known, None)
         self._known[known] = None
         _shorten(self._known, MOST_KNOWN)
 
     def was_right(self, address: str, name: str, taken: Taken) -> None:
-        """Give back what was taken, and remember who it was."""
+        """Give back what was taken, and remember the user."""
         self.give_back(taken)
         self.remember(address, name)
 
     def knows(self, address: str, name: str) -> bool:
-        """Whether this name was right at this address."""
+        """Return whether this name was proved from this address before."""
         return (_network(address), name) in self._known
 
     def _of(self, address: str, name: str) -> Taken:
@@ -109,7 +113,8 @@ def _shorten(table: dict[Hashable, T], most: int) -> None:
 
 
 def _network(address: str) -> str:
-    """What one attacker is taken to have: an IPv4 address, in whatever form, or a network of IPv6."""
+    """Return the part of the address space that one attacker is taken to control: an IPv4 address in its usual form, or an IPv6
+    network."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,8 +1,8 @@
-"""Who may do what: the one question that every handler asks before it acts.
+"""Authorization: the check that every handler makes before it acts.
 
-Without users everyone who can connect is ``ANYBODY`` and may do everything, which is why a broker without users listens on
-loopback unless it is told otherwise. With users (``metaq.server.access.users``) a connection is that of ``anonymous``, who may
-do what the file says, until it logs in or signs what it asks (``metaq.server.access.gate``).
+Without users, every client is ``ANYBODY`` and may do everything. That is why a broker without users listens on loopback unless
+configured otherwise. With users (``metaq.server.access.users``), a connection has the rights of ``anonymous``, which the file
+defines, until it logs in or signs its requests (``metaq.server.access.gate``).
 """
 
 import enum
@@ -14,15 +14,15 @@ from metaq.message import INTERNAL_TOPICS
 
 ANONYMOUS: Final = "anonymous"
 RETRY_PREFIX: Final = "%RETRY%"
-"""Of the topic in which a group gets its messages again: whoever may consume for the group may use it."""
+"""Prefix of a group's retry topic, which every principal that may consume for the group may use."""
 _KNOWN: Final = 4096
-"""Answers that are remembered for each principal, about names of at most"""
+"""Results that are remembered for each principal, for names of at most"""
 _LONGEST_NAME: Final = 255
-"""characters, which no topic or group exceeds: nobody fills memory with what they ask for."""
+"""characters, which no topic or group exceeds: no client can fill memory by the names that it asks for."""
 
 
 class Action(enum.Enum):
-    """What a principal wants to do; the resource is a topic, a group, or empty for any topic or the broker itself."""
+    """An action to be permitted. The resource is a topic or a group; empty means any topic, or the broker itself."""
 
     PUBLISH = "publish to"
     SUBSCRIBE = "read"
@@ -30,13 +30,13 @@ class Action(enum.Enum):
     CREATE = "create"
     LOCATE = "ask for the brokers of"
     INSPECT = "look into"
-    """Names and numbers of topics, groups and clients; no message."""
+    """Read names and numbers of topics, groups and clients, but no messages."""
     ADMINISTER = "administer"
     """Change topics, groups, the offsets of others, and settings."""
 
 
 class Permission(enum.Flag):
-    """What a line of the users file grants on topics or groups."""
+    """The rights that a line of the users file grants on topics or groups."""
 
     DENY = 0
     PUB = enum.auto()
@@ -51,20 +51,20 @@ _NEEDED: Final = {
     Action.LOCATE: Permission.PUB | Permission.SUB | Permission.CREATE,
 }
 Grants = Mapping[str, Permission]
-"""By a name, or by the beginning of names and ``*``. The name itself counts before the longest beginning that fits."""
+"""Permissions by name, or by prefix with a trailing ``*``. The exact name counts first, then the longest prefix that fits."""
 
 
 class Principal:
-    """Somebody who asks. It stays the same object when the users file changes, so that sessions need not be looked for."""
+    """A client's identity. It stays the same object when the users file changes, so that no session has to be updated."""
 
     __slots__ = ("_groups", "_known", "_topics", "admin", "name", "named")
 
     def __init__(self, name: str, *, admin: bool = False) -> None:
-        """Without grants; ``admin`` may do everything."""
+        """Make a principal without grants; ``admin`` may do everything."""
         self.name = name
         self.admin = admin
         self.named = name != ANONYMOUS
-        """Has logged in, and is still a user."""
+        """True while it is a user that has logged in."""
         self._topics: Grants = {}
         self._groups: Grants = {}
         self._known: dict[tuple[Action, str], bool] = {}
@@ -73,18 +73,18 @@ class Principal:
         return self.name
 
     def become(self, topics: Grants, groups: Grants, *, admin: bool) -> None:
-        """May do this from now on."""
+        """Replace the rights."""
         self.admin, self.named = admin, self.name != ANONYMOUS
         self._topics, self._groups = topics, groups
         self._known.clear()
 
     def end(self) -> None:
-        """Is a user no more, and may do nothing."""
+        """Remove all rights: the user no longer exists."""
         self.become({}, {}, admin=False)
-        self.named = False  # nothing has been asked since
+        self.named = False  # no check can run between these two lines
 
     def may(self, action: Action, resource: str) -> bool:
-        """Whether it may do this; ``allowed`` asks it of those who are no administrators."""
+        """Return whether the action is granted. It does not consider ``admin``; ``allowed`` does."""
         if len(resource) > _LONGEST_NAME:
             return self._look_up(action, resource)
         known = self._known.get((action, resource))
@@ -95,12 +95,12 @@ class Principal:
         return known
 
     def may_somewhere(self, action: Action) -> bool:
-        """Whether there is anything to which it may do this."""
+        """Return whether the action is allowed on any resource at all."""
         if self.admin:
             return True
         if action is not Action.CONSUME and self.may(action, ""):
             return True
-        # a group's retry topic may be used like any other by whoever may consume for the group
+        # a principal that may consume for a group may use the group's retry topic like any other topic
         return action not in (Action.INSPECT, Action.ADMINISTER) and any(Permission.SUB in it for it in self._groups.values())
 
     def _look_up(self, action: Action, resource: str) -> bool:
@@ -127,16 +127,16 @@ def _find(grants: Grants, name: str) -> Permission:
 
 
 ANYBODY: Final = Principal(ANONYMOUS, admin=True)
-"""Everyone, while there are no users."""
+"""The principal of all clients while there are no users."""
 
 
 def allowed(principal: Principal, action: Action, resource: str) -> bool:
-    """Whether the principal may do this to the resource."""
+    """Return whether the principal may perform the action on the resource."""
     return principal.admin or principal.may(action, resource)
 
 
 def demand(principal: Principal, action: Action, resource: str = "") -> None:
-    """Raise ``AccessDenied`` when it is not allowed."""
+    """Raise ``AccessDenied`` when the action is not allowed."""
     if not (principal.admin or principal.may(action, resource)):
         raise denied(principal, action, resource)
 
@@ -149,7 +149,7 @@ _ANYTHING: Final = {
 
 
 def denied(principal: Principal, action: Action, resource: str = "") -> AccessDenied:
-    """What is answered to somebody who may not; without a resource: to anything."""
+    """Return the error for an action that is not allowed; without a resource, one that is not allowed on any."""
     hint = "" if principal.named else "; log in first"
     named = resource if len(resource) <= _LONGEST_NAME else f"{resource[:_LONGEST_NAME]}…"
     whose = f"the group {named}" if action is Action.CONSUME else named

@@ -1,4 +1,4 @@
-"""The users file: who may connect, what proves it, and what each may do.
+"""The users file: the users, their secrets or password hashes, and their rights.
 
 ::
 
@@ -14,11 +14,12 @@
         password: scrypt$14$…$…    # a hash: opens the text protocol and HTTP, and signs nothing
         admin: true
 
-``topics`` and ``groups`` grant by name, or by the beginning of names and ``*``, with ``*`` alone as the default. The words are
-those of RocketMQ's plain_acl.yml, PUB, SUB and DENY, joined by ``|``, and CREATE: to make a topic, be it by sending to it.
+``topics`` and ``groups`` grant by name, or by prefix with a trailing ``*``; ``*`` alone is the default. The words PUB, SUB and
+DENY, joined by ``|``, are those of RocketMQ's plain_acl.yml. CREATE is metaq's own: it allows creating a topic, also by sending
+to it.
 
-A signature can be checked only by who has the secret itself, so secrets stand in the file as they are, and a file that others
-can read is refused. Who never signs is better kept as a hash.
+To check a signature, the broker needs the secret itself. So secrets stand in the file as they are, and a file that others can
+read is refused. Users that never sign are better kept with a password hash.
 """
 
 import base64
@@ -53,7 +54,7 @@ _NAME_ALPHABET: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRS
 
 
 def parse_permission(text: object) -> Permission:
-    """``PUB|SUB`` → the permission; ``ValueError`` names a word that is none."""
+    """Return the permission for a text such as ``PUB|SUB``. Raise ``ValueError`` with the word that is unknown."""
     if isinstance(text, Permission):
         return text
     found = Permission.DENY
@@ -66,7 +67,7 @@ def parse_permission(text: object) -> Permission:
 
 
 def permission_text(permission: Permission) -> str:
-    """As the file has it."""
+    """Return the permission as the users file writes it."""
     return "|".join(str(word.name) for word in Permission if word in permission) or "DENY"
 
 
@@ -96,7 +97,10 @@ class User(BaseModel):
         return self
 
     def proves(self, password: str) -> bool:
-        """Whether this is the password. With a hash it takes some 40 ms of a processor, without the interpreter's lock."""
+        """Return whether this is the password.
+
+        With a hash that takes some 40 ms of a processor, without the interpreter's lock.
+        """
         if self.secret is not None:
             return hmac.compare_digest(self.secret.get_secret_value().encode(), password.encode())
         if self.password is None:
@@ -124,24 +128,27 @@ class _File(BaseModel):
 
 
 def is_name(name: str) -> bool:
-    """Whether a user can be called so."""
+    """Return whether a user may have this name."""
     return 0 < len(name) <= 64 and _NAME_ALPHABET.issuperset(name)
 
 
 def hashed(password: str) -> str:
-    """What the file keeps of a password: ``scrypt$LOG2_N$SALT$HASH``, the last two in Base64."""
+    """Return the hash of a password for the file: ``scrypt$LOG2_N$SALT$HASH``, the last two in Base64."""
     salt = secrets.token_bytes(16)
     parts = (salt, _scrypt(password, SCRYPT_LOG2_N, salt))
     return "$".join((_HASH, str(SCRYPT_LOG2_N), *(base64.b64encode(part).decode() for part in parts)))
 
 
 def no_user() -> User:
-    """Is checked in the place of a user that is not there, so that it takes as long. Takes some 40 ms."""
+    """Return a user with a random password, to be checked in place of one that does not exist, so that both take as long.
+
+    Takes some 40 ms.
+    """
     return User(password=SecretStr(hashed(secrets.token_hex(16))))
 
 
 def _parts(text: str) -> tuple[int, bytes, bytes]:
-    """Log2 of the cost, salt and hash; ``ValueError``."""
+    """Return log2 of the cost, the salt and the hash. Raise ``ValueError`` when the text is no such hash."""
     kind, _, rest = text.partition("$")
     log2_n, _, rest = rest.partition("$")
     salt, _, expected = rest.partition("$")
@@ -151,12 +158,12 @@ def _parts(text: str) -> tuple[int, bytes, bytes]:
 
 
 def _scrypt(password: str, log2_n: int, salt: bytes) -> bytes:
-    memory = 256 * _SCRYPT_R * (1 << log2_n)  # OpenSSL's own limit is 32 MiB
+    memory = 256 * _SCRYPT_R * (1 << log2_n)  # OpenSSL's default limit is 32 MiB
     return hashlib.scrypt(password.encode(), salt=salt, n=1 << log2_n, r=_SCRYPT_R, p=1, maxmem=memory, dklen=32)
 
 
 def load_users(path: Path) -> dict[str, User]:
-    """The users in the file. ``ConfigError`` says what is wrong with it, and never what a secret is."""
+    """Return the users in the file. Raise ``ConfigError`` with what is wrong; the message never contains a secret."""
     try:
         with path.open() as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -167,7 +174,7 @@ def load_users(path: Path) -> dict[str, User]:
         raise ConfigError(f"users_file {path}: others can read it; secrets are in it: chmod 600 {path}")
     try:
         content = _content(text)
-    except yaml.MarkedYAMLError as error:  # its text would quote what stands there, which may be a secret
+    except yaml.MarkedYAMLError as error:  # the error's own text would quote the line, which may contain a secret
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ConfigError(
             f"users_file {path}{line}: no YAML; a secret with other characters than letters needs quotes"
@@ -189,7 +196,7 @@ def load_users(path: Path) -> dict[str, User]:
 
 
 def _content(text: str) -> Any:
-    """What the YAML says; ``ConfigError`` for a user, or anything else, that is there twice."""
+    """Parse the YAML. Raise ``ConfigError`` when a user, or any other key, appears twice."""
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
@@ -200,7 +207,7 @@ def _content(text: str) -> Any:
 
 
 def _check_once(node: yaml.Node | None) -> None:
-    """YAML would take the last one, and say nothing."""
+    """Raise ``ConfigError`` for a repeated key: YAML would silently take the last one."""
     if isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, value in node.value:
@@ -212,7 +219,7 @@ def _check_once(node: yaml.Node | None) -> None:
 
 
 def save_users(path: Path, users: Mapping[str, User]) -> None:
-    """Replace the file as a whole; only its owner can read it."""
+    """Replace the file as a whole, readable by its owner only. Raise ``ConfigError`` when it cannot be written."""
     content = {"users": {name: _row(user) for name, user in users.items()}}
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     try:
@@ -233,7 +240,7 @@ def save_users(path: Path, users: Mapping[str, User]) -> None:
 
 
 def _keep_owner(handle: int, path: Path) -> None:
-    """The broker can still read what an administrator edits."""
+    """Keep the owner of the file, so that the broker can still read it after an administrator has edited it."""
     if path.exists():
         before = path.stat()
         if before.st_uid != os.geteuid():
@@ -242,7 +249,10 @@ def _keep_owner(handle: int, path: Path) -> None:
 
 @contextlib.contextmanager
 def editing(path: Path) -> Iterator[dict[str, User]]:
-    """The users in the file, or none when there is no file; what the block leaves is written. One process at a time."""
+    """Yield the users in the file, or none when there is no file, and save them as the block leaves them.
+
+    Other processes wait meanwhile. Raise ``ConfigError``.
+    """
     try:
         folder = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
@@ -266,7 +276,10 @@ def _row(user: User) -> dict[str, Any]:
 
 
 def credentials(users: Mapping[str, User], option: str, name: str) -> Credentials:
-    """What a user signs with; ``ConfigError`` names the option that names it when it cannot."""
+    """Return the credentials with which a user signs.
+
+    Raise ``ConfigError`` with the name of ``option`` when it is no user with a secret.
+    """
     user = users.get(name)
     if user is None or user.secret is None:
         raise ConfigError(f"{option} {name!r} is no user with a secret in the users file")

@@ -1,4 +1,4 @@
-"""Metrics and health over HTTP, on a port of its own that answers from before recovery until the last answer is sent.
+"""Metrics and health over HTTP, on a port that answers from before recovery until the process ends.
 
 =============  ==================================================================================================
 route          answers
@@ -8,8 +8,8 @@ route          answers
 ``/metrics``   what is measured, in the text format of Prometheus (``metaq.engine.figures.metrics``)
 =============  ==================================================================================================
 
-With users, ``/metrics`` is for those who log in: ``Authorization: Basic`` with name and password, or ``Bearer`` with the secret
-of a user. Health is for everybody.
+With users, ``/metrics`` requires a login: ``Authorization: Basic`` with name and password, or ``Bearer`` with the secret of a
+user. The health routes are open to all.
 
 Readiness, while a store is recovered and later::
 
@@ -17,7 +17,7 @@ Readiness, while a store is recovered and later::
      "recovery":{"step":"reading the log","done":1073741824,"total":4294967296,"unit":"bytes","seconds":12.4}}
     {"ready":false,"state":"serving","reasons":["no room: …"],"role":"master"}
 
-How connections come and go: ``metaq.server.http.httpserver``.
+``metaq.server.http.httpserver`` manages the connections.
 """
 
 import base64
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 NONE: Final = "none"
 LOOPBACK: Final = "127.0.0.1"
 WATCH_S: Final = 0.1
-"""Pause between two looks at how late the loop is."""
+"""Interval at which the lateness of the loop is measured."""
 STALL_BOUNDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 BUILD: Final = Metric("metaq_build_info", Kind.GAUGE, "1", "Versions of metaq and of Python; always 1.", ("version", "python"))
@@ -63,11 +63,11 @@ STALLS: Final = Metric(
     "How many seconds too late the event loop was, looked at every 0.1 s.",
 )
 OWN: Final = (BUILD, READY, *PROCESS, STALLS)
-"""What every process exposes, from the first moment on."""
+"""The metrics that every process exposes from the start."""
 
 
 class State(StrEnum):
-    """Where a process is in its life."""
+    """The stage of a process's life."""
 
     STARTING = "starting"
     RECOVERING = "recovering"
@@ -76,25 +76,25 @@ class State(StrEnum):
 
 
 class Monitored(Protocol):
-    """What a process lets be seen of itself while it serves."""
+    """The metrics and readiness of a process that serves."""
 
     def reasons(self) -> list[str]:
-        """Why it is not ready; empty when it is."""
+        """Return the reasons why it is not ready; empty when it is."""
         ...
 
     def facts(self) -> Mapping[str, object]:
-        """What else there is to say of it in a word each."""
+        """Return further facts for ``/readyz``, each a word or a number."""
         ...
 
     def families(self, rest: Rest) -> Iterator[Family]:
-        """What is measured. ``rest`` is called between any two steps of finding it."""
+        """Yield all metrics with their values. ``rest`` is called between the steps of collecting them."""
         ...
 
 
 Answer = tuple[str, str, bytes]
 """Status, content type and body."""
 Environ = Mapping[str, Any]
-"""A request, as WSGI has it."""
+"""A request, as WSGI represents it."""
 UNAUTHORIZED: Final = "401 Unauthorized"
 UNAVAILABLE: Final = "503 Service Unavailable"
 
@@ -103,8 +103,11 @@ class Monitor:
     """The HTTP port of one process."""
 
     def __init__(self, settings: Settings, beside: str) -> None:
-        """Bind, unless the settings say that there is no such port. ``beside`` is the HOST:PORT whose next port it takes on
-        loopback when the settings leave it open. ``ConfigError``."""
+        """Bind and listen, unless the settings turn the HTTP port off.
+
+        When ``http_listen`` is empty, the port is the one after that of ``beside`` (HOST:PORT), on loopback. Raise
+        ``ConfigError`` when the address is malformed or in use.
+        """
         self._state = State.STARTING
         self._step: Step | None = None
         self._began = time.monotonic()
@@ -116,7 +119,7 @@ class Monitor:
         self._server: HttpServer | None = None
         self._watcher: Any = None
         self.address: Address | None = None
-        """Where it answers; ``None`` when it does not."""
+        """The address of the port; ``None`` when there is none."""
         if settings.http_listen != NONE:
             self._open(settings, beside)
 
@@ -134,21 +137,24 @@ class Monitor:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def recovering(self, step: Step) -> None:
-        """Take note of how far recovery is; from any thread."""
+        """Record the progress of recovery. Any thread may call it."""
         self._state, self._step = State.RECOVERING, step
 
     def serving(self, monitored: Callable[[], Monitored], gate: Gate) -> None:
-        """The process serves; ``monitored`` tells who does that now, ``gate`` who asks."""
+        """Record that the process serves.
+
+        ``monitored`` returns the current source of metrics and readiness; ``gate`` has the users.
+        """
         self._state, self._step, self._monitored, self._gate = State.SERVING, None, monitored, gate
         if self._server is not None:
             self._watcher = gevent.spawn(self._watch_loop)
 
     def stopping(self) -> None:
-        """The process takes no more work."""
+        """Record that the process takes no more work."""
         self._state = State.STOPPING
 
     def close(self) -> None:
-        """Answer nothing any more."""
+        """Close the port."""
         if self._watcher is not None:
             self._watcher.kill()
         if self._server is not None:
@@ -183,7 +189,7 @@ class Monitor:
             return route(environ)
         except AssertionError:
             raise  # the broker's own state is wrong: the process ends
-        except Exception:  # what cannot be measured must not end what is measured
+        except Exception:  # an error in one scrape must not end the process
             logger.exception("http request failed route=%s", route.__name__)
             return _plain("500 Internal Server Error", "an error of the broker, see its log\n")
 
@@ -200,7 +206,7 @@ class Monitor:
         return _json(UNAVAILABLE if reasons else "200 OK", content)
 
     def reasons(self) -> list[str]:
-        """Why the process is not ready; empty when it is."""
+        """Return the reasons why the process is not ready; empty when it is."""
         if self._state is State.SERVING:
             assert self._monitored is not None
             return self._monitored().reasons()
@@ -213,7 +219,10 @@ class Monitor:
             return _plain(UNAVAILABLE, f"{error}\n")
 
     def _refusal(self, environ: Environ) -> Answer | None:
-        """Why whoever asks may not scrape; ``Overloaded``."""
+        """Return the response to a client that may not scrape, or ``None``.
+
+        Raise ``Overloaded`` when too many passwords are being checked.
+        """
         if not self._has_users:
             return None
         if self._gate is None:
@@ -245,7 +254,7 @@ _WHY_NOT: Final = {
 
 
 def _principal(gate: Gate, environ: Environ) -> Principal:
-    """Who sends a request; ``AccessDenied``, ``Overloaded``."""
+    """Return the principal that sends a request. Raise ``AccessDenied`` or ``Overloaded``."""
     kind, _, proof = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
     address = environ["REMOTE_ADDR"].removeprefix(IPV4_IN_IPV6)
     if kind.lower() == "bearer":
@@ -260,7 +269,10 @@ def _principal(gate: Gate, environ: Environ) -> Principal:
 
 
 def _next_port(beside: str) -> str:
-    """The port above an address, on loopback; any where that is any. What is no address is refused where it is bound."""
+    """Return the port after that of an address, on loopback; port 0 stays 0.
+
+    A malformed address is refused later, where it is bound.
+    """
     port = beside.rpartition(":")[2]
     return f"{LOOPBACK}:{int(port) + 1 if port.isdecimal() and int(port) else 0}"
 

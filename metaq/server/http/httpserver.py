@@ -1,8 +1,8 @@
-"""The connections of the HTTP port: each carries one request, in TLS or not, and none of them can keep the others out.
+"""The connections of the HTTP port: each carries one request, in TLS or not, and none can keep others out.
 
-A connection has ``CONNECTION_S`` for all of it: the handshake, the request, and taking the answer. There are
-``MOST_CONNECTIONS`` at once. With one more the oldest of those that have not sent a whole request ends, and when all have, the
-oldest: whoever sends its request at once finds room, however many others say nothing.
+A connection has ``CONNECTION_S`` for everything: the handshake, the request, and reading the answer. There are at most
+``MOST_CONNECTIONS`` at once. When one more arrives, the oldest that has not sent a whole request is closed; if all have, the
+oldest of all. So a client that sends its request at once finds room, however many others send nothing.
 """
 
 import logging
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 MOST_CONNECTIONS: Final = 16
 CONNECTION_S: Final = 10.0
-"""After that, Prometheus gives up by itself."""
+"""Prometheus's own default timeout."""
 
 
 class _Handler(pywsgi.WSGIHandler):
-    """What is no request, and who is gone, is refused without a word in the log."""
+    """Refuses malformed requests, and ends lost connections, without a log entry."""
 
     server: "HttpServer"
 
@@ -33,7 +33,7 @@ class _Handler(pywsgi.WSGIHandler):
     def handle_error(self, kind: Any, error: Any, trace: Any) -> None:
         if issubclass(kind, Exception) and not issubclass(kind, OSError):
             super().handle_error(kind, error, trace)
-        else:  # the client is gone, or this connection is ended: there is nobody to be told
+        else:  # the client is gone, or this connection is being closed: nobody would read an error
             self.close_connection = True
 
     def _handle_client_error(self, error: Exception) -> tuple[str, bytes]:
@@ -41,26 +41,26 @@ class _Handler(pywsgi.WSGIHandler):
 
 
 class HttpServer(pywsgi.WSGIServer):
-    """One port. A first byte of TLS is answered by TLS, as on every port."""
+    """One port. A first byte of TLS starts a handshake, as on every other port."""
 
     def __init__(
         self, listening: socket.socket, answer: Callable[..., Iterable[bytes]], certificate: Certificate | None
     ) -> None:
-        """``answer`` is a WSGI application."""
-        # without a name it would ask the DNS for its own, and wait for that
+        """Prepare the server. ``answer`` is a WSGI application."""
+        # without a name, pywsgi would look up its own in DNS and wait for that
         environ = {"SERVER_NAME": listening.getsockname()[0]}
         super().__init__(*(listening, answer), log=None, error_log=None, environ=environ, handler_class=_Handler)
         self._certificate = certificate
         self._connections: dict[Any, bool] = {}
-        """By their greenlets, the oldest first: whether each has sent its request."""
+        """By greenlet, the oldest first: true once the connection has sent its request."""
 
     def asked(self) -> None:
-        """The connection of this greenlet has sent its request."""
+        """Record that the current greenlet's connection has sent its request."""
         if gevent.getcurrent() in self._connections:
             self._connections[gevent.getcurrent()] = True
 
     def handle(self, connection: socket.socket, address: Any) -> None:
-        """One connection, from its first byte to its last."""
+        """Handle one connection from its first byte to its last."""
         if len(self._connections) >= MOST_CONNECTIONS:
             self._end_oldest()
         self._connections[gevent.getcurrent()] = False
@@ -73,7 +73,7 @@ class HttpServer(pywsgi.WSGIServer):
             self._connections.pop(gevent.getcurrent(), None)
 
     def _secured(self, connection: socket.socket) -> socket.socket:
-        """The connection, in TLS when it begins so; ``OSError``."""
+        """Return the connection, in TLS when it begins with a handshake. Raise ``OSError`` when that fails."""
         if self._certificate is None or connection.recv(1, socket.MSG_PEEK) != bytes((TLS,)):
             return connection
         secured = self._certificate.secured(connection)

@@ -1,7 +1,7 @@
-"""What a broker measures, and whether it is ready. Everything is read where it is known anyway, when it is asked for.
+"""The metrics and readiness of a broker, read from its parts at the time of each request.
 
-Values of labels are names of topics, groups and replicas, of which there are as many as ``max_topics``, ``max_groups`` and
-``metaq.engine.figures.statistics.MOST_KEYS`` allow, and a few words.
+Label values are names of topics, groups and replicas, and a few fixed words. Their number is limited by ``max_topics``,
+``max_groups`` and ``metaq.engine.figures.statistics.MOST_KEYS``.
 """
 
 import logging
@@ -47,7 +47,7 @@ LEAVES: Final = "this broker stops, or changes its role"
 
 @dataclass(slots=True)
 class Measured:
-    """One broker, as whoever watches it sees it."""
+    """The source of one broker's metrics and readiness."""
 
     context: Context
     front: Front
@@ -55,22 +55,23 @@ class Measured:
     holds: Holds
     looks: Looks
     positions: Callable[[], Mapping[int, int]]
-    """Up to which ordinal the messages of each delay level are delivered."""
+    """Returns, for each delay level, the ordinal up to which its messages are delivered."""
     transactions: Callable[[Read], Mapping[str, object]]
-    """Numbers by name."""
+    """Returns the figures of transactions by name."""
     export: OffsetExport
     registered: Callable[[], str | None]
-    """Why clients do not find this broker."""
+    """Returns the reason why clients cannot find this broker, or ``None``."""
     registry: Registry | None
     run: Run
     leaves: bool = False
-    """It is about to close its store."""
+    """True when the broker is about to close its store."""
     _opened_at: int = field(init=False)
-    """Where the log ended then."""
+    """The end of the log when the store was opened."""
     _oldest: tuple[int, int | None] = (-1, None)
-    """Where the log began when its first message was read, and when that was stored; ``None`` when it is damaged."""
+    """The begin of the log when its first message was last read, and when that message was stored; ``None`` when it is
+    damaged."""
     _left_out: dict[str, str] = field(default_factory=dict)
-    """Parts whose source fails, and why."""
+    """The parts left out because their source fails, with the reason."""
 
     def __post_init__(self) -> None:
         self._opened_at = self.context.store.log.end
@@ -87,7 +88,7 @@ class Measured:
         return {"role": "master" if self.context.replicas.is_master else "slave"}
 
     def _refusal(self) -> str | None:
-        """Why this replica cannot write: messages if it is the master, copies of them if it is not."""
+        """Return why this replica cannot write, or ``None``: messages if it is the master, copies of them if it is a slave."""
         store = self.context.store
         try:
             store.check_healthy()
@@ -101,21 +102,21 @@ class Measured:
     # -- metrics ------------------------------------------------------------------------------------------------------
 
     def families(self, rest: Rest) -> Iterator[Family]:
-        """What is measured, without the parts whose source fails. ``rest`` is called between any two steps of finding it."""
+        """Yield all metrics, without the parts whose source fails. ``rest`` is called between the steps of collecting them."""
         parts = (
             *(self._messages, self._answers, self._lags, self._ages_of_lags, self._readers, self._reads),
             *(self._log, self._age_of_log, self._disk, self._store, self._sizes),
             *(self._delays, self._transactions, self._replicas, self._registries),
         )
         for part in parts:
-            if self.leaves:  # the store closes
+            if self.leaves:  # the store is about to be closed
                 return
             name = part.__name__.removeprefix("_")
             try:
                 for metric, samples in part(rest):
                     yield metric, list(resting(samples, rest))
             except MetaqError as error:
-                if self._left_out.get(name) != str(error):  # said once
+                if self._left_out.get(name) != str(error):  # log each reason once
                     logger.warning("metrics left out part=%s reason=%s", name, error)
                 self._left_out[name] = str(error)
             else:
@@ -146,7 +147,7 @@ class Measured:
         yield _one(measures.DEAD, counters.dead_letter.count)
 
     def _groups(self, rest: Rest) -> Iterator[tuple[str, str]]:
-        """Groups with the topics in which they have offsets, but for those of tools."""
+        """Return the groups with the topics in which they have offsets, except the groups of tools."""
         pairs = resting(self.context.offsets.pairs(), rest)
         return ((group, topic) for group, topic in pairs if not self.context.groups.is_system(group))
 
@@ -157,7 +158,7 @@ class Measured:
         yield measures.LAG_AGE, ((key, self._age_of_lag(*key, rest)) for key in self._groups(rest))
 
     def _behind(self, group: str, topic: str, rest: Rest) -> Iterator[tuple[ConsumeQueue, int]]:
-        """The partitions in which a group has not consumed everything, and the ordinal that is next."""
+        """Yield the partitions in which a group has lag, each with the group's next ordinal."""
         for number, offset in resting(list(self.context.offsets.of(group, topic).items()), rest):
             queue = self.context.store.queues.get(TopicPartition(topic, number))
             if queue is not None and max(offset, queue.first) < queue.readable:
@@ -206,12 +207,15 @@ class Measured:
         yield _one(measures.OLDEST, self._seconds_since(self.export.read_now(self._oldest_ms)))
 
     def _oldest_ms(self, read: Read) -> int | None:
-        """When the first message of the log was stored, read once: a damaged one would be counted at each scrape."""
+        """Return when the log's first message was stored.
+
+        It is read only once: a damaged one would be counted at each scrape.
+        """
         store = self.context.store
         begin, damaged = store.log.begin, store.reader.damaged
         if self._oldest[0] != begin:
             stored = store.record_at_offset(begin, read)
-            if stored is None and store.reader.damaged == damaged:  # there is none that can be read
+            if stored is None and store.reader.damaged == damaged:  # there is no readable message
                 return None
             self._oldest = begin, None if stored is None else store_ms(stored.buffer[stored.at :])
         return self._oldest[1]
@@ -268,26 +272,26 @@ class Measured:
 
 
 def resting(things: Iterable[T], rest: Rest) -> Iterator[T]:
-    """All of them; others go on after each."""
+    """Yield all things, and let other greenlets run after each."""
     for each in things:
         yield each
         rest()
 
 
 def registry_families(registry: Registry) -> Iterator[Family]:
-    """What a registry measures, embedded or not."""
+    """Yield the metrics of a registry, embedded or not."""
     tables = registry.tables
     yield _one(measures.REGISTRY_TOPICS, len(tables.topics()))
     yield _one(measures.REGISTRY_BROKERS, sum(len(broker.addresses) for broker in tables.cluster_info().brokers.values()))
 
 
 def _one(metric: Metric, value: float) -> Family:
-    """A metric without labels."""
+    """Return a metric without labels, with its value."""
     return metric, [((), value)]
 
 
 def _reason(error: type[MetaqError]) -> str:
-    """DiskFull as ``disk_full``."""
+    """Return an error class's name as a label value: DiskFull as ``disk_full``."""
     return _HUMP.sub("_", error.__name__).lower()
 
 

@@ -1,4 +1,4 @@
-"""The metrics of brokers and registries: a name, what may be done with its values, their unit and labels, and what they say.
+"""The metrics of brokers and registries: name, kind, unit, labels and description of each.
 
 docs/metrics.md has the same as a table.
 """
@@ -163,7 +163,7 @@ OF_TRANSACTIONS: Final = {
     "tx_oldest_prepared_s": PREPARED_AGE,
     "tx_heuristic": HEURISTIC,
 }
-"""By the names that ``stats`` has for them."""
+"""By the names that ``stats`` uses for them."""
 OF_REGISTRIES: Final = (REGISTRY_TOPICS, REGISTRY_BROKERS)
 OF_BROKERS: Final = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 """All of them."""

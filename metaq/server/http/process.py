@@ -1,4 +1,4 @@
-"""What this process uses of the machine, under the names that Prometheus's own client libraries have given it."""
+"""This process's use of memory, files and processor, under the names of Prometheus's own client libraries."""
 
 import os
 import time
@@ -27,7 +27,7 @@ _STARTED_S: Final = time.time()
 
 
 def process_families() -> Iterator[Family]:
-    """All of ``PROCESS``, read now; where there is no /proc, those that need none."""
+    """Yield the metrics of ``PROCESS``, read now; where there is no /proc, only those that do not need it."""
     if _OWN.exists():
         import resource  # noqa: PLC0415 - not on every system
 

@@ -1,7 +1,7 @@
-"""Scrapes: made one after another, a slice of the loop's time at once, and given up when they take too long.
+"""Scrapes: made one at a time, in short slices of the loop's time, and abandoned when they take too long.
 
-A scrape may ask the disk, which may not answer. So it is made in a greenlet of its own, and whoever wants it waits for
-``SCRAPE_S`` at most, the scrape before included. One that hangs keeps one thread, however often somebody asks.
+A scrape may read the disk, which may not answer. So each is made in a greenlet of its own, and a client waits for at most
+``SCRAPE_S``, the wait for a previous scrape included. A scrape that hangs occupies one thread, however many more are requested.
 """
 
 import time
@@ -15,11 +15,11 @@ from metaq.errors import Overloaded
 from metaq.store.files.filecache import Rest
 
 SCRAPE_S: Final = 9.0
-"""A second less than a connection has, so that there is time to say why there is no answer."""
+"""One second less than a connection has, which leaves time to report why there is no answer."""
 SLICE_S: Final = 0.002
-"""How long others wait while metrics are written, and"""
+"""How long other greenlets wait while metrics are written, and"""
 REST_S: Final = 0.008
-"""what they have for themselves then: a scrape takes a fifth of the time at most."""
+"""how long they then run: a scrape takes at most a fifth of the time."""
 RETRY_MS: Final = 10_000
 
 
@@ -27,13 +27,16 @@ class Scrapes:
     """Makes the text of all metrics."""
 
     def __init__(self, families: Callable[[Rest], Iterator[Family]]) -> None:
-        """``families`` calls what it is given between any two steps of its work."""
+        """Prepare. ``families`` calls its argument between the steps of its work."""
         self._families = families
         self._made: gevent.Greenlet[[], str | Exception] | None = None
         self._waits = False
 
     def text(self) -> str:
-        """What is measured now. ``Overloaded`` when another scrape waits already, or this one takes too long."""
+        """Return the current metrics as text.
+
+        Raise ``Overloaded`` when another scrape waits already, or this one takes too long.
+        """
         if self._waits:
             raise Overloaded("a scrape is made, and another one waits for it", retry_after_ms=RETRY_MS)
         late = Overloaded(f"no scrape is done within {SCRAPE_S:g} s; does the disk answer?", retry_after_ms=RETRY_MS)
@@ -51,7 +54,7 @@ class Scrapes:
         return text
 
     def _make(self) -> str | Exception:
-        """Bring a failure home as a value: the hub would print it, handled or not."""
+        """Return the text, or an exception as a value: if it were raised, the hub would print it although it is handled."""
         slices = _Slices()
         try:
             return "".join(write(self._families(slices.rest_when_due), slices.rest_when_due))
@@ -62,7 +65,7 @@ class Scrapes:
 
 
 class _Slices:
-    """Lets others go on each time that a scrape has worked for a while."""
+    """Lets other greenlets run each time that a scrape has worked for ``SLICE_S``."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()

@@ -1,1 +1,1 @@
-"""How a broker makes itself known."""
+"""The registration of a broker, with registries and in ZooKeeper."""

@@ -1,4 +1,4 @@
-"""A connection that this process opens to another one that speaks the remoting protocol."""
+"""A connection that this process opens to another process, with the remoting protocol."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -16,12 +16,15 @@ RECEIVE_BYTES: Final = 64 * 1024
 
 
 class Outbound:
-    """Requests of this process's greenlets. What the other side asks of its own accord is not answered."""
+    """A client connection for requests of this process's greenlets. Requests from the other side are ignored."""
 
     def __init__(
         self, address: Address, timeout_s: float, ended: Callable[[], None] | None = None, peers: Peers = STRANGER
     ) -> None:
-        """Connect; ``ConnectionFailed`` after ``timeout_s`` at the latest. ``ended`` is called when the connection breaks."""
+        """Connect. Raise ``ConnectionFailed`` after ``timeout_s`` at the latest.
+
+        ``ended`` is called when the connection breaks.
+        """
         self._name = f"{address[0]}:{address[1]}"
         self._timeout_s = timeout_s
         self._ended = ended
@@ -37,7 +40,10 @@ class Outbound:
         self._reading = gevent.spawn(self._read)
 
     def call(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> RemotingCommand:
-        """The answer to a request. ``ConnectionFailed``, ``RequestTimeout``, or ``Refused`` when its code is not 0."""
+        """Send a request and return its response.
+
+        Raise ``ConnectionFailed``, ``RequestTimeout``, or ``Refused`` when the response code is not 0.
+        """
         if self._failure is not None:
             raise ConnectionFailed(self._failure)
         credentials = self._peers.credentials()
@@ -78,6 +84,6 @@ class Outbound:
             self._ended()
 
     def close(self) -> None:
-        """Close; ``ended`` is not called."""
+        """Close the connection; ``ended`` is not called."""
         self._reading.kill()
         self._socket.close()

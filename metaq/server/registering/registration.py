@@ -1,7 +1,7 @@
-"""How a broker makes itself known: to the registry in its own process, or to all that its settings name.
+"""The registration of a broker: with the registry in its own process, or with all that its settings name.
 
-Each external registry is one connection, kept open: when it ends, the registry removes the broker. Over it goes the whole
-topic table, when it was made and every ``registration_interval_ms``, and between those whichever topics changed, at once.
+Each external registry has one connection, which stays open: when it ends, the registry removes the broker. The whole topic
+table goes over it at the start and every ``registration_interval_ms``; in between, topics that change are sent at once.
 """
 
 import logging
@@ -48,11 +48,14 @@ class Registration:
         registry: Registry | None,
         peers: Peers,
     ) -> None:
-        """``registry`` is the one in this process; without it, the settings name others."""
+        """Prepare the registration.
+
+        ``registry`` is the one in this process; when it is ``None``, the settings name external ones.
+        """
         self._advertised = advertised
         number = MASTER if role.is_master else settings.replica_number
         self._key = BrokerKey(settings.cluster_name, settings.broker_name, number, written(advertised))
-        # a broker that takes no slaves names the port above the advertised one, as RocketMQ has it
+        # a broker that accepts no slaves names the port above the advertised one, as RocketMQ does
         self._ha_address = replication_address(settings, advertised) or written((advertised[0], advertised[1] + 1))
         self._topics = topics
         self._identity = identity
@@ -62,16 +65,19 @@ class Registration:
         self.interval_s = settings.registration_interval_ms / 1000
         self.monotonic = clock.monotonic
         self._ordered: dict[Address, Collection[str]] = {}
-        self._masters: dict[Address, str] = {}  # where each registry says that the master of this slave takes slaves
+        self._masters: dict[Address, str] = {}  # registry → the address for slaves that its master has there
         self._members = [] if registry is not None else [_Member(self, address) for address in parse_registries(settings)]
         self._greenlets: list[Any] = []
         self.advertised_problem: str | None = None
-        """What is wrong with the address that clients are told, as far as this broker can see."""
+        """The problem with the advertised address, as far as this broker can see it, or ``None``."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Register, and go on doing so; a registry that is down holds up nothing. The broker serves already."""
+        """Register, and keep the broker registered; a registry that is down delays nothing.
+
+        The broker must accept connections already.
+        """
         if self._registry is not None:
             self._register_here(self._registry)
             self._greenlets.append(gevent.spawn(self._register_here_forever, self._registry))
@@ -79,21 +85,21 @@ class Registration:
         self._greenlets.append(gevent.spawn(self._check_advertised))
 
     def topic_changed(self, name: str) -> None:
-        """A topic was created or changed; never blocks."""
+        """Register a topic that was created or changed; never blocks."""
         if self._registry is not None:
             self._registry.register(self._key, self._ha_address, self.table([name]))
         for member in self._members:
             member.topic_changed(name)
 
     def wait_told(self) -> None:
-        """Return when every registry that can be reached knows of the changes until now, at the latest after a while."""
+        """Wait until every registry that can be reached knows all changes made so far, for ``TELL_TIMEOUT_S`` at most."""
         end_s = self.monotonic() + TELL_TIMEOUT_S
         for member in self._members:
             member.wait_told(max(0.0, end_s - self.monotonic()))
 
     def find_master(self) -> Address | None:
-        """Where the master of this slave takes slaves, as the own registry knows or another said last; the others are asked
-        again, for the next call."""
+        """Return the address where this slave's master accepts slaves, from the own registry or as an external one last
+        reported it. External registries are also asked again, for the next call."""
         if self._registry is not None:
             master = self._registry.tables.master(self._key.name)
             told = None if master is None else master.ha_address
@@ -105,13 +111,13 @@ class Registration:
 
     @property
     def problem(self) -> str | None:
-        """Why clients do not find this broker; ``None`` when some registry knows it."""
+        """The reason why clients cannot find this broker; ``None`` when at least one registry knows it."""
         if not self._members or any(member.registered for member in self._members):
             return None
         return f"not registered with any of {len(self._members)} registries: {self._members[0].problem or 'none answered yet'}"
 
     def stop(self) -> None:
-        """Say goodbye to every registry, so that clients look elsewhere."""
+        """Unregister from every registry, so that clients look elsewhere."""
         if self._registry is not None:
             self._registry.unregister(self._key.name, self._key.address)
         goodbyes = [gevent.spawn(member.leave) for member in self._members]
@@ -128,7 +134,7 @@ class Registration:
         self._mark_ordered(registry.ordered_topics())
 
     def _check_advertised(self) -> None:
-        """Ask who answers at the address that clients are told."""
+        """Connect to the advertised address, and log a warning when something other than this broker answers there."""
         problem = self.advertised_problem = self._problem_with(self._advertised)
         if problem is None:
             logger.debug("advertised address is right address=%s", written(self._advertised))
@@ -153,13 +159,13 @@ class Registration:
     # -- what is registered -------------------------------------------------------------------------------------------
 
     def table(self, names: Iterable[str] | None = None) -> TopicTable:
-        """All topics, or those of ``names`` that are there."""
+        """Return the table of all topics, or of those in ``names`` that exist."""
         known = self._topics if names is None else filter(None, map(self._topics.get, names))
         configs = {topic.name: tables.config_of(topic, self._topics.permission_of(topic)) for topic in known}
         return TopicTable(DataVersion(self._started_ms, self._topics.version), configs)
 
     def register_at(self, address: Address, link: Outbound, table: TopicTable) -> None:
-        """One registration with an external registry."""
+        """Register once with an external registry."""
         key = self._key
         header = RegisterBroker(key.name, key.address, key.cluster, self._ha_address, key.number)
         answer = link.call(Request.REGISTER_BROKER, encode_header(header), encode_registration(table))
@@ -172,26 +178,26 @@ class Registration:
         link.call(Request.UNREGISTER_BROKER, encode_header(BrokerIdentity(key.name, key.address, key.cluster, key.number)))
 
     def _mark_ordered(self, ordered: Collection[str]) -> None:
-        """A topic is ordered when some registry says so, and not otherwise."""
+        """Mark as ordered exactly the topics that some registry lists as ordered."""
         for topic in list(self._topics):
             if topic.order != (topic.name in ordered):
                 self._topics.put(replace(topic, order=not topic.order))
 
 
 class _Member:
-    """One external registry."""
+    """The connection to one external registry."""
 
     def __init__(self, registration: Registration, address: Address) -> None:
         self._registration = registration
         self._address = address
         self._changed: set[str] = set()
         self._wake = Event()
-        self._told = Event()  # it knows everything, or cannot be told
+        self._told = Event()  # set when the registry knows all changes, or cannot be reached
         self._link: Outbound | None = None
         self._failing = False
         self.registered = False
         self.problem = ""
-        """Why it was not when it was tried last."""
+        """The reason why the last try failed."""
 
     def topic_changed(self, name: str) -> None:
         self._changed.add(name)
@@ -203,11 +209,11 @@ class _Member:
         self._told.wait(timeout_s)
 
     def ask(self) -> None:
-        """Have an answer of the registry soon; no topics go with the question."""
+        """Have the registry answer soon, by a registration without topics."""
         self._wake.set()
 
     def stay_registered(self) -> None:
-        """Connect and register; again after every failure, with a pause that doubles up to the interval."""
+        """Connect and register. After every failure try again, with a pause that doubles up to the interval."""
         pause_s = FIRST_RETRY_S
         while True:
             try:
@@ -240,7 +246,7 @@ class _Member:
             self._wake.wait(max(0.0, due_s - registration.monotonic()))
 
     def _report(self, error: MetaqError) -> None:
-        """Once a failure, not once a try."""
+        """Log a failure: a warning for the first try, the debug level for the next ones."""
         level = logging.DEBUG if self._failing else logging.WARNING
         hint = "is a registry running there? it is tried again; setting: registries"
         logger.log(level, "cannot register registry=%s reason=%s hint=%s", written(self._address), error, hint)
@@ -248,7 +254,7 @@ class _Member:
         self._told.set()
 
     def leave(self) -> None:
-        """Say goodbye where the broker is registered."""
+        """Unregister the broker, if it is connected."""
         if self._link is None:
             return
         try:

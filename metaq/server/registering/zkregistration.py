@@ -1,8 +1,8 @@
-"""How a broker makes itself known through ZooKeeper, and what its own registry learns there of the other brokers.
+"""The registration of a broker in ZooKeeper, from which its own registry also learns of the other brokers.
 
-MetaQ's clients find the nodes of ``metaq.registry.paths``. RocketMQ's clients, and ours, ask the registry of any broker: each
-broker has a node of its own, and whoever sees that its version has changed asks it for its topics (code 21), as if it had
-registered.
+MetaQ's clients find the nodes of ``metaq.registry.paths``. RocketMQ's clients, and ours, ask the registry of any broker. For
+these, each broker has a node with a version. When it changes, the other brokers ask that broker for its topics (request code
+21), and their registries treat the answer as a registration.
 """
 
 import logging
@@ -48,11 +48,14 @@ logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S: Final = 3.0
 LOOK_S: Final = 1.0
-"""Pause before a broker that did not answer is asked again, and between looks for those whose time has run out."""
+"""The pause before a broker that did not answer is asked again, and between checks for brokers that have expired."""
 
 
 def open_session(settings: Settings, clock: Clock) -> ZooKeeper:
-    """The session that the settings ask for, not started. ``ConfigError``."""
+    """Return the session that the settings ask for, not started.
+
+    Raise ``ConfigError`` when the setting ``zookeeper`` is malformed.
+    """
     try:
         return ZooKeeper(settings.zookeeper, settings.zookeeper_session_ms, clock, greenlets, run_in_pool)
     except BadRequest as error:
@@ -60,7 +63,7 @@ def open_session(settings: Settings, clock: Clock) -> ZooKeeper:
 
 
 class Listening(Protocol):
-    """The addresses that a broker is bound to, and the one that clients are told."""
+    """The addresses to which a broker is bound, and the one that it advertises."""
 
     @property
     def text(self) -> Address: ...
@@ -73,7 +76,7 @@ class Listening(Protocol):
 
 
 class Places(NamedTuple):
-    """Where others reach this broker, by HOST:PORT as they are told."""
+    """The addresses of this broker as others receive them, mostly as HOST:PORT."""
 
     remoting: str
     registry: str | None
@@ -82,7 +85,7 @@ class Places(NamedTuple):
 
 
 def places_of(listening: Listening, settings: Settings) -> Places:
-    """Where clients come, the host is the one that is advertised, with the ports of their own."""
+    """Return the addresses that others receive: the advertised host with the port of each service."""
     host, _ = listening.advertised
     return Places(
         written(listening.advertised),
@@ -93,7 +96,7 @@ def places_of(listening: Listening, settings: Settings) -> Places:
 
 
 class InZooKeeper:
-    """A broker's session with ZooKeeper, and all that it does there."""
+    """A broker's session with ZooKeeper, and all its work there."""
 
     def __init__(
         self,
@@ -106,7 +109,10 @@ class InZooKeeper:
         *,
         is_master: bool,
     ) -> None:
-        """``registry`` is to know the other brokers. ``ConfigError``."""
+        """Prepare the session. ``registry``, if given, is filled with the other brokers.
+
+        Raise ``ConfigError`` for malformed settings.
+        """
         self.zookeeper = open_session(settings, clock)
         places = places_of(listening, settings)
         self.group_offsets = GroupOffsets(self.zookeeper, Layout(settings.zookeeper_root), settings.broker_number)
@@ -114,7 +120,7 @@ class InZooKeeper:
         self._others = None if registry is None else OtherBrokers(self.zookeeper, self._own.member, registry, clock, peers)
 
     def start(self) -> None:
-        """Register and follow the others, as soon as ZooKeeper can be reached; returns at once."""
+        """Register, and follow the other brokers, as soon as ZooKeeper can be reached; returns at once."""
         self._own.start()
         if self._others is not None:
             self._others.start()
@@ -122,15 +128,15 @@ class InZooKeeper:
 
     @property
     def problem(self) -> str | None:
-        """Why nobody sees this broker there; ``None`` while the session is connected."""
+        """The reason why clients cannot see this broker in ZooKeeper; ``None`` while the session is connected."""
         return None if self.zookeeper.connected else f"not connected to ZooKeeper {self.zookeeper.hosts}"
 
     def topic_changed(self, name: str) -> None:
-        """A topic was made, changed or removed; never blocks."""
+        """Publish that a topic was made, changed or removed; never blocks."""
         self._own.topic_changed(name)
 
     def stop(self) -> None:
-        """Leave: the nodes go with the session."""
+        """Remove this broker's nodes, and close the session."""
         if self._others is not None:
             self._others.stop()
         self._own.stop()
@@ -138,7 +144,7 @@ class InZooKeeper:
 
 
 class OwnNodes:
-    """What one replica of a broker has in ZooKeeper."""
+    """The nodes that one replica of a broker has in ZooKeeper."""
 
     def __init__(
         self,
@@ -150,7 +156,7 @@ class OwnNodes:
         *,
         is_master: bool,
     ) -> None:
-        """``started_ms`` tells this table of topics from that of the run before."""
+        """Prepare the nodes. ``started_ms`` tells the topic table of this run from that of an earlier one."""
         self._zookeeper = zookeeper
         self._places = places
         self._topics = topics
@@ -161,12 +167,12 @@ class OwnNodes:
         self._layout = Layout(settings.zookeeper_root)
         self._checksum = b"%d" % zlib.crc32(settings.model_dump_json().encode())
         self._number = MASTER if is_master else settings.replica_number
-        self._data: dict[str, dict[str, bytes]] = {}  # topic → path → what stands there
+        self._data: dict[str, dict[str, bytes]] = {}  # topic → path → the node's data
         self._others = [self._layout.replica(self._replica)]
         self._unwatch: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        """Register, as soon as ZooKeeper can be reached and whenever the session is lost, until ``stop``."""
+        """Register, as soon as ZooKeeper can be reached and again whenever the session is lost, until ``stop``."""
         keep, place = self._zookeeper.keep, self._layout.replica(self._replica)
         keep(self.member.path, self._describe, same=_same_process)
         keep(place, lambda: encode_address(*self._places.text))
@@ -179,7 +185,7 @@ class OwnNodes:
             self._register(topic.name)
 
     def topic_changed(self, name: str) -> None:
-        """A topic was made, changed or removed; never blocks."""
+        """Publish that a topic was made, changed or removed; never blocks."""
         self._register(name)
         self._zookeeper.touch(self.member.path)
 
@@ -201,7 +207,7 @@ class OwnNodes:
         return BrokerNode(*where, self._number, topics.permission, DataVersion(self._started_ms, topics.version)).encode()
 
     def _write_master(self) -> None:
-        """Clients that know of no slaves read the persistent node, which the master's node has brought into being."""
+        """Write the master's address into the persistent parent of its node, which clients that know of no slaves read."""
         path, address = self._layout.broker(self._replica.broker), encode_address(*self._places.text)
         if self._zookeeper.held(self._layout.replica(self._replica)):
             found = self._zookeeper.get(path)
@@ -228,7 +234,10 @@ class OwnNodes:
         return self._data.get(topic, {}).get(path, b"")
 
     def _wanted(self, topic: Topic | None) -> dict[str, bytes]:
-        """Where a topic is to stand, with what. Clients see users' topics only, and in a tree what they may do there."""
+        """Return the paths of a topic with their data.
+
+        Clients see only users' topics, and each tree only lists topics that allow its use.
+        """
         if topic is None or self._topics.is_system(topic.name) or topic.name.startswith((RETRY_PREFIX, DEAD_PREFIX)):
             return {}
         permission = self._topics.permission_of(topic)
@@ -244,7 +253,7 @@ class OwnNodes:
 
 
 def _same_process(found: bytes, own: bytes) -> bool:
-    """Whether a node was left by a former run of this broker: one at the same addresses."""
+    """Return whether a node was left by a former run of this broker: one at the same addresses."""
     try:
         former, now = decode_broker_node(found), decode_broker_node(own)
     except BadRequest:
@@ -253,7 +262,7 @@ def _same_process(found: bytes, own: bytes) -> bool:
 
 
 class OtherBrokers:
-    """Fills this broker's registry with the others that ZooKeeper knows."""
+    """Fills this broker's registry with the other brokers in ZooKeeper."""
 
     def __init__(self, zookeeper: ZooKeeper, own: Member, registry: Registry, clock: Clock, peers: Peers) -> None:
         self._peers = peers
@@ -285,7 +294,7 @@ class OtherBrokers:
             self._wake.wait(LOOK_S)
 
     def _enter(self, member: Member, node: BrokerNode) -> None:
-        """Ask it for its topics, and have it in the registry from then on."""
+        """Ask a broker for its topics, and register it here if it answers."""
         try:
             table = _allowed(self._ask(node), node.permission)
         except MetaqError as error:
@@ -310,7 +319,7 @@ class OtherBrokers:
 
 
 def _allowed(table: TopicTable, permission: int) -> TopicTable:
-    """What topics and broker allow together."""
+    """Return the table with each topic's permissions reduced to those that the broker allows."""
     topics = {
         name: topic._replace(permission=topic.permission & (permission | INHERIT)) for name, topic in table.topics.items()
     }

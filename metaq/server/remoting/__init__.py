@@ -1,1 +1,1 @@
-"""The remoting protocol: its sessions, who may ask what, and a module a family of requests."""
+"""The remoting protocol: its sessions, admission, and one module per family of requests."""

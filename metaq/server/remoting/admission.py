@@ -1,10 +1,12 @@
-"""Who may ask what at all, and how long the body may be: the table without which no handler is asked.
+"""Admission of remoting requests: the right and the longest body of each request code.
 
-Before a handler sees a request, and so before anything of its body is read, ``metaq.server.front`` looks here: the body must
-not be longer than is useful, and whoever asks must have the right that the code needs to anything at all. Which topic or group
-it is about stands in the header or in the body: handlers ask about that (``metaq.server.access.permissions``).
+``metaq.server.front`` looks here before a handler receives a request, and so before anything in its body is read. The body must
+not be longer than is useful, and the client must have the right that the code needs on at least one topic or group. Which topic
+or group a request concerns is in its header or body: handlers check that right themselves
+(``metaq.server.access.permissions``).
 
-The lengths are such that the worst body of each code takes less than 20 ms of the loop; what takes longer is read in a thread.
+The lengths are such that the most expensive body of each code takes less than 20 ms of the loop; what takes longer is parsed in
+a thread.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,33 +18,33 @@ from metaq.protocol.remoting.frames import MAX_FRAME_BYTES, RemotingCommand
 from metaq.server.access.permissions import Action, Principal, denied
 
 NONE_BYTES: Final = 4096
-"""Of a body that nobody reads: some client may send one all the same."""
+"""For requests whose body is ignored: some clients may send one all the same."""
 ROW_BYTES: Final = 8 * 1024
-"""One row, or a few: a group, a version, the route of a topic."""
+"""For one row or a few: a group, a version, the route of a topic."""
 TABLE_BYTES: Final = 256 * 1024
-"""What one client says about itself: a thousand subscriptions, or a thousand queues."""
+"""For what one client reports about itself: a thousand subscriptions, or a thousand queues."""
 SETTINGS_BYTES: Final = 64 * 1024
 REGISTRATION_BYTES: Final = 4 * 1024 * 1024
 """16,000 topics."""
 
 
 class Admission(NamedTuple):
-    """What must hold for a request before its handler sees it."""
+    """The conditions that a request must meet before its handler receives it."""
 
     actions: tuple[Action, ...]
-    """Who may do one of these to some topic or group may ask; without any, everybody."""
+    """The actions of which the client must be allowed at least one, on some topic or group; empty for requests open to all."""
     most_bytes: int = NONE_BYTES
-    """Of the body."""
+    """The longest body, in bytes."""
 
     def check_size(self, request: RemotingCommand) -> None:
-        """``BadRequest`` when the body is too long."""
+        """Raise ``BadRequest`` when the body is too long."""
         size = len(request.body)
         if size > self.most_bytes:
             reason = f"a body of {size} bytes is longer than {self.most_bytes}"
             raise BadRequest(f"request {request.code}: {reason}, all that this request may have")
 
     def check_right(self, principal: Principal) -> None:
-        """``AccessDenied`` when the principal may do nothing of this kind to anything."""
+        """Raise ``AccessDenied`` when the principal may do none of these actions on anything."""
         if self.actions and not any(map(principal.may_somewhere, self.actions)):
             raise denied(principal, self.actions[0])
 
@@ -52,9 +54,9 @@ def _of(actions: Iterable[Action], codes: Iterable[Request], most_bytes: int = N
 
 
 _MEMBER: Final = (Action.CONSUME, Action.PUBLISH, Action.INSPECT)
-"""A client that is known by its heartbeats; every user may be one."""
+"""For requests of any client that sends heartbeats; every user may send these."""
 _SENDER: Final = (Action.PUBLISH, Action.CONSUME)
-"""Who consumes sends, too: to the group's retry topic, and replies."""
+"""Consumers send too: to their group's retry topic, and replies."""
 _LOOK: Final = (Action.INSPECT,)
 _CHANGE: Final = (Action.ADMINISTER,)
 
@@ -67,7 +69,7 @@ ADMITTED: Final[Mapping[int, Admission]] = {
             *(Request.SEND_MESSAGE, Request.SEND_MESSAGE_V2, Request.SEND_BATCH_MESSAGE),
             *(Request.SEND_REPLY_MESSAGE, Request.SEND_REPLY_MESSAGE_V2),
         ),
-        MAX_FRAME_BYTES,  # which is stored as it is; handlers ask for max_message_bytes
+        MAX_FRAME_BYTES,  # the body is stored as it is; handlers check max_message_bytes
     ),
     **_of((Action.PUBLISH,), (Request.END_TRANSACTION,)),
     **_of(
@@ -89,7 +91,7 @@ ADMITTED: Final[Mapping[int, Admission]] = {
     **_of(_MEMBER, (Request.HEART_BEAT,), TABLE_BYTES),
     **_of(_MEMBER, (Request.UNREGISTER_CLIENT,)),
     **_of((Action.LOCATE,), (Request.GET_ROUTEINFO_BY_TOPIC,)),
-    # who looks into topics, groups and clients
+    # requests that read about topics, groups and clients
     **_of(
         _LOOK,
         (
@@ -109,8 +111,8 @@ ADMITTED: Final[Mapping[int, Admission]] = {
             *(Request.REPLICA_STATUS, Request.EXPORT_OFFSETS),
         ),
     ),
-    # who changes them
-    **_of((Action.CREATE,), (Request.UPDATE_AND_CREATE_TOPIC,)),  # of a topic that exists the handler asks for more
+    # requests that change them
+    **_of((Action.CREATE,), (Request.UPDATE_AND_CREATE_TOPIC,)),  # if the topic exists, the handler requires ADMINISTER
     **_of(
         _CHANGE,
         (
@@ -130,11 +132,11 @@ ADMITTED: Final[Mapping[int, Admission]] = {
     **_of(_CHANGE, (Request.UPDATE_BROKER_CONFIG, Request.UPDATE_NAMESRV_CONFIG), SETTINGS_BYTES),
     **_of(_CHANGE, (Request.REGISTER_BROKER,), REGISTRATION_BYTES),
 }
-"""By code. A code that is missing here cannot be registered."""
+"""By code. A handler cannot be registered for a code that is missing here."""
 
 
 def admission(code: int) -> Admission:
-    """What the code needs. ``LookupError`` for one that does not say: an error of the program."""
+    """Return the conditions of a code. Raise ``LookupError`` for a code without any, which is a programming error."""
     found = ADMITTED.get(code)
     if found is None:
         raise LookupError(f"metaq.server.remoting.admission does not say who may ask {code}, and how long its body may be")

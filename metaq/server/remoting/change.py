@@ -1,4 +1,4 @@
-"""Requests that store something about a message which has to be read first."""
+"""Requests that store something about a message which must be read first."""
 
 from metaq.engine.context import Context
 from metaq.engine.turn import Turns
@@ -11,7 +11,7 @@ from metaq.server.wire.look import Question
 
 
 class Change(Question):
-    """One such request on its way; a subclass says what to read (``look``) and what then to do (``change``)."""
+    """One such request in progress; a subclass defines what to read (``look``) and what to do then (``change``)."""
 
     __slots__ = ("_context", "_request", "_turns", "principal", "session")
 
@@ -20,7 +20,7 @@ class Change(Question):
         self._turns = turns
         self.session: RemotingSession = session
         self.principal = session.principal
-        """Who asked; the session may be somebody else's when the message has been read."""
+        """The requester: by the time that the message has been read, the session's principal may be another."""
         self._request: RemotingCommand | Kept = request
 
     def change(self, stored: Stored | None) -> None:
@@ -40,11 +40,11 @@ class Change(Question):
         self.session.settle(self._request, failure(error))
 
     def check_load(self) -> None:
-        """Raise why nothing can be stored now."""
+        """Raise the reason why nothing can be stored now, if there is one."""
         self._turns.check_load()
         self._context.store.check_writable()
 
     def answer_stored(self, size: int) -> None:
-        """Answer when what was staged, ``size`` bytes of bodies, is durable."""
+        """Answer when what was staged, with ``size`` bytes of bodies, is as durable as promised."""
         self._request = kept = self.session.owe(self._request)
         owe(self._turns, self.session, kept, DONE, size)

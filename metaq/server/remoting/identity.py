@@ -1,4 +1,4 @@
-"""Who answers at an address: 30000."""
+"""The identity of the process at an address: request 30000."""
 
 import secrets
 
@@ -8,18 +8,18 @@ from metaq.server.remoting.session import Answer, RemotingSession, RequestHandle
 
 
 class IdentityHandler:
-    """Tells this process from every other one, whatever names they have."""
+    """Answers with an identity that distinguishes this process from all others, whatever their names."""
 
     def __init__(self, broker_name: str) -> None:
-        """A registry without a broker has no name."""
+        """Draw a random identity. A registry without a broker has an empty name."""
         self.broker_name = broker_name
         self.identity = secrets.token_hex(16)
         """Drawn at random when the process starts."""
 
     def requests(self) -> dict[int, RequestHandler]:
-        """Code → method."""
+        """Return the handler methods by request code."""
         return {Request.IDENTITY: self.answer}
 
     def answer(self, _: RemotingSession, request: RemotingCommand) -> Answer:
-        """30000."""
+        """Return the broker's name and this process's identity (30000)."""
         return Answer(fields={"brokerName": self.broker_name, "identity": self.identity})

@@ -1,5 +1,4 @@
-"""Requests answered later: reads that may wait for the disk, changes that are durable before they are confirmed, questions
-that a client has to answer first."""
+"""Requests answered later: reads from disk, changes that must become durable, questions to other clients."""
 
 from collections.abc import Callable
 from typing import Final
@@ -13,12 +12,12 @@ from metaq.server.wire.look import Looks, Question
 from metaq.store.files.filecache import Read
 
 MOST_AT_WORK: Final = 256
-"""Requests that are worked on at once by something that waits."""
+"""Requests that wait in ``Later.run`` at once."""
 RETRY_MS: Final = 100
 
 
 class Later:
-    """Answers requests when what they wait for has happened."""
+    """Answers requests once the work that they wait for is done."""
 
     def __init__(self, looks: Looks) -> None:
         self._looks = looks
@@ -26,15 +25,18 @@ class Later:
 
     @property
     def waiting_reads(self) -> int:
-        """Reads, of this and of all others, that wait for the disk."""
+        """The number of reads that wait for the disk, of all handlers."""
         return self._looks.waiting
 
     def read(self, session: RemotingSession, request: RemotingCommand, work: Callable[[Read], Answer]) -> None:
-        """Answer with what ``work`` finds in the store: at once when it is in memory, else from a greenlet."""
+        """Answer with what ``work`` finds in the store: at once when it is in memory, otherwise from a greenlet."""
         self._looks.look(_Reading(session, request, work))
 
     def run(self, session: RemotingSession, request: RemotingCommand, work: Callable[[], Answer]) -> None:
-        """Answer when ``work`` returns, which may wait; other requests go on meanwhile."""
+        """Run ``work``, which may wait, in a greenlet, and answer with its result; other requests go on meanwhile.
+
+        Raise ``Overloaded`` when ``MOST_AT_WORK`` requests wait already.
+        """
         if self._at_work >= MOST_AT_WORK:
             raise Overloaded(f"{MOST_AT_WORK} requests of administrators are worked on already", retry_after_ms=RETRY_MS)
         self._at_work += 1
@@ -56,7 +58,7 @@ class Later:
 
 
 class _Reading(Question):
-    """A request on its way to an answer from the store."""
+    """A request that waits for an answer from the store."""
 
     __slots__ = ("_request", "_work", "session")
 

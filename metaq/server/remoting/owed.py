@@ -11,7 +11,7 @@ class Owed:
     __slots__ = ("_answer", "_request", "_session", "size")
 
     def __init__(self, session: RemotingSession, request: Kept, answer: Answer, size: int) -> None:
-        """The session owes the answer already."""
+        """Prepare the outcome; the session must owe the answer already."""
         self._session = session
         self._request = request
         self._answer = answer
@@ -28,6 +28,6 @@ class Owed:
 
 
 def owe(turns: Turns, session: RemotingSession, request: Kept, answer: Answer, size: int) -> None:
-    """Have a request answered, which the session owes, when what was just staged for it, ``size`` bytes, is durable."""
+    """Send an owed answer when what was just staged for its request, ``size`` bytes, is as durable as promised."""
     turns.staged(Owed(session, request, answer, size))
     turns.waiting_bytes += size

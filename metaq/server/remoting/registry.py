@@ -55,16 +55,17 @@ logger = logging.getLogger(__name__)
 UNCHANGEABLE: Final = frozenset(("configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"))
 ORDER_MESSAGE_ENABLE: Final = "orderMessageEnable"
 MOST_CHANGES: Final = 256
-"""Changes of keys that wait for the disk at once."""
+"""Changes of keys that may wait for the disk at once."""
 READ_AT_ONCE_BYTES: Final = 8 * 1024
-"""Of a registration: a longer or compressed one is read in a thread, which takes up to 0.1 s for 20,000 topics."""
+"""Bytes of a registration that is parsed at once. A longer or compressed one is parsed in a thread: 20,000 topics take up to
+0.1 s."""
 MOST_READING: Final = 16
-"""Registrations that are read so, or wait for it, with up to 4 MiB each."""
+"""Registrations that are parsed in a thread or wait for that, each with up to 4 MiB."""
 RETRY_MS: Final = 100
 
 
 class RegistryHandler:
-    """Answers from one registry's tables and keys, and changes them."""
+    """Handles requests about one registry's tables and key-value configuration."""
 
     def __init__(self, settings: Settings, registry: Registry, run: Run) -> None:
         self._settings = settings
@@ -72,13 +73,13 @@ class RegistryHandler:
         self._config = registry.config
         self._run = run
         self._changing = BoundedSemaphore(1)
-        self._changes = 0  # that wait for the disk
+        self._changes = 0  # those that wait for the disk
         self._reading_now = BoundedSemaphore(1)
-        self._reading = 0  # registrations
+        self._reading = 0  # registrations parsed in a thread, or waiting for that
         self._order_in_routes = settings.order_message_enable
 
     def requests(self) -> Mapping[int, RequestHandler]:
-        """Code → method."""
+        """Return the handler methods by request code."""
         return {
             Request.GET_ROUTEINFO_BY_TOPIC: self.route,
             **self._looking(),
@@ -121,7 +122,11 @@ class RegistryHandler:
     # -- brokers come and go ------------------------------------------------------------------------------------------
 
     def register_broker(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """103."""
+        """Register a broker with its topics, or renew its registration (103).
+
+        A long or compressed body is parsed in a thread. Raise ``ChecksumMismatch`` for a damaged body, ``Overloaded`` when too
+        many registrations wait.
+        """
         header = decode_header(RegisterBroker, request.fields)
         if header.body_crc32 and body_crc(request.body) != header.body_crc32:
             raise ChecksumMismatch(f"the body's checksum is {body_crc(request.body)}, not {header.body_crc32} as announced")
@@ -135,7 +140,10 @@ class RegistryHandler:
         return None
 
     def _read_in_turn(self, session: RemotingSession, kept: Kept, request: RemotingCommand, header: RegisterBroker) -> None:
-        """Read a registration in a thread, and the next one after it, which may say something newer."""
+        """Parse a registration in a thread and enter it.
+
+        One at a time, so that a newer registration is never entered before an older one.
+        """
         try:
             with self._reading_now:
                 table = self._run(partial(_read_table, request, header))
@@ -162,13 +170,16 @@ class RegistryHandler:
         return Answer(fields=fields, body=(encode_kv_table(ordered),) if ordered else ())
 
     def unregister_broker(self, _: RemotingSession, request: RemotingCommand) -> Answer:
-        """104."""
+        """Remove a broker's registration (104)."""
         header = decode_header(BrokerIdentity, request.fields)
         self._registry.unregister(header.broker_name, header.broker_addr)
         return DONE
 
     def query_data_version(self, _: RemotingSession, request: RemotingCommand) -> Answer:
-        """322."""
+        """Compare a broker's data version with the registered one (322).
+
+        Answer whether it differs, and the registered one; an equal version counts as a heartbeat.
+        """
         header = decode_header(BrokerIdentity, request.fields)
         version = decode_data_version(request.body)
         changed, known = self._registry.tables.query_version(
@@ -178,7 +189,7 @@ class RegistryHandler:
         return Answer(fields={"changed": "true" if changed else "false"}, body=body)
 
     def heartbeat(self, _: RemotingSession, request: RemotingCommand) -> Answer:
-        """904."""
+        """Take a broker's heartbeat (904)."""
         header = decode_header(BrokerBeat, request.fields)
         self._registry.tables.refresh(header.broker_name, header.broker_addr, self._registry.now_ms)
         return DONE
@@ -186,7 +197,7 @@ class RegistryHandler:
     # -- routes -------------------------------------------------------------------------------------------------------
 
     def route(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """105."""
+        """Return the route of a topic (105). Requires the right to locate the topic."""
         topic = decode_header(TopicOnly, request.fields).topic
         demand(session.principal, Action.LOCATE, topic)
         route = self._registry.tables.route(topic, self._registry.now_ms)
@@ -195,32 +206,32 @@ class RegistryHandler:
         return _body(encode_route(route))
 
     def member_group(self, _: RemotingSession, request: RemotingCommand) -> Answer:
-        """901."""
+        """Return the processes of one broker name (901)."""
         header = decode_header(BrokerGroup, request.fields)
         return _body(encode_member_group(self._registry.tables.members(header.cluster_name, header.broker_name)))
 
     def topics_of_cluster(self, _: RemotingSession, request: RemotingCommand) -> Answer:
-        """224."""
+        """Return the topics of a cluster (224)."""
         return _topics(self._registry.tables.topics_of_cluster(decode_header(ClusterOnly, request.fields).cluster))
 
     def wipe_write_permission(self, _: RemotingSession, request: RemotingCommand) -> Answer:
-        """205."""
+        """Take the write permission from all topics of a broker (205); the answer has their number."""
         name = decode_header(BrokerNameOnly, request.fields).broker_name
         return Answer(fields={"wipeTopicCount": str(self._registry.tables.wipe_write_permission(name))})
 
     def add_write_permission(self, _: RemotingSession, request: RemotingCommand) -> Answer:
-        """327."""
+        """Give the write permission back to all topics of a broker (327); the answer has their number."""
         name = decode_header(BrokerNameOnly, request.fields).broker_name
         return Answer(fields={"addTopicCount": str(self._registry.tables.add_write_permission(name))})
 
     def delete_topic(self, _: RemotingSession, request: RemotingCommand) -> Answer:
-        """216."""
+        """Delete a topic from the tables, of one cluster or of all (216)."""
         header = decode_header(DeleteTopicInRegistry, request.fields)
         self._registry.tables.delete_topic(header.topic, header.cluster_name or None)
         return DONE
 
     def register_topic(self, _: RemotingSession, request: RemotingCommand) -> Answer:
-        """217."""
+        """Register a topic with the brokers of a given route (217)."""
         topic = decode_header(TopicOnly, request.fields).topic
         self._registry.tables.add_topic(topic, {queue.broker_name: queue for queue in decode_route(request.body).queues})
         return DONE
@@ -228,17 +239,20 @@ class RegistryHandler:
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def put_key(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """100."""
+        """Set a key of the key-value configuration (100)."""
         header = decode_header(KvPair, request.fields)
         self._change(session, request, partial(self._config.put, header.namespace, header.key, header.value, self._run))
 
     def delete_key(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """102."""
+        """Delete a key of the key-value configuration (102)."""
         header = decode_header(KvKey, request.fields)
         self._change(session, request, partial(self._config.delete, header.namespace, header.key, self._run))
 
     def _change(self, session: RemotingSession, request: RemotingCommand, change: Callable[[], None]) -> None:
-        """Answer when the change is durable."""
+        """Run the change in a greenlet, and answer when it is durable.
+
+        Raise ``Overloaded`` when ``MOST_CHANGES`` changes wait.
+        """
         if self._changes >= MOST_CHANGES:
             raise Overloaded(f"{MOST_CHANGES} changes of keys wait for the disk already", retry_after_ms=RETRY_MS)
         self._changes += 1
@@ -256,7 +270,7 @@ class RegistryHandler:
         session.pay(kept, answer)
 
     def get_key(self, _: RemotingSession, request: RemotingCommand) -> Answer:
-        """101."""
+        """Return the value of a key (101); 22 when there is no such key."""
         namespace, key = decode_header(KvKey, request.fields)
         value = self._config.get(namespace, key)
         if value is None:
@@ -264,7 +278,7 @@ class RegistryHandler:
         return Answer(fields={"value": value})
 
     def keys(self, _: RemotingSession, request: RemotingCommand) -> Answer:
-        """219."""
+        """Return all keys and values of a namespace (219); 22 when there is no such namespace."""
         namespace = decode_header(Namespace, request.fields).namespace
         table = self._config.table(namespace)
         if table is None:
@@ -274,7 +288,7 @@ class RegistryHandler:
     # -- settings -----------------------------------------------------------------------------------------------------
 
     def settings(self, *_: Any) -> Answer:
-        """319."""
+        """Return the registry's settings (319)."""
         values = {
             "kvConfigPath": self._config.path,
             ORDER_MESSAGE_ENABLE: self._order_in_routes,
@@ -284,7 +298,10 @@ class RegistryHandler:
         return _body(encode_settings(values))
 
     def update_settings(self, _: RemotingSession, request: RemotingCommand) -> Answer:
-        """318: in force until the registry stops."""
+        """Change settings (318), until the registry stops.
+
+        Raise ``AccessDenied`` or ``BadRequest`` for a setting that cannot be changed.
+        """
         wanted = decode_settings(request.body)
         for name in wanted:
             if name in UNCHANGEABLE:

@@ -1,4 +1,4 @@
-"""A session of the remoting protocol: frames → handlers → answers, in any order, and requests from the broker to the client."""
+"""A session of the remoting protocol: requests of the client, answered in any order, and requests to the client."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +15,11 @@ logger = logging.getLogger(__name__)
 SEND_V2: Final = int(Request.SEND_MESSAGE_V2)
 
 ASK_TIMEOUT_S: Final = 10.0
-"""How long a client may take to answer a request of the broker (specs: remoting protocol, section 3.5)."""
+"""The time that a client has to answer a request of the broker (specs: remoting protocol, section 3.5)."""
 
 
 class Answer(NamedTuple):
-    """What a handler answers; ``body`` is sent as it is."""
+    """A handler's answer; ``body`` is sent as it is."""
 
     code: int = 0
     fields: Mapping[str, str] | None = None
@@ -28,27 +28,27 @@ class Answer(NamedTuple):
 
 
 DONE: Final = Answer()
-"""Success and nothing more to say."""
+"""Success, with nothing more to report."""
 
 
 def failure(error: MetaqError) -> Answer:
-    """The answer that tells an error."""
+    """Return the answer that reports an error."""
     return Answer(error.code, remark=str(error))
 
 
 class Kept(NamedTuple):
-    """What is kept of a request whose answer is owed: neither its body nor its fields."""
+    """The part of a request that is kept while its answer is owed: neither its body nor its fields."""
 
     opaque: int
     flag: int
     version: int
     serialization: int
     size: int
-    """Bytes that it still makes the broker hold: of what its handler knows of it."""
+    """Bytes that the broker still holds for it: the handler's copies of fields and body."""
 
 
 class RemotingHandlers(Host, Protocol):
-    """What a remoting session needs of the rest of the broker."""
+    """The parts of the broker that a remoting session needs."""
 
     def sends(self, session: "RemotingSession", requests: Sequence[RemotingCommand], at: int) -> int:
         """Stage the run of plain sends at ``at``, each of which is owed from then on; return where the run ends."""
@@ -59,7 +59,7 @@ class RemotingHandlers(Host, Protocol):
         ...
 
     def timer(self, seconds: float) -> Any:
-        """A timer of the hub's loop, not yet started."""
+        """Return a timer of the hub's loop, not yet started."""
         ...
 
 
@@ -82,7 +82,7 @@ class RemotingSession(Session):
         self._asked: dict[int, _Asked] = {}
         self._last_opaque = 0
         self.serialization = JSON
-        """Of the client's last request, and so of what the broker asks it."""
+        """The header serialization of the client's last request, also used for requests to it."""
         self.closing: list[Callable[[], None]] = []
         """Called once when the connection closes."""
         self.on_close = self._on_close
@@ -123,7 +123,7 @@ class RemotingSession(Session):
             self._lost()
 
     def _lost(self) -> None:
-        """The stream is out of step: nothing that is written would be understood."""
+        """Close the connection: the stream is out of step, so the client could not match any answer."""
         logger.warning("connection closed peer=%s reason=%s", self.address, self._reader.error)
         self.close()
 
@@ -131,12 +131,15 @@ class RemotingSession(Session):
         self.close()  # clients never close one direction only
 
     def respond(self, request: RemotingCommand, answer: Answer) -> None:
-        """Answer while the request is being handled; a one-way request gets nothing."""
+        """Answer a request while it is being handled; a one-way request gets no answer."""
         if not request.is_oneway:
             self.reply(*_encoded(request, answer))
 
     def owe(self, request: RemotingCommand | Kept, more: int = 0) -> Kept:
-        """The request is answered later, by ``pay``, and let go of now; ``more`` are bytes of its body that are kept."""
+        """Make the request owed: it is answered later, by ``pay``, and its frame is freed now.
+
+        ``more`` is the number of bytes of its body that are kept.
+        """
         if isinstance(request, Kept):
             return request
         size = sum(map(len, request.fields.values())) + more
@@ -149,7 +152,7 @@ class RemotingSession(Session):
         self.answer(1, kept.size, *(() if kept.flag & ONEWAY_FLAG else _encoded(kept, answer)))
 
     def settle(self, request: RemotingCommand | Kept, answer: Answer) -> None:
-        """Answer a request, whether it is owed or being handled."""
+        """Answer a request, whether it is owed or still being handled."""
         if isinstance(request, Kept):
             self.pay(request, answer)
         else:
@@ -158,16 +161,20 @@ class RemotingSession(Session):
     # -- requests of the broker ---------------------------------------------------------------------------------------
 
     def tell(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> bool:
-        """Send a one-way request, unless the client does not read what it is sent: then false."""
+        """Send a one-way request and return true.
+
+        When the client does not read what it is sent, send nothing and return false.
+        """
         reads = self._unsent <= self._handlers.max_unsent_bytes
         if reads:
             self._request(code, fields, body, oneway=True)
         return reads
 
     def ask(self, code: int, fields: Mapping[str, str], body: bytes, answered: Answered) -> None:
-        """Send a request; ``answered`` is called when the client answers, closes, or lets ``ASK_TIMEOUT_S`` pass.
+        """Send a request. ``answered`` is called with the client's answer, or with ``None`` when the connection closes or
+        ``ASK_TIMEOUT_S`` passes.
 
-        A client that does not read what it is sent is not asked.
+        To a client that does not read what it is sent, no request is sent, and ``answered`` is called at once with ``None``.
         """
         if self._socket is None or self._unsent > self._handlers.max_unsent_bytes:
             answered(None)
@@ -178,7 +185,7 @@ class RemotingSession(Session):
         timer.start(self._expire, opaque)
 
     def _request(self, code: int, fields: Mapping[str, str], body: bytes, *, oneway: bool) -> int:
-        self._last_opaque = self._last_opaque % 0x7FFFFFFF + 1  # never 0: one client replaces that
+        self._last_opaque = self._last_opaque % 0x7FFFFFFF + 1  # never 0, which one client library replaces
         frame = encode_request(code, self._last_opaque, fields, body, oneway=oneway, serialization=self.serialization)
         if self._socket is not None:
             self.reply(frame)
@@ -215,6 +222,6 @@ def _encoded(request: Asked, answer: Answer) -> list[Buffer]:
 
 
 RequestHandler = Callable[[RemotingSession, RemotingCommand], Answer | None]
-"""Answers one request; ``None`` when nothing is to be said now."""
+"""Answers one request; returns ``None`` when the answer comes later, or not at all."""
 SendsHandler = Callable[[RemotingSession, Sequence[RemotingCommand], int], int]
-"""Stages the run of sends that begins at a place; returns where it ends."""
+"""Stages the run of sends that begins at an index; returns where it ends."""

@@ -1,4 +1,4 @@
-"""Sends whose senders are identified first."""
+"""Sends whose senders are authenticated first."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,8 @@ from metaq.server.remoting.session import RemotingSession, SendsHandler, failure
 
 
 def signed(gate: Gate, sends: SendsHandler) -> SendsHandler:
-    """Identify the sender of each request before it is sent; without users nobody is asked."""
+    """Return a handler that authenticates the sender of each request before it calls ``sends``; without users, ``sends``
+    itself."""
     if not gate.has_users:
         return sends
 

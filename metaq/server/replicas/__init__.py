@@ -1,1 +1,1 @@
-"""One replica of a broker: its role, what it does as master and as slave, and the orders of operators."""
+"""One replica of a broker: its role, its work as master or slave, and the orders of operators."""

@@ -1,4 +1,4 @@
-"""What a slave refuses: whatever changes what its master keeps. Messages are refused by the store."""
+"""The requests that a slave refuses because they change what its master keeps. The store refuses messages itself."""
 
 from typing import Final
 
@@ -17,11 +17,11 @@ CODES: Final = (
 
 
 class MasterOnlyHandler:
-    """Answers in the place of the handlers of a master."""
+    """Replaces, on a slave, a master's handlers of these requests."""
 
     def requests(self) -> dict[int, RequestHandler]:
         return dict.fromkeys(CODES, self.refuse)
 
     def refuse(self, _: RemotingSession, request: RemotingCommand) -> Answer:
-        """14: clients ask for the route again."""
+        """Raise ``NotMaster``, which becomes response code 14 (SERVICE_NOT_AVAILABLE): clients then ask for the route again."""
         raise NotMaster(f"this replica is a slave, which takes no request {Request(request.code).name}; ask its master")

@@ -1,4 +1,4 @@
-"""How a broker's replicas stand, and operators' orders: 30020 to 30022.
+"""The status of a broker's replica, and operators' orders to it: requests 30020 to 30022.
 
 Bodies are JSON::
 
@@ -10,8 +10,8 @@ Bodies are JSON::
     30021  header role (master or slave), master (for a slave: HOST:PORT), acceptLoss (for a master: true)
     30022  header replica
 
-``replication`` is where slaves connect, ``suspect`` why the log may lack messages that were
-acknowledged. A slave tells of its master's ``master_end`` and ``in_sync`` what it heard last.
+``replication`` is the address for slaves. ``suspect`` is the reason why the log may lack acknowledged messages. On a slave,
+``master_end`` and ``in_sync`` are what it last heard from its master.
 """
 
 from collections.abc import Mapping
@@ -31,20 +31,20 @@ from metaq.server.wire.listeners import Address, reached_at, written
 
 
 class Orders(Protocol):
-    """What an operator can have a replica do."""
+    """The orders that an operator can give to a replica."""
 
     broker: Broker
     side: MasterSide | SlaveSide
     settings: Settings
     address: Address
-    """Where slaves connect."""
+    """The address for slaves."""
 
     @property
     def role_name(self) -> str: ...
 
     @property
     def suspicion(self) -> str | None:
-        """Why messages that were acknowledged may be missing here."""
+        """The reason why acknowledged messages may be missing here, or ``None``."""
         ...
 
     def promote(self, *, accept_loss: bool) -> None: ...
@@ -55,14 +55,14 @@ class Orders(Protocol):
 
 
 class ReplicaHandler:
-    """Answers operators."""
+    """Handles operators' requests."""
 
     def __init__(self, orders: Orders, later: Later) -> None:
         self._orders = orders
         self._later = later
 
     def requests(self) -> dict[int, RequestHandler]:
-        """Code → method."""
+        """Return the handler methods by request code."""
         return {
             Request.REPLICA_STATUS: self.status,
             Request.CHANGE_ROLE: self.change_role,
@@ -70,11 +70,11 @@ class ReplicaHandler:
         }
 
     def status(self, _: RemotingSession, request: RemotingCommand) -> Answer:
-        """30020."""
+        """Return the status of this replica (30020)."""
         return Answer(body=(orjson.dumps(standing(self._orders)),))
 
     def change_role(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """30021: the answer comes before the role has changed."""
+        """Make this replica master or slave (30021). The answer is sent before the role has changed."""
         self._later.run(session, request, lambda: self._change_role(request.fields))
 
     def _change_role(self, fields: Mapping[str, str]) -> Answer:
@@ -88,7 +88,7 @@ class ReplicaHandler:
         return Answer()
 
     def hand_over(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """30022: answered when this replica is no longer master."""
+        """Hand the master role over to another replica (30022). The answer is sent once this replica is no longer master."""
         replica = request.fields.get("replica", "")
         if not replica.isdecimal():
             raise BadRequest(f"the replica {replica!r} is no number")
@@ -100,7 +100,7 @@ class ReplicaHandler:
 
 
 def standing(orders: Orders) -> dict[str, Any]:
-    """How a replica stands, with its slaves or its master."""
+    """Return the status of a replica, with its slaves or its master."""
     store, side, settings = orders.broker.store, orders.side, orders.settings
     common: dict[str, Any] = {
         "role": orders.role_name,

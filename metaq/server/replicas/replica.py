@@ -1,15 +1,15 @@
-"""One replica of a broker: a ``Broker`` that is closed and opened anew each time that its role changes.
+"""One replica of a broker: a ``Broker`` that is closed and opened anew at each change of its role.
 
-Everything but the log and a few tables is derived from these when a store is opened, so whoever opens it as master goes on
-where the last master was, and a slave whose log was cut has forgotten what was cut. The addresses stay bound meanwhile, and
-clients connect again. The store is closed and opened in a thread: ZooKeeper must go on hearing of who was elected, however long
-the disk takes, or another one is elected before this one serves, again and again.
+Everything except the log and a few tables is derived from these when a store is opened. So a new master goes on where the last
+master was, and a slave whose log was truncated has forgotten what was cut off. The addresses stay bound meanwhile, and clients
+connect again. The store is closed and opened in a thread. Otherwise, while the disk is slow, ZooKeeper would hear nothing from
+the replica just elected and another one would be elected before this one serves, again and again.
 
-A master whose role is fixed, and whose log may lack what others in sync with it have, begins as a slave that follows nobody:
-as master it would have them all cut off what it lacks. An operator decides (docs/replication.md, suspect replicas).
+A master with a fixed role, whose log may lack messages that other replicas in sync have, starts as a slave that follows nobody:
+as master it would make them all cut off what it lacks. An operator decides (docs/replication.md, suspect replicas).
 
-``config/replica.json`` remembers what an operator has made of this replica, how far readers could see, and, of a master whose
-role is fixed, who is in sync, as ZooKeeper does where masters are elected::
+``config/replica.json`` remembers the role that an operator has given to this replica and the offset up to which readers could
+see. For a master with a fixed role it also remembers the in-sync set, which ZooKeeper keeps where masters are elected::
 
     {"crc32c":"…","role":"slave","master":"10.0.0.1:10912","readable_end":81233,"in_sync":[1,2],"epoch":4}
 """
@@ -58,38 +58,40 @@ ALONE_LOOK_S: Final = 0.5
 
 
 class Kept(NamedTuple):
-    """What is remembered from one process to the next."""
+    """The state that is remembered from one process to the next."""
 
     role: str
-    """What an operator has made of it: ``master``, ``slave``; empty: what the settings say."""
+    """The role that an operator has given: ``master``, ``slave``; empty: the settings decide."""
     master: str
-    """Of a slave that an operator has made one: its master's ``replication_listen``; empty: as the settings say."""
+    """For a slave that an operator has made one: its master's ``replication_listen``; empty: the settings decide."""
     readable_end: int
     in_sync: tuple[int, ...] = ()
-    """Of a master that nobody elects: the replicas that have everything that was acknowledged; none when that is not known."""
+    """For a master that is not elected: the replicas that have everything that was acknowledged; empty when that is not
+    known."""
     epoch: int = 0
-    """The last one that it began unelected. A power cut may take its record from the log, and its number is not given twice."""
+    """The last epoch that it began without an election. A power cut may remove that epoch's record from the log, and its number
+    must not be used twice."""
 
 
 class Replica:
     """The ``Server`` of a broker that has replicas."""
 
     def __init__(self, settings: Settings, disk: Disk | None = None, tell: Tell = nobody) -> None:
-        """Bind the addresses and open the store; ``tell`` hears how far that is."""
+        """Bind the addresses and open the store; ``tell`` receives the progress of that."""
         self.settings = settings
-        """Those in force, whatever the role."""
+        """The settings in force, whatever the role."""
         self._disk = disk or RealDisk()
         self._path = settings.data / FOLDER / KEPT
         self._kept = self._load()
         address = resolve("replication_listen", settings.replication_listen, settings)
         listener = Listener("replication_listen", address)
         self.address: Address = listener.address
-        """Where slaves connect."""
+        """The address for slaves."""
         self._listener = socket.socket(fileno=listener.socket.detach())
         self.side: MasterSide | SlaveSide
         self._election: Election | None = None
         self._due: Role | None = None
-        """What it is when there is room for that on its disk."""
+        """The role that this replica takes once its disk has room for it."""
         self.broker = self._open(self._first_role(), None, None, tell)
         if settings.role == ELECTED:
             self._election = self._join_group()
@@ -104,18 +106,18 @@ class Replica:
 
     @property
     def ready(self) -> str:
-        """The line that says where it serves."""
+        """The line that names the addresses served."""
         first, _, rest = self.broker.ready.partition(" data=")
         return f"{first} replication={written(self.address)} role={self.role_name} data={rest}"
 
     @property
     def measured(self) -> Measured:
-        """The broker of now."""
+        """The metrics and readiness of the current broker."""
         return self.broker.measured
 
     @property
     def gate(self) -> Gate:
-        """The same for the broker of every role."""
+        """The users and their authentication, the same for the broker of every role."""
         return self.broker.gate
 
     @property
@@ -143,7 +145,7 @@ class Replica:
         logger.info("serving role=%s epoch=%d", self.role_name, self.broker.epochs.current.number)
 
     def _remember_epoch(self) -> None:
-        """Before anybody copies of it. Without room for that this replica is no master yet."""
+        """Save the epoch before any slave copies from it. If the disk has no room for that, become a slave until it has."""
         in_sync, role = self._kept.in_sync or (self.settings.replica_number,), self.broker.role
         try:
             self._keep(in_sync=in_sync, epoch=self.broker.epochs.current.number)
@@ -180,22 +182,24 @@ class Replica:
 
     def _log(self) -> Log:
         log = self.broker.store.log
-        empty = "its log is empty" if log.begin == log.end else None  # it may have had one
+        empty = "its log is empty" if log.begin == log.end else None  # the log may have had messages that are lost
         return Log(self.broker.epochs.current.number, log.end, self.suspicion or empty)
 
     @property
     def suspicion(self) -> str | None:
-        """Why this replica may lack what was acknowledged; at the other levels that does not rest on replicas."""
+        """The reason why this replica may lack acknowledged messages; ``None`` at durability levels that do not rest on
+        replicas."""
         return self.broker.store.suspicion.reason if self.settings.durability.on_replicas else None
 
     @property
     def _is_to_be_master(self) -> bool:
-        """Whether an operator wants so, or the settings."""
+        """True when this replica is to be master by an operator's order, or else by the settings; false where masters are
+        elected."""
         return self.settings.role != ELECTED and (self._kept.role or self.settings.role) == MASTER
 
     @property
     def _held_back(self) -> str | None:
-        """Why it is not, although it is to be."""
+        """The reason why this replica is not master although it is to be."""
         if self.broker.role.shortage is not None:
             return f"there is no room for the begin of its epoch; it is master when there is: {self.broker.role.shortage}"
         if not self._is_to_be_master or self.broker.role.is_master:
@@ -211,7 +215,7 @@ class Replica:
         kept = self._kept
         if not self._is_to_be_master:
             return Role(is_master=False, readable_end=kept.readable_end)
-        alone = kept.in_sync == (self.settings.replica_number,)  # what it lacks nobody has
+        alone = kept.in_sync == (self.settings.replica_number,)  # no other replica has what it lacks
         yields = self.settings.durability.on_replicas and not alone
         return Role(True, kept.epoch + 1, kept.readable_end, frozenset(kept.in_sync), yields)
 
@@ -220,7 +224,7 @@ class Replica:
         broker = Broker(settings, disk=self._disk, role=role, bound=bound, tell=tell, gate=gate, owner=self)
         self._due = None if broker.role.shortage is None else role
         if broker.role.is_master:
-            broker.run(broker.store.suspicion.clear)  # what it lacks is lost: from now on its log is the one to be copied
+            broker.run(broker.store.suspicion.clear)  # what it lacks is lost: from now on the others copy this log
             self.side = MasterSide(broker, self.settings, self._agree if self._election is None else self._election.agree)
             if self._election is not None:
                 broker.store.log.fence = self._election.check
@@ -242,11 +246,11 @@ class Replica:
             self.side.follower.go_to(master)
 
     def _reopen(self) -> None:
-        """The slave's log is to be replaced."""
+        """Open the broker anew, since the slave's log is to be replaced."""
         self._change(Role(is_master=False))
 
     def _take_due_role(self) -> None:
-        """Be the master that a full disk has kept this replica from being."""
+        """Become the master that a full disk has kept this replica from being, once there is room."""
         if self._due is not None and self.broker.store.shortage is None:
             self._change(self._due)
 
@@ -255,12 +259,15 @@ class Replica:
         self._changing.set()
 
     def configure(self, settings: Settings) -> None:
-        """Take over what can change while it runs."""
+        """Take over the settings that can change in a running broker.
+
+        Raise ``MetaqError`` when one is wrong; nothing has changed then.
+        """
         self.broker.configure(self._with_address(settings))
         self.settings = settings
 
     def _with_address(self, settings: Settings) -> Settings:
-        """Settings with the port that ``replication_listen`` left open."""
+        """Return the settings with the actual port of ``replication_listen``."""
         return settings.model_copy(update={"replication_listen": written(self.address)})
 
     def _change_forever(self) -> None:
@@ -272,7 +279,7 @@ class Replica:
                 try:
                     with self._between_roles:
                         self._change_now(role._replace(readable_end=self.side.readable_end))
-                except MetaqError as error:  # the broker is closed, and nothing would ever open it
+                except MetaqError as error:  # the old broker is closed, and nothing else would open a new one
                     logger.critical("role not changed, this process ends reason=%s", error)
                     raise SystemExit(STARTED_NOT) from error
 
@@ -285,12 +292,14 @@ class Replica:
         self._kept = self._kept._replace(readable_end=role.readable_end)
         bound = self.broker.give_up()
         self.broker = self._open(role, bound, self.gate)
-        self.broker.configure(self._with_address(self.settings))  # they may have changed while it opened
+        self.broker.configure(self._with_address(self.settings))  # the settings may have changed while it opened
         self._start_broker()
 
     def promote(self, *, accept_loss: bool) -> None:
-        """Become master, by an operator's order; of a group that elects, as soon as its master is gone. ``BadRequest`` when
-        messages that were acknowledged may be lost by that, unless the operator accepts it."""
+        """Become master, by an operator's order; where masters are elected, as soon as the current master is gone.
+
+        Raise ``BadRequest`` when acknowledged messages may be lost by that, unless the operator accepts it.
+        """
         if self.broker.role.is_master:
             raise BadRequest("this replica is the master already")
         if self._election is not None:
@@ -306,7 +315,10 @@ class Replica:
         self._change(Role(is_master=True, epoch=self._kept.epoch + 1))
 
     def demote(self, master: str) -> None:
-        """Become the slave of the master at an address, by an operator's order."""
+        """Become the slave of the master at an address, by an operator's order.
+
+        Raise ``BadRequest`` where masters are elected, or for a bad address.
+        """
         if self._election is not None:
             raise BadRequest("this replica's role is elected through ZooKeeper; hand over instead (metaq cluster handover)")
         try:
@@ -317,9 +329,11 @@ class Replica:
         self._change(Role(is_master=False))
 
     def hand_over(self, replica: int) -> None:
-        """Let another replica in sync be master, by an operator's order.
+        """Make another replica in sync the master, by an operator's order.
 
-        This one takes no more puts first, and waits until the other has them all and none waits for a third replica.
+        This replica first takes no more puts. It waits until the other one has all of them and none waits for a third replica.
+        Raise ``BadRequest`` when it is not an elected master, ``RequestTimeout`` when the others do not catch up in
+        ``HAND_OVER_S``.
         """
         side, turns = self.side, self.broker.turns
         if self._election is None or not isinstance(side, MasterSide):
@@ -335,7 +349,10 @@ class Replica:
 
     @contextmanager
     def _refusing(self, reason: str) -> Iterator[MessageStore]:
-        """Take no puts from now on, unless this fails; ``NotMaster`` when its role changes already."""
+        """Refuse puts from now on, or only for the block if it fails.
+
+        Raise ``NotMaster`` when the store refuses them already.
+        """
         store, refusal = self.broker.store, NotMaster(reason)
         if store.refusal is not None:
             raise store.refusal
@@ -343,14 +360,14 @@ class Replica:
         try:
             yield store
         except MetaqError:
-            if store.refusal is refusal:  # else its role has changed meanwhile
+            if store.refusal is refusal:  # otherwise the role has changed meanwhile
                 store.refusal = None
             raise
 
     def _step_down_when_alone(self, election: Election) -> None:
-        """Let another replica be master whenever too few have reported to this one for a session time, and others could.
+        """Hand over to another replica when too few slaves have reported to this master for a session timeout.
 
-        Nothing can be acknowledged meanwhile, so the eligible ones lack nothing.
+        Nothing can be acknowledged meanwhile, so the replicas that may become master lack nothing.
         """
         most_s = self.settings.zookeeper_session_ms / 1000
         alone = False
@@ -358,7 +375,7 @@ class Replica:
             gevent.sleep(ALONE_LOOK_S)
             was_alone, side = alone, self.side
             alone = isinstance(side, MasterSide) and side.in_sync.unheard_s > most_s
-            if alone and was_alone:  # this process may have stood still, and what was reported meanwhile comes first
+            if alone and was_alone:  # look twice: if this process stood still, reports are waiting to be read
                 try:
                     self._step_down(election)
                 except MetaqError as error:
@@ -384,12 +401,12 @@ class Replica:
         return Kept(content["role"], content["master"], content["readable_end"], in_sync, content.get("epoch", 0))
 
     def _agree(self, in_sync: frozenset[int]) -> bool:
-        """Remember of whom the next master may be made, where nobody elects it."""
+        """Save the set of replicas from which the next master may be chosen. Used where masters are not elected."""
         self._keep(in_sync=tuple(sorted(in_sync)))
         return True
 
     def _keep(self, **changes: Any) -> None:
-        with self._keeping:  # an order may come while the duty waits for the disk
+        with self._keeping:  # an order may come while the periodic call waits for the disk
             kept = self._kept._replace(readable_end=self.side.readable_end, **changes)
             if kept != self._kept:
                 self.broker.run(lambda: self._disk.make_directories(self._path.parent))

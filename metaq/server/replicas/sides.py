@@ -1,4 +1,4 @@
-"""What a broker does as the master of its slaves, and what as a slave of its master."""
+"""The two sides of replication in a broker: the master that feeds its slaves, and the slave that follows its master."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -23,12 +23,12 @@ from metaq.store.queues.consumequeue import ConsumeQueue
 
 
 def identity_of(settings: Settings) -> Identity:
-    """The replica that the settings describe."""
+    """Return the identity of the replica that the settings describe."""
     return Identity(settings.cluster_name, settings.broker_name, settings.broker_number, settings.replica_number)
 
 
 class MasterSide:
-    """Feeds slaves, and knows how far the log is safe: the ``Copies`` of the broker's turns."""
+    """Feeds slaves, and tracks how far the log is safely replicated: the ``Copies`` of the broker's turns."""
 
     is_master: Final = True
 
@@ -38,7 +38,7 @@ class MasterSide:
         self._on_disk = settings.durability.on_disk
         self._waits = settings.durability.on_replicas
         self._hot_bytes = settings.hot_bytes
-        minimum = settings.min_in_sync if self._waits else 1  # what waits for nobody is acknowledged by the master alone
+        minimum = settings.min_in_sync if self._waits else 1  # without waiting, the master acknowledges alone
         self.in_sync = InSync(
             *(settings.replica_number, minimum, settings.replica_lag_ms / 1000, store.clock.monotonic),
             *(self._own_end, agree, self._progress),
@@ -67,16 +67,18 @@ class MasterSide:
 
     @property
     def readable_end(self) -> int:
-        """Log offset before which readers may see everything."""
+        """The log offset before which readers may see everything."""
         return self.in_sync.held_end if self._waits else self._own_end()
 
     def has_all(self, replica: int) -> bool:
-        """Whether a replica is in sync and holds the whole log."""
+        """Return whether a replica is in sync and holds the whole log."""
         end = self._store.log.end
         return any(slave.in_sync and slave.held_end >= end for slave in self.in_sync.standings() if slave.replica == replica)
 
     def reader_goes_to(self, standby: int, preferred: int, behind_bytes: int) -> int:
-        """A slave in sync, for a group with a standby or a reader of what is not in memory: that one, or else the first."""
+        """Return the replica that a reader should use: a slave in sync, for a group with a standby or a reader of data that is
+        no longer in memory. That is the standby or else the preferred one if in sync, or else the first slave in sync, or else
+        the master."""
         if standby == self.in_sync.own or (not standby and behind_bytes <= self._hot_bytes):
             return MASTER
         preferred = standby or preferred
@@ -84,7 +86,10 @@ class MasterSide:
         return preferred if preferred in able else min(able, default=MASTER)
 
     def numbers(self) -> Mapping[str, object]:
-        """Lags in milliseconds are −1 for a slave that never held everything."""
+        """Return the figures for ``stats`` and request 28.
+
+        Lags in milliseconds are −1 for a slave that never held everything.
+        """
         in_sync, standings = self.in_sync, self.in_sync.standings()
         return {
             "role": "master",
@@ -108,14 +113,14 @@ class MasterSide:
         return self._store.durable_end if self._on_disk else self._store.log.end
 
     def _progress(self) -> None:
-        """Replicas hold more, or others are in sync."""
+        """Release waiting puts and wake the feeder, after replicas hold more or the in-sync set has changed."""
         if self._waits:
             self._broker.turns.release()
         self.feeder.wake()
 
 
 class SlaveSide:
-    """Follows the master, and keeps of the log what that keeps: a ``Keeper``."""
+    """Follows the master. As a ``Keeper``, it keeps the segments of the log that the master keeps."""
 
     is_master: Final = False
 
@@ -136,9 +141,9 @@ class SlaveSide:
             peers=broker.peers,
             proved_end=broker.recovery.right_end,
         )
-        # until the master says more: what was cut off meanwhile, others will take the place of
+        # until the master reports more: other messages will take the place of what was cut off meanwhile
         self.follower.seen.readable_end = min(broker.role.readable_end, broker.store.log.end)
-        broker.turns.waits = False  # what it refuses it answers at once
+        broker.turns.waits = False  # it refuses all puts, and answers them at once
         broker.keep(self)
         broker.add_family(MasterOnlyHandler())
         broker.context.replicas = self
@@ -152,7 +157,7 @@ class SlaveSide:
         self.follower.stop()
 
     def _take_tables(self, names: Collection[str]) -> None:
-        """Have in force what the master has sent: clients read from here while there is none."""
+        """Put in force the tables that the master has sent: clients read from this slave while there is no master."""
         context, disk = self._broker.context, self._broker.store.disk
         if TOPICS in names:
             context.topics.reload(disk, {key: queue.next for key, queue in context.store.queues.items()})
@@ -166,7 +171,7 @@ class SlaveSide:
         for queue in queues:
             if queue.topic == OFFSETS_TOPIC:
                 load_offsets(context)
-            elif context.topics.get(queue.topic) is None:  # its table comes within a second
+            elif context.topics.get(queue.topic) is None:  # the topic table follows within a second
                 context.topics.ensure(queue.topic, queue.partition + 1)
         self._broker.holds.wake(list(queues))
 
@@ -175,7 +180,8 @@ class SlaveSide:
         return self.follower.seen
 
     def reader_goes_to(self, standby: int, preferred: int, behind_bytes: int) -> int:
-        """To the master, unless that cannot be reached, or would send the reader here, too."""
+        """Return the replica that a reader should use: the master, unless it cannot be reached or would send the reader here
+        too."""
         in_sync = self.seen.in_sync
         stands_by = bool(standby) and self._number in in_sync and (standby == self._number or standby not in in_sync)
         stays = not self.seen.address or behind_bytes > self._hot_bytes or stands_by
@@ -204,13 +210,13 @@ class SlaveSide:
 
     @property
     def readable_end(self) -> int:
-        """Log offset before which readers may see everything, as far as this slave has it."""
+        """The log offset before which readers may see everything, as far as this slave has it."""
         return min(self.follower.seen.readable_end, self._broker.store.log.end)
 
     @property
     def oldest(self) -> int | None:
-        """Where the master's log begins: what it keeps, its slaves keep."""
+        """The log offset at which the master's log begins: retention here deletes nothing from there on."""
         return self.follower.seen.begin
 
     def keep(self, before: int) -> None:
-        """The master writes again what is needed for longer."""
+        """Do nothing: the master appends again the records that are still needed."""

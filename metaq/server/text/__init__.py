@@ -1,1 +1,1 @@
-"""The text protocol: its sessions, and a module a family of commands."""
+"""The text protocol: its sessions, and one module per family of commands."""

@@ -1,4 +1,4 @@
-"""``stats``, ``version``, ``help``, ``create`` and the commands that are refused for now."""
+"""The text commands ``stats``, ``version``, ``help`` and ``create``, and ``sync``, which is refused."""
 
 import contextlib
 import os
@@ -49,9 +49,9 @@ stats reset <opaque>     begin new real-time counters
 stats <topic> <opaque>   one topic
 """
 FOR_ADMINISTRATORS: Final = ("reset", "stacks")
-"""What the others must not change, or what makes everybody wait."""
+"""These change what others see, or stop the loop for a moment."""
 REALTIME_S: Final = 1800
-"""Real-time counters begin anew by themselves after half an hour, as in the original broker."""
+"""Real-time counters are reset by themselves after half an hour, as in the original broker."""
 
 NO_DATA: Final = 2
 UNKNOWN: Final = 1
@@ -64,12 +64,12 @@ class Connections(Protocol):
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """The number of open connections."""
         ...
 
 
 class AdminHandler:
-    """Answers at once: what is not in the page cache is left out rather than waited for."""
+    """Answers at once: figures that are not in the page cache are left out rather than waited for."""
 
     def __init__(
         self,
@@ -78,7 +78,8 @@ class AdminHandler:
         save_topics: Callable[[], None],
         transactions: Callable[[Read], Mapping[str, object]],
     ) -> None:
-        """``save_topics`` returns when the topic table as it is now is durable; ``transactions`` tells numbers by name."""
+        """Prepare. ``save_topics`` returns when the current topic table is durable; ``transactions`` returns figures by
+        name."""
         self._context = context
         self._connections = connections
         self._save_topics = save_topics
@@ -165,7 +166,7 @@ class AdminHandler:
                 return self._topic_lines(topic)
 
     def _config(self) -> str:
-        """In the form of the original's ``server.ini``: a slave of its kind takes its topics from here."""
+        """Return the settings in the form of the original's ``server.ini``: a slave of its kind reads its topics from here."""
         context, settings = self._context, self._context.settings
         at_disk = settings.durability.on_disk
         sections: dict[str, dict[str, object]] = {
@@ -247,12 +248,12 @@ class AdminHandler:
             return queue.first, queue.first_position
 
     def _queues(self, topic: Topic) -> list[ConsumeQueue]:
-        """The partitions of a topic that ever had a message."""
+        """Return the partitions of a topic that ever had a message."""
         found = (self._context.store.queues.get(TopicPartition(topic.name, number)) for number in range(topic.partitions))
         return [queue for queue in found if queue is not None and queue.readable]
 
     def _totals(self, topic: Topic) -> tuple[int, int]:
-        """Messages and bytes that can be read."""
+        """Return the number of messages and of bytes that can be read."""
         messages = size = 0
         for queue in self._queues(topic):
             ordinal, position = self._first(queue)
@@ -305,7 +306,7 @@ class AdminHandler:
         yield f"topic_realtime_message_size {self._meter(sizes)}"
 
     def _put_total(self, topic: Topic) -> tuple[int, int]:
-        """Messages and bytes ever put to a topic."""
+        """Return the number of messages and of bytes ever put to a topic."""
         queues = self._queues(topic)
         return sum(queue.readable for queue in queues), sum(queue.readable_text_end for queue in queues)
 
@@ -322,7 +323,7 @@ class AdminHandler:
         yield f"realtime_message_size {self._meter(sizes)}"
 
     def _meter(self, meter: Meter) -> str:
-        """In the original's form; the value of a plain counter is its count."""
+        """Return a counter in the original's form; the value of a plain counter is its count."""
         count, value = meter.recent_count, meter.recent_value or meter.recent_count
         if not count:
             return "null"

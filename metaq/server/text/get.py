@@ -22,11 +22,11 @@ from metaq.store.queues.consumequeue import ConsumeQueue
 Answer = list[Buffer]
 
 MOST_MESSAGES: Final = 4096
-"""In one answer: each is two buffers on its way out, which cost more than the bytes of a tiny message."""
+"""Messages in one answer: each needs two buffers to be sent, which cost more than the bytes of a tiny message."""
 
 
 class GetHandler:
-    """Reads. What is in the page cache is answered at once; what is not is read in a greenlet off the hub."""
+    """Handles reads: answered at once from the page cache, or from the disk in a greenlet."""
 
     def __init__(self, context: Context, holds: Holds, looks: Looks, loop: Any) -> None:
         self._context = context
@@ -52,7 +52,7 @@ class GetHandler:
         self._looks.look(_Asked(self, session, get, partial(self._get, get)))
 
     def offset(self, session: TextSession, offset: Offset) -> None:
-        """Answer a question for a position, now or owed."""
+        """Answer a request for a valid position, now or owed."""
         self._context.counters.offset.add(1)
         self._context.topic_counters(offset.topic).offset.add(1)
         try:
@@ -79,7 +79,7 @@ class GetHandler:
     # -- waiting ---------------------------------------------------------------------------------------------------------
 
     def found(self, asked: "_Asked", answer: Answer | None) -> None:
-        """Answer, or hold a get when there is nothing yet and the client wants to wait."""
+        """Send the answer. If there is none yet and the client is willing to wait, hold the get."""
         place = asked.place
         if answer is not None:
             asked.pay(answer)
@@ -101,12 +101,12 @@ class GetHandler:
     # -- the work -----------------------------------------------------------------------------------------------------
 
     def _queue(self, place: Get | Offset) -> ConsumeQueue | None:
-        """The partition, when anything was ever put there."""
+        """Return the partition, or ``None`` when it never had a message."""
         queue = self._store.queues.get(TopicPartition(place.topic, place.partition))
         return queue if queue is not None and queue.readable else None
 
     def _get(self, get: Get, read: Read) -> Answer | None:
-        """The answer, or ``None`` when there is nothing to read at the position."""
+        """Return the answer, or ``None`` when there is nothing to read at the position."""
         queue = self._queue(get)
         if queue is None:
             return None
@@ -167,7 +167,7 @@ def _check_reader(principal: Principal, place: Get | Offset) -> None:
 
 
 class _Asked(Question):
-    """A question on its way to its answer, which is *owed* from the moment it has to wait."""
+    """A request in progress, which is *owed* from the moment that it has to wait."""
 
     __slots__ = ("_gets", "_owed", "place", "session", "work")
 

@@ -10,7 +10,10 @@ from metaq.server.text.session import TextSession
 
 
 def log_in(gate: Gate, session: TextSession, auth: Auth) -> None:
-    """Answer when the password has been looked at; what comes behind waits. A login that fails ends the one before."""
+    """Check the password in a greenlet, then answer; the commands after this one wait.
+
+    A failed login also ends the one before.
+    """
     if not gate.has_users:
         session.reply(write_result(BAD_REQUEST, "there are no users here (users_file): nobody needs to log in", auth.opaque))
         return

@@ -1,4 +1,4 @@
-"""``put``: check, stage, and the reply that holds when the turn's append succeeds."""
+"""``put``: check, stage, and the reply, which is valid when the turn's append succeeds."""
 
 import zlib
 from collections.abc import Sequence
@@ -34,18 +34,18 @@ class PutHandler:
         self._turns = turns
         self._store = context.store
         self._id_base = id_base(context.settings.broker_number, context.store.epoch)
-        self._partitions: dict[tuple[str, int], ConsumeQueue] = {}  # those that are known to take puts
-        self._known_for = -1  # the version of the topic table that this holds for
+        self._partitions: dict[tuple[str, int], ConsumeQueue] = {}  # partitions known to take puts
+        self._known_for = -1  # the version of the topic table for which _partitions is valid
         self._rotation: dict[str, int] = {}
 
     def puts(self, session: TextSession, commands: Sequence[Command], at: int) -> int:
-        """Stage the run of puts at ``at``; each reply is owed to the session from then on. Returns where the run ends."""
+        """Stage the run of puts at ``at``; each reply is owed to the session from then on. Return where the run ends."""
         store, known, base = self._store, self._partitions, self._id_base
         now_ms = store.clock.now_ms()
         middle = constant_middle(0, now_ms, session.born_host, now_ms, self._context.store_host)
         replies: list[str] = []
         size = 0
-        topic, asked = "", -1  # of the put before: runs to one partition are looked up once
+        topic, asked = "", -1  # of the previous put: runs to one partition are looked up once
         if self._known_for != self._context.topics.version:
             known.clear()
             self._known_for = self._context.topics.version
@@ -83,7 +83,7 @@ class PutHandler:
         return at + len(replies)
 
     def _owe(self, session: TextSession, replies: list[str], size: int) -> None:
-        """The replies are due when the turn's append holds."""
+        """Make the replies owed; they are sent when the turn's append is as durable as promised."""
         turns, outcome = self._turns, session.outcome
         if outcome is None or outcome.turn != turns.number:
             session.outcome = outcome = TextOutcome(session, turns.number, self._context.counters)
@@ -95,7 +95,7 @@ class PutHandler:
         session.owed_bytes += size
 
     def _obstacle(self) -> MetaqError | None:
-        """Why no put at all can be taken now."""
+        """Return the reason why no put at all can be taken now, or ``None``."""
         try:
             self._turns.check_load()
             self._store.check_writable()
@@ -104,7 +104,7 @@ class PutHandler:
         return None
 
     def partition(self, session: TextSession, put: Put) -> ConsumeQueue:
-        """The partition that a put in a transaction names, when it may be put to now."""
+        """Return the partition of a put in a transaction. Raise ``MetaqError`` when no message may be put there now."""
         if (obstacle := self._obstacle()) is not None:
             raise obstacle
         if self._known_for != self._context.topics.version:
@@ -118,7 +118,10 @@ class PutHandler:
             raise denied(session.principal, Action.PUBLISH, put.topic)
 
     def _partition(self, principal: Principal, put: Put) -> ConsumeQueue:
-        """The partition that a put names or leaves open, its topic created when that is allowed."""
+        """Return the partition that a put names or leaves open; create its topic if that is allowed.
+
+        Raise ``MetaqError`` otherwise.
+        """
         context = self._context
         if put.topic in FORBIDDEN:
             raise AccessDenied(f"nobody may put to the topic {put.topic}")
@@ -143,7 +146,7 @@ class PutHandler:
         return queue
 
     def _put_with_attribute(self, queue: ConsumeQueue, put: Put, middle: bytes) -> int:
-        """The attribute becomes the TAGS property, so that a binary client sees payload and tag."""
+        """Store the attribute as the TAGS property, so that clients of the remoting protocol see payload and tag."""
         crc = zlib.crc32(put.body) & 0x7FFFFFFF
         if crc != put.checksum != NO_CHECKSUM:
             raise checksum_mismatch()
@@ -163,5 +166,5 @@ class PutHandler:
 
 
 def checksum_mismatch() -> ChecksumMismatch:
-    # the original broker's words, misspelling included: clients' logs are searched for them
+    # the original broker's words, misspelling included: users search clients' logs for them
     return ChecksumMismatch("Checksum failure,message may be corrupted when transfering on networking.")

@@ -1,7 +1,8 @@
 """A session of the text protocol: replies leave in the order of the commands.
 
-A command whose reply must wait (a put for the disk, a held get, a cold read) is *owed*; puts may follow puts, every other
-command behind one that is owed waits in the backlog. A put in a transaction is such another one: it waits for nothing.
+A command whose reply must wait (a put for the disk, a held get, a cold read) is *owed*. Puts may follow puts that are owed;
+every other command after an owed one waits in the backlog. So does a put in a transaction, although its own reply is never
+owed.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from metaq.server.wire.session import Host, Session, Stream
 
 
 class TextHandlers(Host, Protocol):
-    """What a text session needs of the rest of the broker."""
+    """The parts of the broker that a text session needs."""
 
     def puts(self, session: "TextSession", commands: Sequence[Command], at: int) -> int:
         """Stage the run of plain puts at ``at``, each of which is owed from then on; return where the run ends."""
@@ -43,7 +44,7 @@ class TextSession(Session):
         self._reader = reader
         self._waiting = False
         self.roll_back: Callable[[], object] | None = None
-        """Ends the transactions that belong to the connection, when it is lost; ``on_close`` is for what is held."""
+        """Ends the connection's transactions when it closes; ``on_close`` is for a held get."""
 
     def close(self) -> None:
         super().close()
@@ -80,7 +81,7 @@ class TextSession(Session):
                 self._waiting = self.owed > 0  # puts may follow puts, but overtake nothing else
 
     def _one(self, command: Command) -> bool:
-        """Answer one command; false when no other is to be taken after it."""
+        """Answer one command; return false when no other may be taken after it."""
         if type(command) is Quit:
             self.finish()
             return False
@@ -122,12 +123,12 @@ class TextOutcome:
 
 
 def result(code: int, text: str, opaque: str) -> str:
-    """A ``result`` frame as text; the length is counted in UTF-8 bytes."""
+    """Return a ``result`` frame as text; the length is counted in UTF-8 bytes."""
     return f"result {code} {len(text) if text.isascii() else len(text.encode())} {opaque}\r\n{text}"
 
 
 def replace_result(reply: str, code: int, text: Callable[[str], str]) -> str:
-    """The answer to the same put with another outcome, unless it was refused before. ``text`` gets the old body."""
+    """Return the reply to the same put with another outcome, unless it was refused before. ``text`` receives the old body."""
     line, _, body = reply.partition("\r\n")
     _, old_code, _, opaque = line.split(" ")
     return result(code, text(body), opaque) if int(old_code) == OK else reply

@@ -28,15 +28,15 @@ ACKNOWLEDGED: Final = ""
 READ_ONLY: Final = str(int(XaCode.RDONLY))
 PREPARED: Final = str(int(XaCode.OK))
 NO_KEY: Final = "null"
-"""What RECOVER names, which needs none."""
+"""The key in RECOVER, which needs none."""
 LOCAL: Final = "TX:"
-"""Begins the key of a local transaction, which ends with its connection and waits for nothing before."""
+"""Prefix of the key of a local transaction, which ends with its connection and does not need the topics of XA branches."""
 _new: Final = tuple.__new__
-"""A third of the cost of a named tuple's own constructor."""
+"""Costs a third of the named tuple's own constructor."""
 
 
 class TransactionHandler:
-    """Answers the commands of local transactions and XA branches."""
+    """Handles the commands of local transactions and XA branches."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class TransactionHandler:
         self._run = run
         self._clock = context.store.clock
         self._doubtful_end = context.store.log.end
-        """Log offset before which branches are decided that other replicas may still have as prepared."""
+        """The log offset before which branches were decided that other replicas may still hold as prepared."""
         self._xa_steps: dict[str, Callable[[TextSession, Transaction, str], None]] = {
             "BEGIN": self._begin,
             "PREPARE": self._prepare,
@@ -78,7 +78,7 @@ class TransactionHandler:
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def transaction(self, session: TextSession, command: Transaction) -> None:
-        """One step in the life of a branch. END is never answered (section 1.6), and means nothing here."""
+        """Handle one command of a transaction. END is never answered (section 1.6), and has no effect."""
         if command.type == "END":
             return
         if self.transactions.lacks_topics and not session.principal.admin and not command.key.startswith(LOCAL):
@@ -87,7 +87,7 @@ class TransactionHandler:
             self.step(session, command)
 
     def step(self, session: TextSession, command: Transaction) -> None:
-        """The same, when the topics of all branches are known that can be."""
+        """Handle one command, once the topics of all branches are known as far as possible."""
         try:
             demand(session.principal, Action.PUBLISH)
             self._check_master()
@@ -114,7 +114,8 @@ class TransactionHandler:
             session.reply(refusal(error, command.opaque))
 
     def _check_topics(self, principal: Principal, key: str) -> None:
-        """Who may not publish what is in a branch has no say in whether it is published."""
+        """Raise ``AccessDenied`` when the principal may not publish to a topic of the branch: then it may not decide about it
+        either."""
         if principal.admin or key not in self.transactions.branches:
             return
         topics = self.transactions.topics(key)
@@ -129,14 +130,18 @@ class TransactionHandler:
         return known or principal.admin
 
     def _check_master(self) -> None:
-        """A branch that is not known here may be known to the master: what has not been started is told by nobody else."""
+        """Raise ``XaError`` (RMFAIL) unless this replica is master: a branch that is unknown here may be known to the master,
+        and only the master can report that a branch does not exist."""
         try:
             self._context.store.check_master()
         except MetaqError as error:
             raise XaError(XaCode.RMFAIL, str(error)) from error
 
     def _check_copied(self) -> None:
-        """That a branch is not known is told when no failover can bring it back: its manager may forget it then."""
+        """Raise ``XaError`` (RMFAIL) while recent decisions are not on enough replicas.
+
+        A transaction manager may forget a branch that is reported as unknown, so no failover may be able to bring it back.
+        """
         if not self.turns.is_copied(self._doubtful_end):
             raise XaError(XaCode.RMFAIL, "what was decided lately is not on enough replicas yet; ask again")
 
@@ -148,7 +153,7 @@ class TransactionHandler:
         replies, size = [], 0
         now_ms, born_host = self._clock.now_ms(), session.born_host
         message_id = self.transactions.take_ids(len(commands) - at)
-        queue: ConsumeQueue | None = None  # of the put before, as the next four: puts that follow each other share them
+        queue: ConsumeQueue | None = None  # of the previous put, as the next four: consecutive puts often share them
         branch: OpenBranch[Held] | None = None
         topic, partition, transaction = "", -1, ""
         for put in commands[at:] if at else commands:
@@ -271,23 +276,23 @@ class TransactionHandler:
         self.turns.waiting_bytes += step.size
 
     def doubt(self) -> None:
-        """A step is in the log, but not on enough replicas."""
+        """Note that a step is in the log, but not on enough replicas."""
         self._doubtful_end = self._context.store.log.end
 
     # -- duties -------------------------------------------------------------------------------------------------------
 
     @property
     def oldest(self) -> int | None:
-        """Of what undecided branches need the lowest log offset."""
+        """The lowest log offset that undecided branches need, or ``None``."""
         return self.transactions.oldest
 
     def keep(self, before: int) -> None:
-        """Put again what undecided branches need before a log offset."""
+        """Append again the records before a log offset that undecided branches need."""
         for step in self.transactions.keep(before, read_through(self._run)):
             note(self.turns, partial(_settle, step))
 
     def expire(self) -> None:
-        """Roll back what has been open for too long."""
+        """Roll back branches and transactions that have been open for too long."""
         now_s = self._clock.monotonic()
         self.transactions.branches.expire(now_s)
         self._local.expire(now_s)
@@ -323,7 +328,8 @@ class _StepOutcome:
         self._fail(f"the transaction {outcome}: {error}", code)
 
     def late(self, short: Short) -> None:
-        """It is in the log and cannot be taken back, but a power cut or another master may."""
+        """Report that the step is stored but may still be lost: it cannot be taken back, but a power cut or a new master may
+        drop it."""
         self._step.succeeded()
         self._handler.doubt()
         self._fail(f"stored, but not {short.lacks}; ask again, or let recover tell", XaCode.RMFAIL)
@@ -334,7 +340,7 @@ class _StepOutcome:
 
 
 class _Learning(Question):
-    """A command that needs the topics of branches which an older version has prepared: their messages are read first."""
+    """A command that needs the topics of branches prepared by an older version: their messages are read first."""
 
     __slots__ = ("_command", "_handler", "_owed", "session")
 
@@ -407,7 +413,7 @@ class _Committing(Question):
 
 
 def refusal(error: MetaqError, opaque: str) -> bytes:
-    """What a client is told; the code of an XA error stands in the text."""
+    """Return the reply that reports an error; the text contains the code of an XA error."""
     if isinstance(error, XaError):
         return write_result(ERROR, error.wire, opaque)
     return write_result(error.status if isinstance(error, BadRequest | AccessDenied) else ERROR, str(error), opaque)

@@ -1,1 +1,1 @@
-"""Connections: the first byte, the bytes in and out, TLS, what they hold and how long they may work."""
+"""Connections: protocol detection, bytes in and out, TLS, limits of memory and of time."""

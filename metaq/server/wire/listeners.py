@@ -1,4 +1,4 @@
-"""Addresses: how they are written, what they resolve to, and listening at them."""
+"""Addresses: parsing, writing, resolving, and listening on them."""
 
 import ipaddress
 import socket
@@ -11,11 +11,12 @@ Address = tuple[str, int]
 
 LISTEN_BACKLOG: Final = 4096
 IPV4_IN_IPV6: Final = "::ffff:"
-"""How a listener of IPv6 writes the IPv4 addresses of its clients, which are shown and kept as such."""
+"""The prefix that an IPv6 listener gives to the IPv4 addresses of its clients. It is removed: addresses are shown and kept as
+IPv4."""
 
 
 def parse_address(setting: str, value: str) -> Address:
-    """Host and port to connect to; ``ConfigError`` when ``value`` is something else."""
+    """Return the host and port to connect to. Raise ``ConfigError`` when ``value`` is not HOST:PORT."""
     host, _, port = value.strip().rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"{setting}: {value!r} is not HOST:PORT")
@@ -23,31 +24,35 @@ def parse_address(setting: str, value: str) -> Address:
 
 
 def parse_registries(settings: Settings) -> list[Address]:
-    """The registries that the settings name."""
+    """Return the addresses of the registries that the settings name. Raise ``ConfigError`` for a malformed one."""
     return [parse_address("registries", part) for part in settings.registries.split(";") if part.strip()]
 
 
 def written(address: Address) -> str:
-    """``HOST:PORT``, a host of IPv6 in brackets."""
+    """Return the address as ``HOST:PORT``, an IPv6 host in brackets."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def reached_at(listening: Address, advertised: Address) -> Address:
-    """Where others reach what listens here: a wildcard stands for the host that clients are told."""
+    """Return the address under which others reach this listener: a wildcard host is replaced with the advertised host."""
     host, port = listening
     return (advertised[0] if ipaddress.ip_address(host).is_unspecified else host, port)
 
 
 def replication_address(settings: Settings, advertised: Address) -> str | None:
-    """Where slaves reach this replica while it is master, HOST:PORT; ``None`` when it takes none."""
+    """Return the HOST:PORT where slaves reach this replica while it is master, or ``None`` when it accepts no slaves."""
     if settings.replication_listen == "none":
         return None
     return written(reached_at(parse_address("replication_listen", settings.replication_listen), advertised))
 
 
 def resolve(setting: str, value: str, settings: Settings) -> Address:
-    """Host and port to listen on; ``ConfigError`` when others could reach them, there are no users, and nobody allowed it."""
+    """Return the address to listen on.
+
+    Raise ``ConfigError`` when it is malformed or cannot be resolved, or when other machines could reach it although there are
+    no users and ``allow_public`` is not set.
+    """
     host, separator, port = value.rpartition(":")
     if not separator or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{setting}: {value!r} is not HOST:PORT")
@@ -65,10 +70,10 @@ def resolve(setting: str, value: str, settings: Settings) -> Address:
 
 
 class Listener:
-    """One address."""
+    """One bound address."""
 
     def __init__(self, setting: str, address: Address) -> None:
-        """Bind; ``ConfigError`` names the setting when the address is taken."""
+        """Bind the address. Raise ``ConfigError`` with the name of the setting when it is in use."""
         self._setting = setting
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_STREAM)

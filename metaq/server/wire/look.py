@@ -1,4 +1,4 @@
-"""Reading the store for sessions: what is in the page cache at once, what is not in a greenlet that may wait for the disk."""
+"""Reads of the store for sessions: at once from the page cache, else in a greenlet that may wait for the disk."""
 
 from functools import partial
 from typing import Any, Final
@@ -15,22 +15,22 @@ COLD_RETRY_MS: Final = 100
 
 
 class Question:
-    """Something that is answered from the store."""
+    """A request that is answered from the store."""
 
     __slots__ = ()
 
     session: Session
 
     def look(self, read: Read) -> Any:
-        """What the store says, found through ``read``."""
+        """Return what the store says, found through ``read``."""
         raise NotImplementedError
 
     def owe(self) -> None:
-        """The answer will take a while."""
+        """Note that the answer will take a while, since it waits for the disk."""
         raise NotImplementedError
 
     def found(self, answer: Any) -> None:
-        """Answer, or hold."""
+        """Send the answer, or hold the request until there is one."""
         raise NotImplementedError
 
     def fail(self, error: MetaqError) -> None:
@@ -39,7 +39,7 @@ class Question:
 
 
 class Looks:
-    """Answers questions. How many wait for the disk at once is limited."""
+    """Answers questions from the store. The number of those that wait for the disk at once is limited."""
 
     def __init__(self, settings: Settings, run: Run) -> None:
         self.configure(settings)
@@ -49,16 +49,20 @@ class Looks:
         """Questions that had to wait for the disk, since the start."""
 
     def configure(self, settings: Settings) -> None:
-        """Take over the limit."""
+        """Take over the limit (``max_cold_reads``)."""
         self._limit = settings.max_cold_reads
 
     @property
     def waiting(self) -> int:
-        """Questions that wait for the disk."""
+        """The number of questions that wait for the disk now."""
         return self._cold
 
     def look(self, question: Question) -> None:
-        """Answer now, or in a greenlet when the disk must be waited for. Whoever wakes a held question goes on in any case."""
+        """Answer now, or in a greenlet when the disk must be waited for.
+
+        Never raises for a failed question, so a caller that wakes several held questions can go on: an unexpected error closes
+        that session only.
+        """
         try:
             self._look(question)
         except AssertionError:
@@ -96,7 +100,10 @@ class Looks:
             self._cold -= 1
 
     def _read(self, file: File, size: int, offset: int) -> bytes:
-        """Others go on meanwhile, also when the bytes are in the page cache after all: a thread costs ten times as much."""
+        """Read from the page cache, or from the disk in a thread.
+
+        The cache is tried first because a thread costs ten times as much; even then other greenlets run before this returns.
+        """
         data = file.read_cached(size, offset)
         if data is None:
             return self._run(partial(file.read, size, offset))

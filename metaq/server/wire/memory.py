@@ -1,15 +1,17 @@
-"""What all connections together make a process hold, and who has to go when that is too much.
+"""The memory that all connections together hold, and the choice of those to close when that is too much.
 
-One account, in bytes: commands whose ends have not come, commands that wait because their client does not read, requests whose
-answers are owed, puts that wait for the disk, and answers that were not taken yet. A session counts what it holds as it
-receives and sends, once for all that came together and in grains of 4 KiB, so an account costs nothing a message.
+There is one account, in bytes. It counts incomplete commands, commands that wait because their client does not read, requests
+whose answers are owed, puts that wait for the disk, and answers that clients have not read yet. A session reports what it holds
+as it receives and sends: once for everything that arrived together, and only changes of 4 KiB or more. So the account adds
+almost nothing to the cost of a message.
 
-Beyond ``max_connections_bytes`` connections are closed until an eighth of the room is free: those first whose bytes times the
-seconds for which their client has kept them waiting are the most. A put on its way counts for little, since it has just begun;
-one that never ends counts more every second. Strangers go before all who have logged in, but for those that keep no more than
-a person at a keyboard does. Puts and requests that the broker itself has yet to answer close nobody.
+Beyond ``max_connections_bytes``, connections are closed until an eighth of the limit is free. Those go first whose weight is
+highest: bytes times the seconds for which the client has kept them waiting. A put in transit weighs little, since it has just
+begun; one that never ends weighs more every second. Connections that have not logged in are closed before all others, except
+those that hold no more than a person at a keyboard would. Puts and requests that the broker itself has yet to answer do not
+count against a connection.
 
-To read no more from anybody would not do: what never ends would stay, and all others would wait for it.
+Rejected: to stop reading from all connections. Incomplete commands would stay, and all other clients would wait for them.
 """
 
 import logging
@@ -19,9 +21,9 @@ from typing import Final, Protocol
 logger = logging.getLogger(__name__)
 
 MODEST_BYTES: Final = 4096
-"""Of a stranger that is treated like those who have logged in: ten thousand of them keep 40 MB."""
+"""Bytes up to which a connection that has not logged in is treated like those that have: ten thousand of them keep 40 MB."""
 BEGUN_S: Final = 0.001
-"""That bytes count for at least: of two that have just begun to wait the larger one goes."""
+"""The least time that bytes count for: of two connections that have just begun to wait, the larger one is closed."""
 FREE_SHARE: Final = 8
 
 
@@ -30,33 +32,33 @@ class Holder(Protocol):
 
     @property
     def kept_waiting(self) -> tuple[int, float]:
-        """Bytes that only the client can release, and the monotonic time since which it has released none."""
+        """The bytes that only the client can release, and the monotonic time since which it has released none."""
         ...
 
     @property
     def is_stranger(self) -> bool:
-        """Whether nobody has logged in."""
+        """True when the client has not logged in."""
         ...
 
     def close(self) -> None: ...
 
 
 class Memory:
-    """The account."""
+    """The account of the bytes that all connections hold."""
 
     def __init__(self, holders: Iterable[Holder], now: Callable[[], float]) -> None:
-        """``holders`` are all connections at any time, ``now`` reads their clock."""
+        """Make an account. ``holders`` always contains all connections; ``now`` reads their clock."""
         self._holders = holders
         self._now = now
         self._making_room = False
         self.most = 0
         self.held = 0
-        """Bytes, by all connections."""
+        """Bytes held by all connections."""
         self.evicted = 0
-        """Connections that were closed for room, since the start."""
+        """Connections closed to make room, since the start."""
 
     def change(self, more: int) -> None:
-        """A connection holds more, or less."""
+        """Add to the account what a connection holds more, or less when negative. May close connections, the caller's too."""
         self.held += more
         if more > 0 and self.held > self.most and not self._making_room:
             self._making_room = True

@@ -1,4 +1,4 @@
-"""What a connection speaks is decided by its first byte (specs: remoting protocol, sections 1.1 and 1.8).
+"""The opening of a connection: its first byte selects the protocol (specs: remoting protocol, sections 1.1 and 1.8).
 
 =================================  ==============================================================================
 0x16                               a TLS handshake; after it the first byte of what it carries decides
@@ -25,7 +25,7 @@ TEXT: Final = b"abcdefghijklmnopqrstuvwxyz\r\n"
 
 
 class Door(Host, Protocol):
-    """What an opening connection needs of the rest of the broker."""
+    """The parts of the broker that an opening connection needs."""
 
     handshake_timeout_s: float
     tls: TlsContext | None
@@ -33,20 +33,20 @@ class Door(Host, Protocol):
     def timer(self, seconds: float) -> Any: ...
 
     def text(self, connection: Stream, address: Any) -> Session:
-        """A session of the text protocol."""
+        """Return a new session of the text protocol."""
         ...
 
     def remoting(self, connection: Stream, address: Any) -> Session:
-        """A session of the remoting protocol."""
+        """Return a new session of the remoting protocol."""
         ...
 
     def opened(self, opening: "Opening", session: Session | None) -> None:
-        """The choice is made; without a session the connection is closed."""
+        """Take note that the opening is over; without a session the connection was closed."""
         ...
 
 
 class Opening:
-    """A connection that has not said anything yet."""
+    """A connection that has not sent anything yet."""
 
     __slots__ = ("_connection", "_door", "_timer", "_watcher", "address")
 
@@ -60,7 +60,7 @@ class Opening:
         self._timer.start(self._expire)
 
     def on_readable(self) -> None:
-        """Choose, if something has come."""
+        """Select the protocol, if something has arrived."""
         try:
             if isinstance(self._connection, socket.socket):
                 first = self._connection.recv(1, socket.MSG_PEEK)

@@ -1,8 +1,9 @@
-"""The pace of the loop: how much of the processor each turn takes, and who goes on in the next one.
+"""The pace of the loop: the processor time that requests may take in one turn, and the order in which the rest go on.
 
-A turn is what happens between two looks for what has arrived. All connections share it, so what many requests take together
-must be bounded as well as what each of them takes: when they have taken ``TURN_S`` of a turn, connections answer no further
-requests in it. They go on in the next turns, in the order in which they were stopped, and leave as much to those that were not.
+A turn is what happens between two polls for input. All connections share it, so the time that many requests take together must
+be bounded as well as the time that each of them takes. Once requests have taken ``TURN_S`` of a turn, connections begin no
+further requests in it. They go on in the next turns, in the order in which they were stopped, and the connections that were not
+stopped get as much time as they do.
 """
 
 import time
@@ -12,17 +13,17 @@ from metaq.engine.figures.metrics import Histogram
 from metaq.server.wire.session import Session
 
 TURN_S: Final = 0.01
-"""Of the processor. A turn may take longer by what one request and what was begun otherwise take."""
-# not of a fixed length, by its type: the compiled form takes such a tuple of floats for one that was never set
+"""Seconds of processor time. A turn may exceed it by one request and by work begun in other ways."""
+# not a tuple of fixed length: the compiled code would take a tuple of floats of that type for one that was never set
 TURN_BOUNDS: Final[tuple[float, ...]] = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 HIGHEST: Final = 2
-"""Priority of a watcher: the turn begins before anything else is called,"""
+"""Watcher priority of the callback that begins a turn: it runs before any other callback."""
 NEXT: Final = 1
-"""and then those go on that were stopped, before others are heard."""
+"""Watcher priority for connections that were stopped: they go on right after the turn begins, before new input is read."""
 
 
 class Pace:
-    """Measures the turns of the loop that it is started in."""
+    """Measures the turns of the loop in which it is started."""
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop
@@ -30,13 +31,13 @@ class Pace:
         self._timer: Any = None
         self._put_off: dict[Session, None] = {}
         self._began = 0.0
-        self._from = self._from_by_clock = 0.0  # since when the requests of this turn are counted
+        self._from = self._from_by_clock = 0.0  # start of the time that counts against this turn's requests
         self.times = Histogram(TURN_BOUNDS)
-        """Of the processor, by turn, in seconds."""
+        """Processor seconds per turn."""
         self.longest_s = 0.0
 
     def start(self) -> None:
-        """Measure from now on."""
+        """Begin to measure."""
         self._began = time.thread_time()
         self._grant()
         self._watcher = self._loop.check(ref=False, priority=HIGHEST)
@@ -44,7 +45,7 @@ class Pace:
         self._timer = self._loop.timer(0.0, priority=NEXT)
 
     def stop(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         if self._watcher is not None:
             self._watcher.close()
             self._timer.close()
@@ -62,19 +63,23 @@ class Pace:
 
     @property
     def spent(self) -> bool:
-        """Whether this turn has taken so long that the next requests are for the next one."""
+        """True when this turn has taken so long that further requests have to wait for the next one."""
         if time.monotonic() - self._from_by_clock <= TURN_S or self._watcher is None:
-            return False  # the usual case, and ten times as fast to know
+            return False  # the usual case; the monotonic clock is ten times as fast to read as the processor time
         return time.thread_time() - self._from > TURN_S
 
     def put_off(self, session: Session) -> None:
-        """The connection goes on in one of the next turns."""
+        """Have the session go on in one of the next turns."""
         if not self._put_off:
             self._timer.start(self._go_on)
         self._put_off[session] = None
 
     def _go_on(self) -> None:
-        """The first one answers a request at least: the turn has only begun. Who was not stopped has as much time."""
+        """Let stopped connections go on, in order.
+
+        At least the first answers a request, since the turn has only begun. Connections that were not stopped then get as much
+        time of their own.
+        """
         waiting, self._put_off = self._put_off, {}
         for session in list(waiting):
             if self.spent:

@@ -1,9 +1,9 @@
 """One connection: callbacks on the hub's io watchers, not a greenlet.
 
-Bytes → commands → handlers → one send. This is what both protocols share: the socket, the buffers on their way out, and the
-pace. What the client says waits in the backlog while it does not take its answers or too much is owed to it, and when the turn
-has taken long enough (``metaq.server.wire.pace``). Reading stops meanwhile, so what a connection can make the broker hold is
-bounded. ``TextSession`` and ``RemotingSession`` say what the bytes mean.
+Bytes → commands → handlers → one send. Both protocols share what is here: the socket, the buffers to be sent, and the pace.
+Commands wait in the backlog while the client does not read its answers, while too much is owed to it, and once the turn has
+taken long enough (``metaq.server.wire.pace``). Reading stops meanwhile, so the memory that a connection can occupy is bounded.
+``TextSession`` and ``RemotingSession`` define what the bytes mean.
 """
 
 import logging
@@ -21,9 +21,10 @@ BUFFERS_PER_SEND: Final = 1024
 """IOV_MAX on Linux."""
 
 GRAIN: Final = 4096
-"""Bytes from which on the account is told of a change: to tell it of each small put would cost 5 % of one."""
+"""Changes of fewer bytes are not reported to the memory account: reporting each small put would cost 5 % of the put."""
 HELD_BACK_BYTES: Final = 4096
-"""More than that is not held back for the end of the turn: a client that sends many transactions in one go has use for it."""
+"""More unsent bytes than this are not held back until the end of the turn: a client that sends many transactions in one go can
+use the early answers."""
 
 READABLE: Final = 1
 WRITABLE: Final = 2
@@ -32,7 +33,7 @@ Buffer = bytes | memoryview
 
 
 class Stream(Protocol):
-    """A connected socket that does not block: ``BlockingIOError`` when it would, ``OSError`` when it is lost."""
+    """A connected non-blocking socket. Methods raise ``BlockingIOError`` when they would block, ``OSError`` when it is lost."""
 
     def recv(self, size: int, /) -> bytes: ...
 
@@ -46,16 +47,16 @@ class Stream(Protocol):
 
 
 class Host(Protocol):
-    """What every session needs of the rest of the broker."""
+    """The parts of the broker that every session needs."""
 
     max_unsent_bytes: int
     memory: Memory
     anonymous: Principal
-    """Who has not logged in."""
+    """The principal of a connection that has not logged in."""
 
     @property
     def spent(self) -> bool:
-        """Whether requests that have not been begun are for the next turn of the loop."""
+        """True when requests that have not begun must wait for the next turn of the loop."""
         ...
 
     def put_off(self, session: "Session") -> None:
@@ -63,18 +64,18 @@ class Host(Protocol):
         ...
 
     def io(self, fd: int, events: int) -> Any:
-        """A watcher of the hub's loop."""
+        """Return a new watcher of the hub's loop."""
         ...
 
     def now(self) -> float:
-        """Seconds of a clock that nobody sets; the loop's own follows the wall clock."""
+        """Return monotonic seconds. The loop's own clock follows the wall clock, which can be set."""
         ...
 
     def closed(self, session: "Session") -> None: ...
 
 
 class Session:
-    """One client. ``answer`` pays what is owed; ``reply`` answers a command at once."""
+    """One client. ``reply`` answers a command at once; ``answer`` sends answers that were owed."""
 
     __slots__ = (
         "_backlog",
@@ -103,7 +104,7 @@ class Session:
     )
 
     def __init__(self, connection: Stream, address: Any, host: Host, receive: Callable[[bytes], Sequence[Any]]) -> None:
-        """``receive`` turns bytes into commands."""
+        """Begin to read. ``receive`` turns bytes into commands."""
         self._socket: Stream | None = connection
         self.address = address
         self._host = host
@@ -111,18 +112,19 @@ class Session:
         self._out: list[Buffer] = []
         self._unsent = 0
         self._backlog: Sequence[Any] = ()
-        self._backlog_bytes = 0  # at most
+        self._backlog_bytes = 0  # an upper bound
         self._unfinished = 0
-        self._held = 0  # of all that, and of what is owed, as the account knows it
+        self._held = 0  # the sum of the above, of unsent bytes and of owed bytes, as last reported to the account
         self._eof = False
         self._reading = True
         self._write_watcher: Any = None
         self.owed = 0
         self.owed_bytes = 0
         self.due = False
-        """Something owed is answered at the end of this turn: what little is unsent goes with that, in one send."""
+        """True when something owed is answered at the end of this turn: a few unsent bytes then wait for it, for one send in
+        all."""
         self.outcome: Any = None
-        """What the puts of the current turn lead to."""
+        """The outcome of the puts of the current turn."""
         self.principal = host.anonymous
         self.on_close: Callable[[], None] | None = None
         self.born_host = host_bytes(address[0], address[1])
@@ -139,45 +141,45 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Nothing is owed, waiting or unsent."""
+        """True when nothing is owed, waiting or unsent."""
         return not (self.owed or self._backlog or self._unsent)
 
     @property
     def kept_waiting(self) -> tuple[int, float]:
-        """Bytes that only the client can release, and since when it has released none."""
+        """The bytes that only the client can release, and the monotonic time since which it has released none."""
         return self._unfinished + self._backlog_bytes + self._unsent, self._since
 
     @property
     def is_stranger(self) -> bool:
-        """Whether nobody has logged in here."""
+        """True when the client has not logged in."""
         return not self.principal.named
 
     # -- what the protocols say ---------------------------------------------------------------------------------------
 
     def _handle(self, commands: Sequence[Any]) -> None:
-        """Answer commands in order; those that have to wait become the backlog."""
+        """Answer commands in order. Those that have to wait become the backlog."""
         raise NotImplementedError
 
     def _count_unfinished(self) -> int:
-        """Bytes of a command whose end has not come."""
+        """Return the bytes received of a command that is still incomplete."""
         raise NotImplementedError
 
     def _may_go_on(self) -> bool:
-        """Whether the backlog can be taken up."""
+        """Return whether the backlog can be handled now."""
         return self._unsent <= self._host.max_unsent_bytes
 
     def _ended(self) -> None:
-        """The client sends nothing more."""
+        """Handle the end of input: the client sends nothing more."""
         self.finish()
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
-        if not self._host.spent:  # else it is called again in the next turn
+        if not self._host.spent:  # otherwise the watcher, which is level-triggered, calls again in the next turn
             self._take_in()
 
     def _take_in(self) -> None:
-        if self._socket is None:  # what another connection did in this turn has closed it
+        if self._socket is None:  # closed by another connection's work in this turn
             return
         try:
             data = self._socket.recv(RECEIVE_BYTES)
@@ -193,7 +195,7 @@ class Session:
         self.receive(data)
 
     def receive(self, data: bytes) -> None:
-        """Take what the client sent."""
+        """Take bytes from the client, and handle the commands that they complete."""
         self.last_io = self._host.now()
         before = self._unfinished
         commands = self._receive(data)
@@ -213,7 +215,7 @@ class Session:
             self._weigh()
 
     def _process(self, commands: Sequence[Any]) -> None:
-        """Handle commands in order, until one has to wait: for what is owed, or for a client that does not read."""
+        """Handle commands in order, until one has to wait for answers that are owed, or for a client that does not read."""
         try:
             self._handle(commands)
         except AssertionError:
@@ -222,18 +224,21 @@ class Session:
             self.break_off()
 
     def break_off(self) -> None:
-        """Close because of an error that nobody expected; other connections go on. Called while it is handled."""
+        """Log an unexpected error and close this connection; others go on. Call it while the exception is handled."""
         logger.exception("command failed, connection closed session=%s", self)
         self.close()
 
     def wind_up(self) -> None:
-        """Take what the client has sent so far, then ``finish``: what is found unread at the close is answered by nobody."""
+        """Read what the client has sent so far, then ``finish``.
+
+        Input that is still unread at the close would get no answer.
+        """
         if self._reading:
             self._take_in()
         self.finish()
 
     def finish(self) -> None:
-        """Take no more commands; close when everything due is sent."""
+        """Take no more commands, and close once everything due is sent."""
         if self._socket is None:
             return
         self._eof = True
@@ -244,12 +249,12 @@ class Session:
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def reply(self, *buffers: Buffer) -> None:
-        """Answer the command that is being handled; sent together with the other answers of this turn."""
+        """Answer the command that is being handled. The bytes are sent together with the other answers of this turn."""
         self._out.extend(buffers)
         self._unsent += sum(map(len, buffers))
 
     def answer(self, replies: int, size: int, *buffers: Buffer) -> None:
-        """Pay what is owed: the answers to ``replies`` commands which had ``size`` bytes; then go on with the backlog."""
+        """Send answers that were owed, to ``replies`` commands of ``size`` bytes in all, then go on with the backlog."""
         self.owed -= replies
         self.owed_bytes -= size
         self.due = False
@@ -261,9 +266,9 @@ class Session:
         self.flush()
 
     def flush(self) -> None:
-        """Send what can be sent now, go on with the backlog as far as that makes room, and decide whether to read on."""
+        """Send as much as possible now, go on with the backlog as far as that makes room, and decide whether to read on."""
         limit = self._host.max_unsent_bytes
-        if not (self._backlog and self._may_go_on()):  # else what goes out now goes with what the backlog says
+        if not (self._backlog and self._may_go_on()):  # if not, it is sent together with the backlog's answers
             self._send()
         while self._backlog and self._may_go_on():
             if self._host.spent:
@@ -285,7 +290,7 @@ class Session:
             self._weigh()
 
     def _weigh(self) -> None:
-        """Tell the account what is held here now; that may close this connection, or another one."""
+        """Report to the account what this connection holds now; the account may close this connection, or others."""
         held = self._unfinished + self._backlog_bytes + self._unsent + self.owed_bytes
         more = held - self._held
         if not -GRAIN < more < GRAIN:
@@ -293,7 +298,7 @@ class Session:
             self._host.memory.change(more)
 
     def _send(self) -> None:
-        """Send what can be sent now and is not better sent later, and watch for the rest."""
+        """Send as much as possible now, unless it is better sent later, and watch for the moment to send the rest."""
         connection, out = self._socket, self._out
         if connection is None or not out or (self.due and self._unsent <= HELD_BACK_BYTES):
             return
@@ -333,7 +338,7 @@ class Session:
         self.flush()
 
     def _pace(self) -> None:
-        """Read on only while the client takes its answers and not too much is owed."""
+        """Read on only while the client reads its answers and not too much is owed."""
         limit = self._host.max_unsent_bytes
         wanted = not (self._eof or self._backlog or self._unsent > limit or self.owed_bytes > limit)
         if wanted != self._reading:
@@ -357,7 +362,7 @@ class Session:
         self._unfinished = self._backlog_bytes = self._unsent = 0
         freed, self._held = self._held, 0
         self._host.memory.change(-freed)
-        # what refers back to the session, so that what it keeps goes with its last user and not with the next collection
+        # break references back to the session, so that its memory is freed with its last user, not at the next collection
         on_close, self.on_close = self.on_close, None
         self._receive = _nothing
         self.outcome = None
@@ -367,5 +372,5 @@ class Session:
 
 
 def _nothing(data: bytes) -> Sequence[Any]:
-    """Is read from a connection that is closed."""
+    """Return no commands. Replaces the reader of a closed connection."""
     return ()

@@ -1,4 +1,4 @@
-"""TLS under the same sessions: a stream that looks like a socket which does not block."""
+"""TLS for sessions: a stream with the interface of a non-blocking socket."""
 
 import socket
 import ssl
@@ -11,11 +11,14 @@ from metaq.server.wire.session import Buffer
 TlsContext = ssl.SSLContext
 
 MOST_JOINED: Final = 64 * 1024
-"""Bytes of one send: each becomes records of at most 16 KiB."""
+"""Bytes of one send; TLS divides them into records of at most 16 KiB."""
 
 
 def make_context(certificate: str, key: str) -> TlsContext:
-    """A server's context, TLS 1.2 or newer; ``key`` may stand in the certificate's file."""
+    """Return a server context for TLS 1.2 or newer; ``key`` may be empty when it is in the certificate's file.
+
+    Raise ``ConfigError``.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -35,7 +38,7 @@ class TlsStream:
         return self._tls.fileno()
 
     def recv(self, size: int, /) -> bytes:
-        """All that has arrived: what stays inside the TLS layer would make no watcher ready."""
+        """Return all bytes that have arrived: no watcher would report those that stay inside the TLS layer."""
         parts: list[bytes] = []
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Batch reads: what is there when the plan is made, and of that only what a query's own conditions allow."""
+"""Batch reads: the messages that are stored when the plan is made, reduced by the query's own conditions."""
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -30,14 +30,14 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BatchReader(DataSourceReader):
-    """Reads what is there when the plan is made."""
+    """A batch read of the messages that are stored when the plan is made."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self.bounds: dict[str, Bounds] = dict.fromkeys(_PUSHED, ANY)
 
     def partitions(self) -> list[InputPartition]:
-        """The tasks; never none, for which Spark would make one of its own."""
+        """Return the tasks, at least one: for an empty list Spark would make a task of its own."""
         with plain_errors():
             origin = origin_of(self.options)
             try:
@@ -46,15 +46,21 @@ class BatchReader(DataSourceReader):
                 origin.close()
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """In a worker."""
+        """Return the rows of one task; runs in a worker."""
         return read_task(partition, self.options)
 
 
 class FilteringReader(BatchReader):
-    """Reads less where the query's own conditions allow. Spark refuses it unless its setting for that is on."""
+    """A batch read that skips messages which the query's own conditions exclude.
+
+    Spark refuses it unless its setting ``spark.sql.python.filterPushdown.enabled`` is on.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take conditions on topic, partition, offset and timestamp; those that Spark must still look at are returned."""
+        """Take conditions on topic, partition, offset and timestamp, and yield those that Spark must still apply.
+
+        Conditions on the timestamp are taken and yielded: offsets found by time are only close (``CLOCK_SLACK``).
+        """
         for condition in filters:
             column, bounds = _bounds(condition)
             if bounds is not None:
@@ -64,7 +70,7 @@ class FilteringReader(BatchReader):
 
 
 def _bounds(condition: Filter) -> tuple[str, Bounds | None]:
-    """What a condition says of a column; ``None`` when it is not understood."""
+    """Return the column of a condition and the values that it allows; ``None`` for values when it is not understood."""
     column = ".".join(getattr(condition, "attribute", ()))
     if column not in _PUSHED:
         return column, None

@@ -1,4 +1,4 @@
-"""What the driver asks of brokers before tasks read: topics, partitions, what they hold, offsets of times; and groups."""
+"""The driver's questions to brokers before tasks read: topics, partitions, their offsets, offsets by time, and groups."""
 
 import logging
 import time
@@ -17,54 +17,58 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 10.0
 PATIENCE_S: Final = 60.0
-"""How long brokers that were there may be gone before a query fails: a master is replaced in seconds."""
+"""How long brokers that have answered before may be away until a query fails: a master is replaced in seconds."""
 PAUSE_S: Final = 0.5
 _LAST_MS: Final = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp()) * 1000
-"""Python has no later dates."""
+"""Python's dates end there."""
 
 T = TypeVar("T")
 
 
 class Topic(NamedTuple):
-    """Where a topic is."""
+    """The queues of a topic and the brokers that have them."""
 
     queues: tuple[MessageQueue, ...]
     """In the order in which Spark numbers them."""
     addresses: Mapping[str, tuple[str, ...]]
-    """Of each broker, its master's first."""
+    """The addresses of each broker by its name, the master's first."""
 
 
 class Origin(Protocol):
-    """Where messages come from, as the driver sees it: brokers, or a store folder."""
+    """The source of messages, as the driver sees it: brokers, or a store folder."""
 
     def names(self) -> list[str]:
-        """The topics of users."""
+        """Return the topics that users have made."""
         ...
 
     def topic(self, name: str) -> Topic:
-        """A topic. ``MetaqError`` when there is none."""
+        """Return a topic. ``MetaqError`` when there is none."""
         ...
 
     def spans(self, layout: Layout) -> dict[TopicPartition, Span]:
-        """What the partitions hold now; without those that are gone."""
+        """Return the offsets that each partition holds now, without partitions that are gone."""
         ...
 
     def await_brokers(self, names: Collection[str]) -> None:
-        """Return when brokers of these names are there. ``ConnectionFailed`` when they do not come."""
+        """Wait until brokers with these names are there. ``ConnectionFailed`` when they do not come."""
         ...
 
     def at_time(self, queue: MessageQueue, time_ms: int) -> int:
-        """The first message stored then or later; the end when there is none."""
+        """Return the offset of the first message stored at this time or later; the partition's end when there is none."""
         ...
 
     def close(self) -> None: ...
 
 
 class Brokers:
-    """Asks registries and masters. An answer that does not come is waited for only where one has come before."""
+    """Registries and masters as the origin of messages.
+
+    A request that fails with a retriable error is repeated for ``PATIENCE_S`` once an earlier one has been answered. Before the
+    first answer it fails at once.
+    """
 
     def __init__(self, servers: str, login: Login) -> None:
-        """``BadRequest`` for an address, or certificates, that cannot be read."""
+        """Make a client of the servers. ``BadRequest`` for an address, or certificates, that cannot be read."""
         self._client = connect(servers, timeout_s=TIMEOUT_S, **login.for_client())
         self._admin = self._client.admin()
         self._met = False
@@ -74,14 +78,14 @@ class Brokers:
         return sorted(set(self._asked(self._admin.topics)) - INTERNAL_TOPICS - set(system))
 
     def topic(self, name: str) -> Topic:
-        """A topic. ``RouteNotFound``."""
+        """Return a topic. ``RouteNotFound`` when there is none."""
         queues = self._asked(lambda: self._admin.readable(name))
         brokers = self._asked(lambda: self._admin.route(name)).brokers
         replicas = {broker.name: broker.addresses for broker in brokers}
         return Topic(queues, {name: tuple(one[number] for number in sorted(one)) for name, one in replicas.items()})
 
     def spans(self, layout: Layout) -> dict[TopicPartition, Span]:
-        """By masters only: a slave may be behind, which would look like a loss."""
+        """Ask the masters what the partitions hold: a slave may be behind, which would look like a loss."""
         found = {}
         for name, queues in layout.items():
             try:
@@ -96,7 +100,7 @@ class Brokers:
         return found
 
     def await_brokers(self, names: Collection[str]) -> None:
-        """Return when brokers of these names are there. ``ConnectionFailed`` when they do not come: that is no loss of data."""
+        """Wait until brokers with these names are there. ``ConnectionFailed`` when they do not come; that is no data loss."""
 
         def look() -> None:
             there = {broker.name for broker in self._admin.masters()}
@@ -110,10 +114,10 @@ class Brokers:
         return self._asked(lambda: self._client.pull_consumer(queue.topic).offset_at(queue, when))
 
     def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Have brokers keep next offsets of a group. ``ClientError``."""
+        """Commit next offsets of a group to the brokers. ``ClientError``."""
         for topic in sorted({queue.topic for queue in offsets}):
             with self._client.pull_consumer(topic, group) as consumer:
-                consumer.partitions()  # who does not know the way to a broker cannot tell it anything
+                consumer.partitions()  # looks up the routes, without which a commit reaches no broker
                 consumer.commit({queue: offset for queue, offset in offsets.items() if queue.topic == topic})
 
     def close(self) -> None:

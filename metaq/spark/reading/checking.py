@@ -1,6 +1,6 @@
-"""Which records are what they should be: compared by numpy, many at once.
+"""Checks that records are intact and belong to their partition, by numpy for many records at once.
 
-Only the CRC-32 itself, of which no library makes many at once, is a call for each record, and costs more than all the rest.
+Only the CRC-32 takes a call for each record, as no library computes many at once; it costs more than all the rest.
 """
 
 from typing import Final
@@ -25,11 +25,11 @@ _CHECKSUM: Final = np.dtype(
 """The property that closes a record: its name, 01, ten digits with the least significant one first, 02."""
 _NAME: Final = int.from_bytes(b"__CRC32#", "little")
 _DIGITS: Final = np.frombuffer(b"".join((b"%04d" % number)[::-1] for number in range(10_000)), "<u4")
-"""Each number below 10,000 as it stands there."""
+"""Each number below 10,000 as the record has it: four digits, the least significant one first."""
 
 
 def intact_piece(bulk: Bulk, key: TopicPartition) -> Piece | None:
-    """The messages of a bulk that was not verified; ``None`` unless all records are those that its units name."""
+    """Return the messages of a bulk that the broker did not verify; ``None`` unless every record is the one its unit names."""
     piece, log_offsets = piece_of(bulk), np.frombuffer(bulk.units, UNIT)["log_offset"].astype(np.int64)
     there = np.flatnonzero(piece.sizes)
     sizes = piece.sizes[there]
@@ -44,7 +44,10 @@ def intact_piece(bulk: Bulk, key: TopicPartition) -> Piece | None:
 
 
 def are_of(key: TopicPartition, records: Records, ordinals: Numbers, log_offsets: Numbers) -> Truths:
-    """Which records are what they should be, as far as that is seen without checksums; those stand one behind the other."""
+    """Return for each record whether it is the expected one, as far as that can be seen without its checksum.
+
+    A record that overlaps one before it is not.
+    """
     fields = records.fields
     sound = records.are_sound(ordinals)
     sound &= (fields["log_offset"] == log_offsets) & (fields["partition"] == key.partition)
@@ -58,7 +61,10 @@ def are_of(key: TopicPartition, records: Records, ordinals: Numbers, log_offsets
 
 
 def are_intact(data: memoryview, begins: Numbers, ends: Numbers) -> Truths:
-    """Which records have the checksum of the bytes before it; ``ends`` is where their checksum properties begin."""
+    """Return for each record whether its checksum matches the bytes before it.
+
+    ``ends`` is where the checksum properties begin.
+    """
     found = np.array([crc32(data[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)], np.int64)
     rest, first = np.divmod(found & _CRC_MASK, 10_000)
     last, following = np.divmod(rest, 10_000)

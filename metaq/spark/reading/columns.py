@@ -1,14 +1,14 @@
 """Arrow columns from the records of a partition, without a loop over messages.
 
-What a record has at fixed places is gathered by numpy, all records at once. Byte strings are cut out by Arrow: of an array
-whose strings are, in turn, one that is wanted and what stands before the next one, every other string is taken::
+Fields at fixed places are gathered by numpy, for all records at once. Byte strings are cut out by Arrow: it gets one array in
+which a wanted string alternates with the bytes up to the next one, and takes every other string::
 
     record                    record
     88 bytes  body  the rest  88 bytes  body  the rest
               └─0──┘└───────1─────────┘└─2──┘└──3────┘     take 0, 2, 4, …: the column ``value``
 
-So the bodies are copied once, by C code. Properties (``name 01 value 02``, repeated) are cut the same way, at the places
-where 01 and 02 stand. Only bodies that are compressed are looked at one by one.
+So the bodies are copied once, by C code. Properties (``name 01 value 02``, repeated) are cut the same way, at the bytes 01
+and 02. Only compressed bodies are handled one by one.
 
 Checksums are not compared here: the broker or ``metaq.spark.reading.checking`` has done that.
 """
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 MOST_ROWS: Final = 20_000
 MOST_BYTES: Final = 8 * 1024 * 1024
-"""Of a batch, in records or in inflated bodies, unless one message alone is larger."""
+"""Limit of a batch, in bytes of records or of inflated bodies; a single larger message is a batch of its own."""
 
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA: Final = pa.schema(
@@ -48,11 +48,11 @@ SCHEMA: Final = pa.schema(
         ("tag", pa.string()),
     ]
 )
-"""The Kafka source's columns, and the tag. ``key`` is the first of the message's keys, ``timestamp`` when it was stored."""
+"""The Kafka source's columns, and the tag. ``key`` is the first of the message's keys, ``timestamp`` the store time."""
 SCHEMA_WITH_HEADERS: Final = SCHEMA.append(pa.field("headers", HEADERS))
 """``headers`` are the properties that users have set; null without any."""
 ERROR: Final = pa.field("error", pa.string())
-"""The last column where it is asked for: why ``value`` is as it is stored; null where it is as it was sent."""
+"""The last column, on request: why ``value`` could not be inflated and is as stored; null where it is as it was sent."""
 
 STORE_TIME: Final = 1
 """The ``timestampType`` of all rows, which Kafka calls log append time."""
@@ -65,7 +65,7 @@ NOT_USERS: Final = RESERVED.union(
     ("TIMER_DELAY_LEVEL", "TIMER_DEL_UNIQKEY", "TIMER_DEQUEUE_MS", "TIMER_ENQUEUE_MS", "TIMER_OUT_MS", "TIMER_ROLL_TIMES"),
     ("TRANSACTION_CHECK_TIMES", "__BORNHOST"),
 )
-"""Properties that brokers and clients set: those of which RocketMQ's clients say so, and this broker's own."""
+"""Properties that brokers and clients set: those that RocketMQ's clients reserve, and this broker's own."""
 
 Numbers = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]
@@ -81,11 +81,11 @@ HEADER: Final = np.dtype(
         "itemsize": HEADER_SIZE,
     }
 )
-"""What is asked of the 88 bytes that a record begins with (``metaq.protocol.record``)."""
+"""The fields that are read from the 88 bytes at the beginning of a record (``metaq.protocol.record``)."""
 
 SMALLEST_RECORD: Final = FIXED_SIZE + CHECKSUM_SIZE
 _BEHIND_TOPIC: Final = FIXED_SIZE - HEADER_SIZE
-"""Bytes of a record behind its body that are the lengths of topic and properties."""
+"""Bytes of a record after its body that are the lengths of topic and properties."""
 _NAME_END: Final = 1
 _PAIR_END: Final = 2
 _SPACE: Final = 0x20
@@ -95,27 +95,27 @@ _NOWHERE: Final = np.iinfo(np.int64).max
 
 
 class Piece(NamedTuple):
-    """Consecutive messages of one partition, their records anywhere in a buffer."""
+    """Consecutive messages of one partition, with their records anywhere in a buffer."""
 
     first: int
-    """Ordinal of the first message."""
+    """Offset of the first message."""
     starts: Numbers
-    """Where in ``data`` each record begins, rising, at most 1 GiB from the first to the last."""
+    """Where in ``data`` each record begins: rising, and at most 1 GiB from the first to the last."""
     sizes: Numbers
-    """Bytes of each record; 0: the message is damaged or lost."""
+    """Bytes of each record; 0 when the message is damaged or lost."""
     data: memoryview
     records: "Records | None" = None
-    """Those of all messages that have one, where they are known to be sound."""
+    """The records of all messages that have one, where they are known to be sound."""
 
 
 def piece_of(bulk: Bulk) -> Piece:
-    """The messages of a bulk fetch."""
+    """Return the messages of a bulk fetch."""
     sizes = np.frombuffer(bulk.units, UNIT)["size"].astype(np.int64)
     return Piece(bulk.first, np.cumsum(sizes) - sizes, sizes, bulk.records)
 
 
 def missing(piece: Piece, until: int) -> list[range]:
-    """The ordinals before ``until`` whose messages are damaged or lost."""
+    """Return the offsets before ``until`` whose messages are damaged or lost, as ranges."""
     lost = np.flatnonzero(piece.sizes[: max(0, until - piece.first)] == 0)
     breaks = np.flatnonzero(np.diff(lost) != 1)
     begins, ends = lost[np.append(0, breaks + 1)[: len(lost)]], lost[np.append(breaks, -1)[: len(lost)]]
@@ -125,14 +125,14 @@ def missing(piece: Piece, until: int) -> list[range]:
 
 
 class Shape(NamedTuple):
-    """What rows are like."""
+    """The columns of rows, and how far their bodies are inflated."""
 
     headers: bool = False
-    """Whether there is a column of them."""
+    """Whether there is a column ``headers``."""
     errors: bool = False
-    """Whether there is a column that says which bodies could not be inflated; without it, the log does."""
+    """Whether a column gives the reason for each body that could not be inflated; without it, the log does."""
     most: int = MAX_INFLATED_BYTES
-    """Bytes that one body may be inflated to."""
+    """Largest size in bytes to which one body is inflated."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -141,10 +141,10 @@ class Shape(NamedTuple):
 
 
 def record_batches(piece: Piece, topic: str, partition: int, shape: Shape, *, until: int) -> Iterator[pa.RecordBatch]:
-    """Rows of the messages before the ordinal ``until``, at most ``MOST_ROWS`` and ``MOST_BYTES`` a batch.
+    """Yield the rows of the messages before the offset ``until``, at most ``MOST_ROWS`` and ``MOST_BYTES`` a batch.
 
-    ``partition`` is what the column says. Messages without a record have no row (``missing``). ``CorruptRecord`` for bytes that
-    are no record.
+    ``partition`` is the value of that column. Messages without a record have no row (``missing``). ``CorruptRecord`` for bytes
+    that are no record.
     """
     there = np.flatnonzero(piece.sizes[: max(0, until - piece.first)])
     starts, sizes, ordinals = piece.starts[there], piece.sizes[there], there + piece.first
@@ -167,7 +167,7 @@ def _check(sound: Truths, topic: str, partition: int, ordinals: Numbers) -> None
 
 
 def fitting(sizes: Numbers) -> int:
-    """How many of the first sizes are together at most ``MOST_BYTES``; one when it alone is more."""
+    """Return how many of the first sizes add up to at most ``MOST_BYTES``; 1 when the first alone is more."""
     return max(1, int(np.searchsorted(np.cumsum(sizes), MOST_BYTES, "right")))
 
 
@@ -179,17 +179,17 @@ class Records:
         self.starts = starts
         self.sizes = sizes
         self.fields: Fields = gathered(data, starts, HEADER) if fields is None else fields
-        """Of ``HEADER``."""
+        """The fields of ``HEADER``."""
         self.body_begins = starts + HEADER_SIZE
         self.body_ends = self.body_begins + self.fields["body_length"]
         self.properties_ends = starts + sizes - CHECKSUM_SIZE
 
     def part(self, rows: slice) -> "Records":
-        """Some of them, that stand one behind the other."""
+        """Return a slice of consecutive records."""
         return Records(self.data, self.starts[rows], self.sizes[rows], self.fields[rows])
 
     def are_sound(self, ordinals: Numbers) -> Truths:
-        """Which of them are records of messages with these ordinals, as far as that is seen without checksums."""
+        """Return for each record whether it can be that of a message with its offset; checksums are not compared."""
         fields = self.fields
         sound: Truths = (fields["size"] == self.sizes) & (fields["magic"] == MAGIC) & (fields["queue_offset"] == ordinals)
         sound &= (fields["body_length"] >= 0) & (self.body_ends + _BEHIND_TOPIC <= self.properties_ends)
@@ -197,21 +197,22 @@ class Records:
         return sound
 
     def properties_begins(self, which: Truths | slice = slice(None)) -> Numbers:
-        """Where properties begin, of sound records."""
+        """Return where the properties of sound records begin."""
         ends = self.body_ends[which]
         begins: Numbers = ends + _BEHIND_TOPIC + np.frombuffer(self.data, np.uint8)[ends]
         return begins
 
 
 def gathered(data: memoryview | Bytes, places: Numbers, fields: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The fields that begin at each of the places."""
+    """Return the fields that begin at each of the places."""
     size = fields.itemsize
+    # a view with an element at every byte, so one index operation reads unaligned fields anywhere
     anywhere: npt.NDArray[Any] = np.ndarray((max(0, len(data) - size + 1),), f"V{size}", data, strides=(1,))
     return anywhere[places].view(fields)
 
 
 def _batch(records: Records, topic: str, partition: int, ordinals: Numbers, shape: Shape) -> pa.RecordBatch:
-    """The rows of sound records; of the first ones, when their compressed bodies are too large for one batch."""
+    """Return the rows of sound records; only of the first ones when their inflated bodies are too large for one batch."""
     bodies = _cut(records.data, records.body_begins, records.body_ends)
     compressed = np.flatnonzero(records.fields["sys_flag"] & COMPRESSED)
     errors: dict[int, str] = {}
@@ -243,7 +244,7 @@ def _batch(records: Records, topic: str, partition: int, ordinals: Numbers, shap
 
 
 def _cut(data: memoryview | Bytes, begins: Numbers, ends: Numbers) -> pa.BinaryArray:
-    """The byte strings between these places, each of which begins at or behind the end of the one before."""
+    """Return the byte strings between these places, each of which begins at or after the end of the one before."""
     count = len(begins)
     if not count:
         return pa.array([], pa.binary())
@@ -259,9 +260,9 @@ def _cut(data: memoryview | Bytes, begins: Numbers, ends: Numbers) -> pa.BinaryA
 def _inflated(
     bodies: pa.BinaryArray, compressed: Numbers, sys_flags: npt.NDArray[np.int32], most: int
 ) -> tuple[pa.BinaryArray, dict[int, str]]:
-    """The bodies with those that are compressed inflated; only the first ones, when all together would be too large.
+    """Return the bodies with compressed ones inflated, and the reason for each that could not be, by its row.
 
-    Also why some stay as they are, by their number.
+    Only the first bodies are returned when all together would exceed ``MOST_BYTES``.
     """
     found = []
     errors = {}
@@ -282,7 +283,7 @@ def _inflated(
 
 
 def _properties(records: Records) -> "_Properties | None":
-    """``None`` when none of the sound records has any beside the checksum."""
+    """Return the records' properties; ``None`` when no record has any beside the checksum."""
     begins = records.properties_begins()
     if (begins == records.properties_ends).all():
         return None
@@ -290,10 +291,10 @@ def _properties(records: Records) -> "_Properties | None":
 
 
 class _Properties:
-    """The pairs of many records, in the order of the records and in that in which each has them.
+    """The properties of many records, in the order of the records and in their order within each record.
 
-    As ``metaq.protocol.record.decode_properties`` takes them apart: pieces without 01 or without a name are none, and of equal
-    names of a record the last one counts.
+    They are parsed as by ``metaq.protocol.record.decode_properties``: pieces without 01 or without a name are skipped, and of
+    equal names in a record the last one counts.
     """
 
     def __init__(self, column: pa.BinaryArray) -> None:
@@ -308,7 +309,7 @@ class _Properties:
         begins = np.zeros_like(ends)
         begins[1:] = ends[:-1] + (self._data[ends[:-1]] == _PAIR_END)
         middles = np.flatnonzero(self._data == _NAME_END)
-        if len(middles) != len(ends) or (middles < begins).any() or (middles >= ends).any():  # else there is one in each piece
+        if len(middles) != len(ends) or (middles < begins).any() or (middles >= ends).any():  # else each piece has exactly one
             middles = _first_from(middles, begins)
         pairs = (begins < middles) & (middles < ends)
         if not pairs.all():
@@ -318,7 +319,7 @@ class _Properties:
         """The record of each pair."""
 
     def keys(self) -> pa.BinaryArray:
-        """The first of each record's keys, which are the parts of KEYS between spaces; null without one."""
+        """Return each record's first key, which is the first word of its property KEYS; null without one."""
         chosen = self._last_of(KEYS)
         begins, ends = self._middles[chosen] + 1, self._ends[chosen]
         spaces = self._data == _SPACE
@@ -329,18 +330,18 @@ class _Properties:
         return self._column(self._rows[chosen][there], _cut(self._data, begins[there], ends[there]))
 
     def tags(self) -> pa.StringArray:
-        """Each record's tag; null without one, which is not the same as an empty one."""
+        """Return each record's tag; null without one, which is not the same as an empty one."""
         chosen = self._last_of(TAGS)
         return self._column(self._rows[chosen], _texts(_cut(self._data, self._middles[chosen] + 1, self._ends[chosen])))
 
     def headers(self) -> pa.ListArray:
-        """The pairs that users have set; null without any."""
+        """Return each record's pairs that users have set; null without any."""
         names = _texts(_cut(self._data, self._begins, self._middles)).dictionary_encode()
         users = np.array([name not in NOT_USERS for name in names.dictionary.to_pylist()], np.bool_)
         numbers = names.indices.to_numpy().astype(np.int64)
         chosen = np.flatnonzero(users[numbers])
         counts = np.bincount(self._rows[chosen], minlength=self._count)
-        if counts.max() > 1:  # of equal names of a record the last one counts: the first one from behind
+        if counts.max() > 1:  # of equal names in a record the last one counts: the first one of the reversed array
             _, latest = np.unique((self._rows[chosen] * len(users) + numbers[chosen])[::-1], return_index=True)
             chosen = chosen[np.sort(len(chosen) - 1 - latest)]
             counts = np.bincount(self._rows[chosen], minlength=self._count)
@@ -352,7 +353,7 @@ class _Properties:
         return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=HEADERS, mask=pa.array(counts == 0))
 
     def _last_of(self, name: str) -> Numbers:
-        """The last pair with this name, which has four letters, of each record that has one."""
+        """Return the last pair with this name, which has four letters, of each record that has one."""
         found = np.flatnonzero(self._middles - self._begins == _WORD.itemsize)
         words = gathered(self._data, self._begins[found], _WORD)
         found = found[words == np.frombuffer(name.encode(), _WORD)]
@@ -361,7 +362,7 @@ class _Properties:
         return latest
 
     def _column(self, rows: Numbers, values: pa.Array) -> pa.Array:
-        """The values in these rows, and nulls in all others."""
+        """Return a column with the values in these rows and nulls in all others."""
         if len(rows) == self._count:
             return values
         choice = np.zeros(self._count, np.int64)
@@ -372,14 +373,14 @@ class _Properties:
 
 
 def _first_from(found: Numbers, places: Numbers) -> Numbers:
-    """The first number at or behind each place, all rising; behind everything when there is none."""
+    """Return the first number at or after each place (both rising); ``_NOWHERE`` where there is none."""
     found = np.append(found, _NOWHERE)
     following: Numbers = found[np.searchsorted(found, places)]
     return following
 
 
 def _texts(strings: pa.BinaryArray) -> pa.StringArray:
-    """As text; what is no UTF-8 is replaced as everywhere in the client."""
+    """Return the strings as text; bytes that are not UTF-8 are replaced, as everywhere in the client."""
     try:
         return strings.cast(pa.string())
     except pa.ArrowInvalid:

@@ -1,15 +1,15 @@
 """Topics straight from a store folder, a broker's own or a copy of it, without a broker (docs/storage-format.md).
 
-Nothing in the folder is written and no lock is taken, so this works beside a running broker: what has its unit in the files of
-a partition's queue is read, which is everything but what the last fraction of a second brought. Units lead to records, which
-are read where they are, through a map of a part of a segment::
+Nothing in the folder is written and no lock is taken, so this works beside a running broker. A message can be read once its
+unit is in the files of the partition's queue, which takes a fraction of a second. Units lead to records, which are read in
+place, through a memory map of a part of a segment::
 
     consumequeue/orders/3/…0000    │ unit 0 │ unit 1 │ unit 2 │ …         16 bytes each
                                         └────────┐
     commitlog/…0000                … │ record │ record │ record │ …       only those of the units are looked at
 
-A record counts when it is that of the unit: log offset, size, topic, partition, ordinal and, unless told otherwise, checksum.
-Others, and fillers, are messages that are damaged or lost.
+A record counts when it is that of the unit: log offset, size, topic, partition, offset in the queue and, unless checksums are
+turned off, checksum. For other records, and for fillers, the message is damaged or lost.
 """
 
 import logging
@@ -45,20 +45,23 @@ Units = npt.NDArray[np.void]
 
 
 class Ends(NamedTuple):
-    """Which messages of a partition can be read: ordinals ``least`` … ``most`` − 1."""
+    """The offsets of a partition that can be read: ``least`` … ``most`` − 1."""
 
     least: int
     most: int
 
 
 class Folder:
-    """A store folder, as it is at each call; nothing of it stays open.
+    """A store folder, looked up anew at each call; no file of it stays open.
 
-    Topics and checkpoint are those of the moment at which this was made.
+    Only the topic table and the checkpoint are read once, when this object is made.
     """
 
     def __init__(self, directory: Path) -> None:
-        """``StoreError`` when there is no store folder, ``UnknownVersion``, ``DiskFailed``."""
+        """Read the topic table and the checkpoint.
+
+        ``StoreError`` when this is no store folder, or one that has lost its queues; ``UnknownVersion``; ``DiskFailed``.
+        """
         self.directory = directory
         disk = RealDisk()
         if LOG not in disk.list_directory(directory):
@@ -79,19 +82,19 @@ class Folder:
     # -- what is there ------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """The names of all topics but the broker's own, which can be read all the same."""
+        """Return the names of all topics except the broker's own ones, which can be read all the same."""
         names = self._table.keys() | set(_names(self.directory / QUEUES)) | {topic for topic, _ in self._promised}
         return sorted(name for name in names - INTERNAL_TOPICS if self._count(name))
 
     def partitions(self, topic: str) -> int:
-        """How many partitions a topic has: 0, 1, 2, …; ``UnknownTopic``."""
+        """Return how many partitions a topic has; they are numbered from 0. ``UnknownTopic`` without any."""
         count = self._count(topic)
         if not count:
             raise UnknownTopic(f"{self.directory} has no topic {topic}")
         return count
 
     def _count(self, topic: str) -> int:
-        """As a broker finds out: what the table says, and partitions with messages that were never taken from it."""
+        """Count a topic's partitions as a broker does: those of the topic table, and others with messages."""
         row = self._table.get(topic)
         most = 0 if row is None else row.get("mostQueueNums", max(row["readQueueNums"], row["writeQueueNums"]))
         found = {int(name) for name in _names(self.directory / QUEUES / topic) if name.isascii() and name.isdecimal()}
@@ -100,14 +103,14 @@ class Folder:
         return max([0 if row is None else int(row["readQueueNums"]), *others])
 
     def _is_shown(self, topic: str, partition: int) -> bool:
-        """Whether any message came after the topic was deleted, if it was."""
+        """Return whether any message came after the topic was deleted, if it was."""
         end = max(self._queue(topic, partition).end, self._durable(topic, partition))
         return end > self._deleted.get(topic, {}).get(str(partition), -1)
 
     def ends(self, topic: str, partition: int) -> Ends:
-        """The first message whose record the log may still have, and behind the last one that is intact.
+        """Return the first offset whose record the log may still have, and the offset after the last intact message.
 
-        All messages that the checkpoint says were durable are between them, even when they are damaged.
+        All messages that the checkpoint names as durable are between the two, even damaged ones.
         """
         while True:
             with suppress(AgedOut, FileNotFoundError):  # deleted while this looks: look again
@@ -122,14 +125,15 @@ class Folder:
             aged = _has_aged(units, begin)
             kept = np.flatnonzero(_may_lead(units) & ~aged)
             passed = int(kept[0]) if len(kept) else len(units)
-            if aged[:passed].any():  # else what leads nowhere is damaged or lost, and may be all that there is
+            if aged[:passed].any():  # else the units without a record are damaged or lost, and may be all that there is
                 least = at + passed
             if len(kept):
                 break
             at += len(units)
         durable = self._durable(topic, partition)
-        if least >= queue.end:  # all aged out, or nothing ever came
+        if least >= queue.end:  # all aged out, or no message ever came
             least = max(least, durable)
+        # from the end down to the durable offset: first one unit, which mostly is enough, then ``MOST_ROWS`` at a time
         most, high, step = max(least, durable), queue.end, 1
         while high > most:
             low = max(most, high - step)
@@ -141,7 +145,7 @@ class Folder:
         return Ends(least, most)
 
     def at_time(self, topic: str, partition: int, time_ms: int) -> int:
-        """The ordinal of the first message stored at or after a time, in milliseconds; the next one to come without any.
+        """Return the offset of the first message stored at or after a time in milliseconds; the next offset when there is none.
 
         Damaged messages are passed over.
         """
@@ -158,7 +162,7 @@ class Folder:
         return self._next_stored(key, low, end)[0]
 
     def _next_stored(self, key: TopicPartition, low: int, high: int) -> tuple[int, int]:
-        """Ordinal and store time of the first intact message from ``low`` on; ``high`` and 0 without one."""
+        """Return offset and store time of the first intact message from ``low`` on; ``high`` and 0 without one."""
         step = 1
         while low < high:
             for piece in self._pieces(key, low, min(high, low + step), verify=True):
@@ -173,7 +177,7 @@ class Folder:
         return _Queue(self.directory / QUEUES / topic / str(partition))
 
     def _durable(self, topic: str, partition: int) -> int:
-        """The checkpoint says that the messages before this ordinal were durable."""
+        """Return the offset before which all messages were durable at the checkpoint."""
         return self._promised.get((topic, partition), NOTHING).next
 
     def _segments(self) -> list["_File"]:
@@ -185,11 +189,11 @@ class Folder:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def pieces(self, topic: str, partition: int, first: int, until: int, *, verify: bool = True) -> Iterator[Piece]:
-        """The messages ``first`` … ``until`` − 1 in order, in pieces of at most ``MOST_BYTES`` that are read when asked for.
+        """Yield the messages ``first`` … ``until`` − 1 in order, in pieces of at most ``MOST_BYTES``, each read when asked for.
 
         Messages that are damaged or lost are there, without a record. Without ``verify`` checksums are not compared, so a body
-        may be another than the one that was stored. ``AgedOut`` for messages that are gone, also when they go while this
-        reads; ``DiskFailed``.
+        may differ from the one that was stored. ``AgedOut`` for messages that are gone, also when they go during the read;
+        ``DiskFailed``.
         """
         least = self.ends(topic, partition).least
         if first < min(least, until):
@@ -198,15 +202,15 @@ class Folder:
 
     def _pieces(self, key: TopicPartition, first: int, until: int, *, verify: bool) -> Iterator[Piece]:
         while first < until:
-            # looked up again and again: a broker may add files, and delete others
+            # looked up for each round: a running broker adds files and deletes others
             queue, segments = self._queue(*key), self._segments()
-            with suppress(FileNotFoundError):  # deleted since it was listed: the next look tells whether messages have gone
+            with suppress(FileNotFoundError):  # deleted since it was listed: the next round finds out what is gone
                 units = queue.units(first, min(MOST_ROWS, until - first))
                 if first < queue.base or _has_aged(units, segments[0].base).any():
                     least = self.ends(*key).least
                     if first < least:  # else a unit is damaged
                         raise AgedOut(*key, first, min(least, until), least=least)
-                if not len(units):  # what a broker would make fillers for
+                if not len(units):  # beyond the queue's files, where a broker would write fillers
                     units = np.zeros(min(MOST_ROWS, until - first), UNIT)
                 for segment, rows in _runs(units, segments):
                     piece = _piece(key, first, units[rows], segment, verify=verify)
@@ -218,7 +222,7 @@ class _File(NamedTuple):
     """One of the files that together are a log or a queue."""
 
     base: int
-    """Where in the whole it begins; bytes."""
+    """Where in the whole it begins, in bytes."""
     size: int
     path: Path
 
@@ -232,21 +236,21 @@ def _files(directory: Path) -> list[_File]:
 
 
 class _Queue:
-    """The units of a partition as its files have them now: up to the first hole, as a broker takes them over."""
+    """The units of a partition in its files as they are now: up to the first hole, as a broker takes them over at its start."""
 
     def __init__(self, directory: Path) -> None:
         self._files = _files(directory)
         self.base = self._files[0].base // UNIT_SIZE if self._files else 0
-        """The first ordinal."""
+        """The first offset."""
         self.end = self.base
-        """The ordinal behind the last one."""
+        """The offset after the last one."""
         for file in self._files:
             if file.base != self.end * UNIT_SIZE:
                 break
             self.end += file.size // UNIT_SIZE
 
     def units(self, ordinal: int, count: int) -> Units:
-        """At most ``count`` units from an ordinal on that is not before ``base``: those of one file; none at ``end``."""
+        """Return at most ``count`` units of one file, from an offset on; none at ``end`` or before ``base``."""
         count = min(count, self.end - ordinal)
         if count <= 0 or ordinal < self.base:
             return np.zeros(0, UNIT)
@@ -257,24 +261,24 @@ class _Queue:
 
 
 def _may_lead(units: Units) -> Truths:
-    """Which units have the size of a record: not those of fillers, nor what a broken disk makes of them."""
+    """Return for each unit whether its size can be that of a record: fillers have another, and a broken disk may leave any."""
     may: Truths = (units["size"] >= SMALLEST_RECORD) & (units["size"] < FILLER_SIZE)
     return may
 
 
 def _has_aged(units: Units, begin: int) -> Truths:
-    """Which units say that their records stood before the log's begin."""
+    """Return for each unit whether its record was before the log's begin and has been deleted."""
     aged: Truths = _may_lead(units) & (units["log_offset"] >= 0) & (units["log_offset"] < begin)
     return aged
 
 
 def _runs(units: Units, segments: list[_File]) -> Iterator[tuple[_File, slice]]:
-    """Units in runs that make one piece: of one segment, within ``SPAN`` and ``MOST_BYTES``."""
+    """Yield units in runs that make one piece: of one segment, within ``SPAN`` and ``MOST_BYTES``."""
     may = _may_lead(units) & (units["log_offset"] >= segments[0].base)
     if not may.any():
         yield segments[0], slice(0, len(units))
         return
-    # each that leads nowhere belongs to the run of the one before it, the first ones to the run of the first that may lead
+    # a unit without a record joins the run of the unit before it, the first ones the run of the first unit that has one
     latest = np.maximum.accumulate(np.where(may, np.arange(len(units)), int(np.argmax(may))))
     offsets = units["log_offset"].astype(np.int64)[latest]
     sizes = np.where(may, units["size"], 0).astype(np.int64)
@@ -290,7 +294,10 @@ def _runs(units: Units, segments: list[_File]) -> Iterator[tuple[_File, slice]]:
 
 
 def _piece(key: TopicPartition, first: int, units: Units, segment: _File, *, verify: bool) -> Piece:
-    """The messages of some units, the records of which are in one segment; what is not as it should be has none."""
+    """Return the messages of some units whose records are in one segment.
+
+    A message whose record is not the expected one gets none.
+    """
     offsets, sizes = units["log_offset"].astype(np.int64), units["size"].astype(np.int64)
     places = offsets - segment.base
     rows = np.flatnonzero(_may_lead(units) & (places >= 0) & (places <= segment.size - sizes))
@@ -309,7 +316,7 @@ def _piece(key: TopicPartition, first: int, units: Units, segment: _File, *, ver
 
 
 def _mapped(path: Path, begin: int, end: int) -> memoryview:
-    """A part of a file, mapped for as long as somebody holds a slice of it."""
+    """Return a part of a file, mapped for as long as a slice of it is in use. ``begin`` is a multiple of a page."""
     with _reading(path), path.open("rb", buffering=0) as file:
         return memoryview(mmap.mmap(file.fileno(), end - begin, prot=mmap.PROT_READ, offset=begin))
 
@@ -320,7 +327,7 @@ def _names(directory: Path) -> list[str]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """``FileNotFoundError`` passes, what else fails is ``DiskFailed``."""
+    """Raise ``DiskFailed`` for an error of the file system, except ``FileNotFoundError``, which passes."""
     try:
         yield
     except FileNotFoundError:

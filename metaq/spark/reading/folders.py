@@ -10,17 +10,17 @@ from metaq.spark.reading.ranges import Layout, Span
 
 
 class StoreFolder:
-    """One broker's topics; the broker may run or not."""
+    """The topics of one broker's store folder; the broker may run or not."""
 
     def __init__(self, path: str) -> None:
-        """``StoreError`` when there is no store folder."""
+        """Open the folder. ``StoreError`` when it is no store folder."""
         self._folder = Folder(Path(path))
 
     def names(self) -> list[str]:
         return self._folder.topics()
 
     def topic(self, name: str) -> Topic:
-        """A topic. ``UnknownTopic``."""
+        """Return a topic. ``UnknownTopic`` when there is none."""
         return Topic(tuple(MessageQueue(name, "", number) for number in range(self._folder.partitions(name))), {})
 
     def spans(self, layout: Layout) -> dict[TopicPartition, Span]:
@@ -31,10 +31,10 @@ class StoreFolder:
         }
 
     def await_brokers(self, names: Collection[str]) -> None:
-        """None is needed."""
+        """Return at once: a folder needs no broker."""
 
     def at_time(self, queue: MessageQueue, time_ms: int) -> int:
         return self._folder.at_time(queue.topic, queue.partition, time_ms)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file stays open."""

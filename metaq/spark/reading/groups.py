@@ -1,4 +1,4 @@
-"""Offsets of a consumer group from a streaming query's progress, for tools that watch groups."""
+"""A streaming query's progress as offsets of a consumer group, for tools that watch groups."""
 
 import json
 import logging
@@ -24,22 +24,22 @@ logger = logging.getLogger(__name__)
 class GroupOffsets(StreamingQueryListener):
     """Commits the next offsets of queries after each of their batches: ``spark.streams.addListener(GroupOffsets(…))``.
 
-    The option ``groupId`` does so when the next batch begins, and never for the last one. Offsets are a report: a query begins
-    again where its checkpoint says. What cannot be committed is logged, and is in the next batch's offsets.
+    The option ``groupId`` commits only when the next batch begins, so never after the last one. The offsets are for display: a
+    query starts again from its checkpoint. A commit that fails is logged; the next batch's commit makes up for it.
     """
 
     def __init__(self, servers: str, group: str, *, query: str | None = None, user: str = "", tls_ca: str = "") -> None:
-        """``query``: only the one with this name. ``BadRequest`` for an address that cannot be read.
+        """Commit offsets of ``group``. ``BadRequest`` for an address that cannot be read.
 
-        ``user`` and ``tls_ca`` are as the options ``metaq.user`` and ``metaq.tls.ca``; the password is in METAQ_PASSWORD, and
-        ``ConfigError`` says when it is not.
+        ``query``: only the query with this name; by default every one. ``user`` and ``tls_ca`` are like the options
+        ``metaq.user`` and ``metaq.tls.ca``; the password is read from METAQ_PASSWORD. ``ConfigError`` for a user without one.
         """
         self._brokers = Brokers(servers, from_environment(user, tls_ca))
         self._group = group
         self._query = query
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Spark has written down that a batch is done."""
+        """Commit the offsets of a batch, which Spark has recorded as done."""
         if self._query in {None, event.progress.name}:
             for source in event.progress.sources:
                 self._commit(source.endOffset)
@@ -58,10 +58,10 @@ class GroupOffsets(StreamingQueryListener):
             logger.warning("offsets not committed group=%s reason=%s", self._group, error)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is done yet."""
+        """Do nothing: no batch is done yet."""
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing more is done."""
+        """Do nothing: no batch was done."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Its last batch was told before."""
+        """Do nothing: the last batch was reported before."""

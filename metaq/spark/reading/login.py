@@ -1,4 +1,4 @@
-"""Who a read or a write is, and with which certificates it checks brokers: its options ``metaq.user`` and the like."""
+"""The user of a read or a write, and the certificates it checks brokers with: its options ``metaq.user`` and the like."""
 
 import os
 from collections.abc import Mapping
@@ -12,26 +12,26 @@ USER: Final = "metaq.user"
 PASSWORD: Final = "metaq.password"  # noqa: S105 - a name
 TLS_CA: Final = "metaq.tls.ca"
 ENVIRONMENT: Final = "METAQ_PASSWORD"
-"""Has the password where the options have none."""
+"""The environment variable with the password, for options without one."""
 
 
 class Login(NamedTuple):
-    """What is pickled into tasks. It is never shown with the password."""
+    """User, password and certificates, which are pickled into tasks. The password is never shown."""
 
     user: str = ""
     password: str = ""
     tls_ca: str = ""
-    """A file (PEM); empty: no TLS."""
+    """A file (PEM); empty for no TLS."""
 
     def __repr__(self) -> str:
         return f"Login({self.user!r}, …, {self.tls_ca!r})"
 
     def for_client(self) -> dict[str, Any]:
-        """Arguments of ``metaq.connect``."""
+        """Return the arguments for ``metaq.connect``."""
         return {"user": self.user, "password": self.password, "tls": self.tls_ca or False}
 
     def access(self) -> Access:
-        """The same for a connection. ``BadRequest`` for certificates that cannot be read here."""
+        """Return the same for a connection. ``BadRequest`` for certificates that cannot be read here."""
         return Access(**self.for_client())
 
 
@@ -39,7 +39,7 @@ NOBODY: Final = Login()
 
 
 def login(user: str, password: str, tls_ca: str) -> Login:
-    """One whose parts fit together. ``ConfigError`` names the option that is missing."""
+    """Return a login whose parts fit together. ``ConfigError`` names the option that is missing."""
     if user and not password:
         raise ConfigError(f"{USER}: there is no password; give {PASSWORD}, or {ENVIRONMENT} in the driver's environment")
     if password and not user:
@@ -48,12 +48,12 @@ def login(user: str, password: str, tls_ca: str) -> Login:
 
 
 def from_environment(user: str, tls_ca: str) -> Login:
-    """With the password that this process's environment has. ``ConfigError`` when it has none."""
+    """Return a login with the password from this process's environment. ``ConfigError`` when that has none."""
     return login(user, os.environ.get(ENVIRONMENT, "") if user else "", tls_ca)
 
 
 def with_password(options: Mapping[str, str]) -> dict[str, str]:
-    """Options with the password of the environment, if they name a user and no password."""
+    """Return options with the password from the environment, if they name a user and no password."""
     found = {name.lower(): value for name, value in options.items()}
     if found.get(USER) and not found.get(PASSWORD) and ENVIRONMENT in os.environ:
         found[PASSWORD] = os.environ[ENVIRONMENT]
@@ -61,7 +61,7 @@ def with_password(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_servers(option: str, servers: str) -> None:
-    """``ConfigError`` for an address with a login or TLS in it: plans show it, and workers connect without it."""
+    """Raise ``ConfigError`` for an address with a login or TLS in it: plans show it, and workers connect without it."""
     if "://" not in servers:
         return
     url = urlsplit(servers)

@@ -1,7 +1,7 @@
-"""Options of the data source, named as Spark's Kafka source names them. Pure: every error is a ``ConfigError`` that names the
-option, so the driver shows one sentence before any task runs.
+"""Options of the data source ``metaq``, named as in Spark's Kafka source.
 
-Spark hands option names over in lower case; errors show them as they are documented.
+This module does no I/O. Every error is a ``ConfigError`` that names the option, so the driver shows one sentence before any
+task runs. Spark hands option names over in lower case; errors show them as they are documented.
 """
 
 import difflib
@@ -29,41 +29,41 @@ READING: Final = (
 )
 EARLIEST: Final = -2
 LATEST: Final = -1
-"""As offsets, in JSON."""
+"""Their numbers as offsets in JSON."""
 _EDGES: Final = {"earliest": EARLIEST, "latest": LATEST}
 _FLAGS: Final = {"true": True, "false": False}
 _MOST: Final = (1 << 63) - 1
 
 Table = Mapping[str, Mapping[int, int]]
-"""A number of each partition, by topic."""
+"""A number for each partition, by topic."""
 
 NOWHERE: Final[Table] = MappingProxyType({})
 
 
 class Place(NamedTuple):
-    """Where reading begins, or ends."""
+    """The beginning or the end of a read."""
 
     option: str
-    """Which said it."""
+    """The option that says so."""
     everywhere: int | None
-    """For all partitions; ``None`` when ``table`` names each of them."""
+    """The number for all partitions; ``None`` when ``table`` names each of them."""
     table: Table = NOWHERE
     by_time: bool = False
     """Whether the numbers are milliseconds since 1970, and not offsets, ``EARLIEST`` or ``LATEST``."""
 
     @property
     def stands(self) -> bool:
-        """Whether a later look finds the same place, or what is left of it."""
+        """True when resolving the place later finds the same offsets, except for messages that have aged out since."""
         return not self.by_time and LATEST not in self.numbers
 
     @property
     def numbers(self) -> set[int | None]:
-        """All that is said."""
+        """All numbers of the place."""
         return {self.everywhere, *(number for row in self.table.values() for number in row.values())}
 
 
 class Topics(NamedTuple):
-    """What is read: exactly one is given."""
+    """The topics to read; exactly one of the fields is given."""
 
     names: tuple[str, ...] = ()
     pattern: str = ""
@@ -74,30 +74,33 @@ class ReadOptions(NamedTuple):
     """The options of one read, batch or stream."""
 
     servers: str
-    """Of registries, or ``zk://…``; empty with ``path``."""
+    """Addresses of registries, or ``zk://…``; empty with ``path``."""
     path: str
     topics: Topics
     starting: Place | None
     ending: Place | None
     latest_if_late: bool
-    """Whether a starting time behind the newest message means the end, and is no error."""
+    """Whether a starting time after the newest message means the end, rather than an error."""
     max_offsets: int | None
     min_partitions: int | None
     fail_on_data_loss: bool
     headers: bool
     errors: bool
-    """Whether a column says which bodies could not be inflated."""
+    """Whether a column gives the reason for each body that could not be inflated."""
     most_inflated: int
-    """Bytes of one body."""
+    """Largest size in bytes to which one body is inflated."""
     pushdown: bool
     group: str
-    """Whose offsets are committed; empty for none."""
+    """The group whose offsets are committed; empty for none."""
     verify: bool
     """Whether records straight from disk are compared with their checksums."""
     login: Login = NOBODY
 
     def for_batch(self) -> "ReadOptions":
-        """With what a batch begins and ends at unless told otherwise."""
+        """Return the options with a batch's defaults for its begin and end.
+
+        ``ConfigError`` for a begin at latest, an end at earliest, or ``groupId``.
+        """
         starting = self.starting or Place("startingOffsets", EARLIEST)
         if not starting.by_time and LATEST in starting.numbers:
             raise ConfigError(f"{starting.option}: a batch cannot begin at latest (-1); write earliest, or an offset")
@@ -109,7 +112,10 @@ class ReadOptions(NamedTuple):
         return self._replace(starting=starting, ending=ending)
 
     def for_stream(self) -> "ReadOptions":
-        """With what a new query begins at unless told otherwise."""
+        """Return the options with the default for the begin of a new query.
+
+        ``ConfigError`` for options that only a batch can have.
+        """
         if self.ending is not None:
             advice = "Trigger.AvailableNow reads what is there now"
             raise ConfigError(f"{self.ending.option}: a streaming query has no end; {advice}")
@@ -121,10 +127,10 @@ class ReadOptions(NamedTuple):
 
 
 class Given:
-    """Options as Spark has them."""
+    """Options as Spark hands them over."""
 
     def __init__(self, options: Mapping[str, str], known: Sequence[str]) -> None:
-        """``ConfigError`` for an option that is not ``known``, with the name it may be meant to be."""
+        """Take the options. ``ConfigError`` for one that is not ``known``, with the name that may be meant."""
         self._options = {name.lower(): value for name, value in options.items()}
         shown = {name.lower(): name for name in known}
         for name in self._options.keys() - shown.keys():
@@ -133,11 +139,11 @@ class Given:
             raise ConfigError(f"the option {name} is not known; {meant}")
 
     def text(self, name: str) -> str:
-        """Its text, or an empty one."""
+        """Return an option's text; an empty one when it is absent."""
         return self._options.get(name.lower(), "").strip()
 
     def login(self, servers: str) -> Login:
-        """Who asks the servers. ``ConfigError``."""
+        """Return the login for the servers. ``ConfigError``."""
         check_servers(SERVERS, servers)
         return login(self.text(USER), self._options.get(PASSWORD, ""), self.text(TLS_CA))
 
@@ -148,7 +154,7 @@ class Given:
         return _FLAGS.get(text, default)
 
     def number(self, name: str, least: int) -> int | None:
-        """A whole number."""
+        """Return a whole number from ``least`` on; ``None`` when the option is absent. ``ConfigError`` for any other text."""
         text = self.text(name)
         if not text:
             return None
@@ -157,7 +163,7 @@ class Given:
         return int(text)
 
     def table(self, name: str, shape: str) -> dict[str, Any]:
-        """A JSON object; ``shape`` is an example of it."""
+        """Return a JSON object; ``shape`` is the example that errors show. ``ConfigError``."""
         try:
             found = json.loads(self.text(name))
         except ValueError as error:
@@ -168,7 +174,7 @@ class Given:
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """What the options of a read say. ``ConfigError``."""
+    """Parse the options of a read. ``ConfigError``."""
     given = Given(options, READING)
     servers, path = given.text(SERVERS), given.text(PATH)
     if bool(servers) == bool(path):
@@ -219,7 +225,7 @@ def _topics(given: Given) -> Topics:
 
 
 def _place(given: Given, which: str) -> Place | None:
-    """The most special of the three options counts, as for Kafka: a time, times, offsets."""
+    """Return the begin or the end. Of the three options the most specific one counts, as for Kafka: a time, times, offsets."""
     time_ms = given.number(f"{which}Timestamp", 0)
     if time_ms is not None:
         return Place(f"{which}Timestamp", time_ms, by_time=True)

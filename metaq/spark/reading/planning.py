@@ -1,4 +1,4 @@
-"""Which topics a read takes, and as which tasks."""
+"""The plan of a read: its topics, and how they are shared among tasks."""
 
 import os
 import re
@@ -27,11 +27,14 @@ from metaq.spark.reading.ranges import (
 from metaq.spark.reading.tasks import Part, Task, report
 
 CLOCK_SLACK: Final = timedelta(seconds=10)
-"""How far a broker's clock may have stepped back: offsets are found by time as if it never did, filters must not miss a row."""
+"""How far a broker's clock may have stepped back.
+
+Offsets are found by time as if it never did, and filters must not miss a row.
+"""
 
 
 def origin_of(options: ReadOptions) -> Origin:
-    """Who is asked."""
+    """Return the origin that the options name: brokers, or a store folder."""
     if options.path:
         from metaq.spark.reading.folders import StoreFolder  # noqa: PLC0415 - brings the store's modules
 
@@ -40,7 +43,11 @@ def origin_of(options: ReadOptions) -> Origin:
 
 
 def chosen_topics(origin: Origin, topics: Topics) -> dict[str, Topic]:
-    """The topics of a read that are there. ``RouteNotFound`` for one that is named and is not."""
+    """Return the topics of a read.
+
+    ``RouteNotFound`` for a topic that is named and does not exist; ``ConfigError`` for a pattern without a match, or a
+    partition that a topic does not have.
+    """
     names = topics.names or tuple(topics.assigned)
     if topics.pattern:
         names = tuple(name for name in origin.names() if re.fullmatch(topics.pattern, name))
@@ -55,12 +62,12 @@ def chosen_topics(origin: Origin, topics: Topics) -> dict[str, Topic]:
 
 
 def is_chosen(topics: Topics, partition: TopicPartition) -> bool:
-    """Whether a partition is read at all; ``assign`` leaves out some."""
+    """Return whether a partition is read at all; ``assign`` leaves out some."""
     return not topics.assigned or partition.partition in topics.assigned.get(partition.topic, ())
 
 
 def plan_batch(origin: Origin, options: ReadOptions, bounds: Mapping[str, Bounds]) -> list[InputPartition]:
-    """The tasks of a batch."""
+    """Return the tasks of a batch."""
     topics = chosen_topics(origin, options.topics)
     layout = {name: topic.queues for name, topic in topics.items()}
     origin.await_brokers({queue.broker_name for queues in layout.values() for queue in queues})
@@ -86,7 +93,7 @@ def plan_batch(origin: Origin, options: ReadOptions, bounds: Mapping[str, Bounds
 
 
 def _narrowed_by_time(ranges: Iterable[Range], bounds: Bounds, at_time: Callable[[TopicPartition, int], int]) -> list[Range]:
-    """What of the ranges can be stored in this time, in microseconds."""
+    """Return the parts of the ranges that may have been stored in this time, which is in microseconds."""
     slack = CLOCK_SLACK // timedelta(microseconds=1)
     low = min(bounds.among) if bounds.among else bounds.low
     high = max(bounds.among) + 1 if bounds.among else bounds.high
@@ -105,7 +112,11 @@ def tasks_of(
     addresses: Mapping[str, Mapping[str, tuple[str, ...]]],
     options: ReadOptions,
 ) -> list[InputPartition]:
-    """The ranges as tasks, one at least. Planning runs beside the driver, which says nothing of Spark's parallelism."""
+    """Return the ranges as tasks, at least one.
+
+    Planning runs in a process beside the driver that does not know Spark's parallelism; this machine's processors stand in
+    for it.
+    """
     messages = sum(one.size for one in ranges)
     count = task_count(messages, os.cpu_count() or 1, options.min_partitions)
     tasks: list[InputPartition] = []

@@ -1,8 +1,10 @@
-"""Which messages a read takes, and how tasks share them. Pure: the driver looks what partitions hold, this decides.
+"""The messages that a read takes, and how tasks share them.
+
+This module does no I/O: the driver looks up what partitions hold, and these functions decide.
 
 Spark numbers the partitions of a topic over all brokers, 0 … n − 1 in the order of (broker name, queue). A query that runs for
-months must not mix them up when a broker comes or goes, so its offsets hold the queues behind the numbers, and new queues get
-new numbers. What a checkpoint holds::
+months must not mix them up when a broker comes or goes, so its offsets record the queue of each number, and new queues get new
+numbers. A checkpoint holds::
 
     {"orders": {"0": 12, "1": 40},                                    next offset of each partition, as for Kafka
      "#queues": {"orders": [["broker-a", 0, 1], ["broker-b", 0, 1]]}}   runs: broker, first queue, count; no topic has a #
@@ -20,14 +22,14 @@ QUEUES: Final = "#queues"
 SHOWN: Final = 10
 """Ranges that one line names."""
 WORTH_A_TASK: Final = 20_000
-"""Messages: a task costs Spark 35 to 100 ms, in which one reads a hundred thousand."""
+"""Messages: a task costs Spark 35 to 100 ms, the time in which one reads a hundred thousand."""
 
 
 class Span(NamedTuple):
-    """What a partition holds."""
+    """The offsets that a partition holds."""
 
     least: int
-    """Offset of the oldest message, or ``most``."""
+    """Offset of the oldest message; ``most`` when there is none."""
     most: int
     """The offset that the next message will have."""
 
@@ -38,11 +40,11 @@ class Range(NamedTuple):
     partition: TopicPartition
     begin: int
     end: int
-    """Behind the last one."""
+    """The offset after the last one."""
 
     @property
     def size(self) -> int:
-        """How many they are; none when it ends before it begins."""
+        """The number of messages; 0 when the range ends before it begins."""
         return max(0, self.end - self.begin)
 
 
@@ -61,14 +63,14 @@ class Loss(NamedTuple):
 Spans = Mapping[TopicPartition, Span]
 Offsets = Mapping[TopicPartition, int]
 Layout = Mapping[str, tuple[MessageQueue, ...]]
-"""The queue of each partition number, by topic."""
+"""The queues of each topic, in the order of their partition numbers."""
 
 
 class Position(NamedTuple):
-    """Where a streaming query stands."""
+    """The progress of a streaming query."""
 
     offsets: Offsets
-    """Next offsets."""
+    """The next offset of each partition."""
     layout: Layout
 
 
@@ -76,7 +78,10 @@ class Position(NamedTuple):
 
 
 def encode_position(position: Position) -> dict[str, Any]:
-    """As above. Equal positions become equal text, by which Spark sees that nothing is new."""
+    """Return a position as it stands in a checkpoint.
+
+    Equal positions become equal text, by which Spark sees that there are no new messages.
+    """
     offsets: dict[str, Any] = {}
     for (topic, partition), offset in sorted(position.offsets.items()):
         offsets.setdefault(topic, {})[str(partition)] = offset
@@ -85,7 +90,7 @@ def encode_position(position: Position) -> dict[str, Any]:
 
 
 def decode_position(found: Mapping[str, Any]) -> Position:
-    """``ConfigError`` for a checkpoint that another source wrote."""
+    """Parse a position from a checkpoint. ``ConfigError`` for one that another source wrote."""
     try:
         layout = {
             topic: tuple(MessageQueue(topic, broker, first + at) for broker, first, count in runs for at in range(count))
@@ -105,7 +110,7 @@ def decode_position(found: Mapping[str, Any]) -> Position:
 
 
 def _runs(queues: Sequence[MessageQueue]) -> Iterable[list[Any]]:
-    """Neighbours that count up on one broker."""
+    """Yield runs of queues with consecutive numbers on one broker: broker, first queue, count."""
     numbered = enumerate(queues)
     for _, group in groupby(numbered, key=lambda item: (item[1].broker_name, item[1].partition - item[0])):
         run = [queue for _, queue in group]
@@ -113,7 +118,7 @@ def _runs(queues: Sequence[MessageQueue]) -> Iterable[list[Any]]:
 
 
 def extended(layout: Layout, found: Layout) -> dict[str, tuple[MessageQueue, ...]]:
-    """A layout with the queues that are new, which get the numbers behind."""
+    """Return a layout with new queues appended, so known ones keep their numbers."""
     return {
         topic: (*layout.get(topic, ()), *sorted(set(found.get(topic, ())) - set(layout.get(topic, ()))))
         for topic in sorted({*layout, *found})
@@ -124,10 +129,10 @@ def extended(layout: Layout, found: Layout) -> dict[str, tuple[MessageQueue, ...
 
 
 def resolve(place: Place, spans: Spans, at_time: Callable[[TopicPartition, int], int]) -> dict[TopicPartition, int]:
-    """The offset of a place in each partition; explicit ones are not compared with what is there.
+    """Return the offset of a place in each partition; explicit offsets are not compared with the messages there.
 
-    ``at_time`` finds the first message stored at a time or later, and is asked only if the place is by time. ``ConfigError``
-    for a table that leaves out partitions, or names others.
+    ``at_time`` finds the first message stored at a time or later, and is called only for a place by time. ``ConfigError`` for a
+    table that leaves out partitions, or names others.
     """
     if place.everywhere is None:
         named = {TopicPartition(topic, partition) for topic, row in place.table.items() for partition in row}
@@ -149,7 +154,7 @@ def resolve(place: Place, spans: Spans, at_time: Callable[[TopicPartition, int],
 
 
 def refuse_late(place: Place, offsets: Offsets, spans: Spans) -> None:
-    """``ConfigError`` when there is no message at the starting time or later, unless options want the end then."""
+    """Raise ``ConfigError`` for partitions without a message at the starting time or later."""
     late = [partition for partition, offset in offsets.items() if offset >= spans[partition].most]
     if late:
         advice = "startingOffsetsByTimestampStrategy=latest begins there at the end"
@@ -157,7 +162,10 @@ def refuse_late(place: Place, offsets: Offsets, spans: Spans) -> None:
 
 
 def refuse_crossed(starting: Place, ending: Place, begins: Offsets, ends: Offsets) -> None:
-    """``ConfigError`` when a batch ends before it begins, and not because of times or of what is there."""
+    """Raise ``ConfigError`` when the options' own offsets make a batch end before it begins.
+
+    A begin after the end that comes from times, or from the messages there, is no error.
+    """
     if starting.by_time or ending.by_time:
         return
     for partition in sorted(begins):
@@ -175,17 +183,17 @@ def _some(partitions: Collection[TopicPartition]) -> str:
 
 
 def kept(wanted: Iterable[Range], spans: Spans) -> tuple[list[Range], list[Loss]]:
-    """What of the ranges is there, and what is not.
+    """Return the parts of the ranges that are there, and those that are lost.
 
-    A partition without a span is not there at all. Nothing is read twice to make up for what is lost: a partition that ends
-    before a range begins gives nothing.
+    A partition without a span is gone altogether. No message is read twice to make up for a loss: a partition that ends
+    before a range begins gives none.
     """
     left: list[Range] = []
     losses: list[Loss] = []
     for partition, begin, end in wanted:
         span = spans.get(partition)
         if end < begin:
-            # the messages up to ``end`` may be others than those that were read
+            # the messages before ``end`` may not be the ones that were read under these offsets
             losses.append(Loss(partition, end, begin, "its offsets went back; what is stored there now is not read"))
         elif span is None:
             if begin < end:
@@ -202,7 +210,7 @@ def kept(wanted: Iterable[Range], spans: Spans) -> tuple[list[Range], list[Loss]
 
 
 def beyond(begins: Offsets, spans: Spans) -> list[Loss]:
-    """What would have to be there, were these the offsets to begin at."""
+    """Return as losses the messages before these beginnings that the partitions have never reached."""
     return [
         Loss(key, spans[key].most, begin, f"the partition ends at {spans[key].most}, before reading begins")
         for key, begin in sorted(begins.items())
@@ -211,7 +219,7 @@ def beyond(begins: Offsets, spans: Spans) -> list[Loss]:
 
 
 def told(losses: Sequence[Loss]) -> str:
-    """Losses in one line."""
+    """Return losses as one line."""
     shown = "; ".join(map(str, losses[:SHOWN]))
     return shown if len(losses) <= SHOWN else f"{shown}; and {len(losses) - SHOWN} ranges more"
 
@@ -220,10 +228,10 @@ def told(losses: Sequence[Loss]) -> str:
 
 
 def limited(begins: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, int]:
-    """Ends no more than ``most`` messages behind the begins, in proportion to what waits in each partition.
+    """Return ends at most ``most`` messages after the begins in all, in proportion to each partition's lag.
 
-    Each partition that has messages gets one at least, so none starves. With fewer messages than such partitions they take
-    turns: each turn moves the sum of the begins, which says whose turn it is.
+    Each partition that has messages gets at least one, so none starves. When ``most`` is less than the number of such
+    partitions, they take turns: the sum of the begins, which grows with each batch, chooses where to start.
     """
     waiting = {key: ends[key] - begins.get(key, 0) for key in sorted(ends) if ends[key] > begins.get(key, 0)}
     total = sum(waiting.values())
@@ -240,22 +248,22 @@ def limited(begins: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, i
         rest, taken, seen = total - len(keys), 0, 0
         for key in keys:
             seen += waiting[key] - 1
-            part = spare * seen // rest - taken  # at most what waits, and all parts make ``spare``
+            part = spare * seen // rest - taken  # never more than the partition's lag; all parts add up to ``spare``
             result[key] += part
             taken += part
     return result
 
 
 def task_count(messages: int, parallelism: int, wished: int | None) -> int:
-    """How many tasks are worth their cost: up to two for each that can run at a time; a wish (minPartitions) counts more."""
+    """Return how many tasks are worth their cost: up to two for each processor, or ``wished`` (minPartitions) if more."""
     worth = min(2 * parallelism, -(-messages // WORTH_A_TASK))
     return max(1, min(messages, max(worth, wished or 0)))
 
 
 def shared(ranges: Sequence[Range], count: int) -> list[list[Range]]:
-    """The ranges in ``count`` tasks, equal but for one message. Their order stays, and large ranges are cut.
+    """Return the ranges divided among ``count`` tasks, equal to within one message; their order stays, large ones are cut.
 
-    There are as many tasks, none of them empty, unless there are fewer messages.
+    No task is empty: with fewer messages than ``count``, there are fewer tasks.
     """
     total = sum(one.size for one in ranges)
     count = min(count, total)
@@ -277,29 +285,29 @@ def shared(ranges: Sequence[Range], count: int) -> list[list[Range]]:
 
 
 class Bounds(NamedTuple):
-    """What a column may hold."""
+    """The values that filters allow in a column."""
 
     among: frozenset[Any] | None = None
-    """``None``: anything."""
+    """``None`` for any."""
     low: int | None = None
     high: int | None = None
-    """Behind the last one."""
+    """The value after the last one."""
 
     def both(self, other: "Bounds") -> "Bounds":
-        """What satisfies this one and another one."""
+        """Return the values that both allow."""
         among = [bounds.among for bounds in (self, other) if bounds.among is not None]
         lows = [bounds.low for bounds in (self, other) if bounds.low is not None]
         highs = [bounds.high for bounds in (self, other) if bounds.high is not None]
         return Bounds(frozenset.intersection(*among) if among else None, max(lows, default=None), min(highs, default=None))
 
     def admit(self, value: Any) -> bool:
-        """Whether a value is among them."""
+        """Return whether a value is allowed."""
         if self.among is not None and value not in self.among:
             return False
         return (self.low is None or value >= self.low) and (self.high is None or value < self.high)
 
     def clip(self, begin: int, end: int) -> tuple[int, int]:
-        """The part of a range that can have such values, perhaps an empty one."""
+        """Return the part of a range that can have such values, perhaps an empty one."""
         low, high = self.low, self.high
         if self.among is not None:
             inside = [value for value in self.among if begin <= value < end]
@@ -312,7 +320,7 @@ ANY: Final = Bounds()
 
 
 def narrowed(ranges: Iterable[Range], topic: Bounds, partition: Bounds, offset: Bounds) -> list[Range]:
-    """What of the ranges can satisfy filters on these columns."""
+    """Return the parts of the ranges that can satisfy filters on these columns."""
     clipped = (
         Range(where, *offset.clip(begin, end))
         for where, begin, end in ranges

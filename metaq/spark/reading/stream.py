@@ -1,7 +1,7 @@
-"""Streaming reads: where a query begins, how far a micro-batch goes, and what became of messages that aged out meanwhile.
+"""Streaming reads: where a query begins, how far a micro-batch goes, and which messages have aged out meanwhile.
 
-Spark keeps one object of this kind for a query in a process beside the driver, and calls its methods in turn. What it keeps of
-an offset is in ``metaq.spark.reading.ranges``.
+Spark keeps one ``StreamReader`` for a query, in a process beside the driver, and calls its methods one at a time. The form of
+the offsets that it stores is in ``metaq.spark.reading.ranges``.
 """
 
 import logging
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HOLD_S: Final = 1.0
-"""How long Spark waits for news before it is told that there are none; it would ask 70 times a second."""
+"""How long Spark waits for news until it learns that there are none; otherwise it would ask 70 times a second."""
 LOOK_S: Final = 0.1
-"""Between two looks for news meanwhile."""
+"""Time between two looks for news during ``HOLD_S``."""
 ROUTES_S: Final = 10.0
-"""Between two looks for new topics and partitions."""
+"""Time between two looks for new topics and partitions."""
 LOST: Final = "#lost"
-"""In what Spark reports as the latest offset: how many messages this run of the query has left out, by partition."""
+"""Key in the latest offset that Spark reports: how many messages this run of the query has left out, by partition."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows topics. It is pickled before anything is asked of it, so it connects later."""
+    """A streaming read. Spark pickles it before the first call, so it connects later."""
 
     def __init__(self, read_options: Callable[[], ReadOptions]) -> None:
         self._read_options = read_options
@@ -66,20 +66,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def options(self) -> ReadOptions:
-        """``ConfigError`` for options that a streaming query cannot have."""
+        """The options, read at the first use. ``ConfigError`` for options that a streaming query cannot have."""
         with plain_errors():
             return self._read_options().for_stream()
 
     # -- what Spark asks, in this order -----------------------------------------------------------------------------
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """From now on nothing that comes later is read."""
+        """Fix the end of the query: messages that come later are not read."""
         with plain_errors():
             layout = self._layout({})
             self._target = Position({key: span.most for key, span in self._spans(layout).items()}, layout)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins. Spark does not keep it: what moves by itself is kept as the end of an empty batch."""
+        """Return where a new query begins.
+
+        Spark does not record it. A beginning that would be another later (latest, or a time) is recorded as the end of an empty
+        batch.
+        """
         with plain_errors():
             place = self.options.starting
             assert place is not None
@@ -96,12 +100,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return found
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Of a micro-batch."""
+        """Return how many messages a micro-batch may have."""
         most = self.options.max_offsets
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next micro-batch ends; ``start`` when nothing comes for a while."""
+        """Return where the next micro-batch ends; ``start`` when no message comes within ``HOLD_S``."""
         with plain_errors():
             unpinned, self._unpinned = self._unpinned, None
             if unpinned == start:
@@ -116,11 +120,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 time.sleep(LOOK_S)
             if isinstance(limit, ReadMaxRows):
                 ends = Position(limited(position.offsets, ends.offsets, limit.max_rows), ends.layout)
-            self._remember(kept(_between(position, ends), spans)[1])  # the progress of the batch is asked for before its plan
+            self._remember(kept(_between(position, ends), spans)[1])  # Spark asks for a batch's progress before its plan
             return encode_position(ends)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of a micro-batch, the same ones when it is planned again after a crash."""
+        """Return the tasks of a micro-batch, the same ones when it is planned again after a crash."""
         with plain_errors():
             before, after = decode_position(start), decode_position(end)
             moved = _between(before, after)
@@ -134,11 +138,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return tasks_of(ranges, after.layout, addresses, self.options)
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """In a worker."""
+        """Return the rows of one task; runs in a worker."""
         return read_task(partition, self.options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Everything before ``end`` is done. Spark says so late, at the next batch: ``GroupOffsets`` says it at once."""
+        """Commit offsets of the group: all messages before ``end`` are done.
+
+        Spark calls this only when the next batch begins; ``GroupOffsets`` commits at once.
+        """
         if self.options.group:
             position = decode_position(end)
             offsets = {_queue(position.layout, key): offset for key, offset in position.offsets.items()}
@@ -148,7 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 logger.warning("offsets not committed group=%s reason=%s", self.options.group, error)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The ends that were seen last, and what was lost: for the query's progress."""
+        """Return the latest ends that were seen, and what was lost, for the query's progress."""
         if self._latest is None or not self._lost:
             return self._latest
         lost: dict[str, dict[str, int]] = {}
@@ -166,7 +173,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._connected
 
     def _layout(self, known: Layout) -> dict[str, tuple[MessageQueue, ...]]:
-        """The queues behind the partition numbers, with those that are new."""
+        """Return the queues of the partition numbers, with new ones appended."""
         if not self._topics or time.monotonic() - self._looked > ROUTES_S:
             self._refresh()
         return extended(known, {name: topic.queues for name, topic in self._topics.items()})
@@ -181,7 +188,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._looked = time.monotonic()
 
     def _look(self, ranges: list[Range]) -> None:
-        """Know where to fetch what is planned, when it is planned before anything else."""
+        """Look up the addresses of planned topics: after a restart a batch may be planned before any other call."""
         if any(one.partition.topic not in self._topics for one in ranges):
             self._refresh()
 
@@ -190,7 +197,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {key: span for key, span in found.items() if is_chosen(self.options.topics, key)}
 
     def _ends(self, start: Position, spans: Spans) -> Position:
-        """Everything that is there, or before the target. A partition that does not answer stays where it is."""
+        """Return all that is there, up to the target if there is one. A partition that does not answer keeps its offset."""
         layout = self._layout(start.layout)
         ends = {**start.offsets, **{key: span.most for key, span in spans.items()}}
         if self._target is not None:
@@ -201,12 +208,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Position(ends, layout)
 
     def _remember(self, losses: list[Loss]) -> None:
-        """Once, however often a batch is planned."""
+        """Count losses, each once, however often a batch is planned."""
         self._lost.update({(loss.partition, loss.begin): loss.end - loss.begin for loss in losses})
 
 
 def _between(start: Position, end: Position) -> list[Range]:
-    """What is read from one position to another; a partition that is new is read from its beginning."""
+    """Return the messages between two positions; a new partition is read from its beginning."""
     wanted = [Range(key, start.offsets.get(key, 0), offset) for key, offset in sorted(end.offsets.items())]
     return [one for one in wanted if one.begin != one.end]
 

@@ -1,4 +1,4 @@
-"""What one task reads, in a worker: parts of partitions, fetched from brokers or cut from a store folder."""
+"""The work of one task, in a worker: parts of partitions, fetched from brokers or cut from a store folder."""
 
 import contextlib
 import gc
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 8 * 1024 * 1024
-"""Of one fetch: what a worker holds of the log, whatever it reads."""
+"""Limit of one fetch, and so of the log's bytes that a worker holds."""
 MOST_MESSAGES: Final = 1 << 20
 TIMEOUT_S: Final = 30.0
 PATIENCE_S: Final = 60.0
-"""How long a broker may be gone, with its slaves, before the task fails."""
+"""How long a broker may be away, with its slaves, before the task fails."""
 PAUSE_S: Final = 0.2
 
 _connections: Final[dict[tuple[str, Login], BulkConnection]] = {}
-"""Spark uses a worker for many tasks and queries, one at a time; a connection is for one user."""
+"""Spark uses a worker for many tasks and queries, one at a time; a connection belongs to one user."""
 _settled: Final[list[bool]] = []
 
 
 class Part(NamedTuple):
-    """A range, and who has it."""
+    """A range, and the brokers that have it."""
 
     range: Range
     queue: MessageQueue
@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
 
 class Task(InputPartition):
-    """The parts that one task reads, one behind the other."""
+    """The parts that one task reads, one after the other."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         super().__init__(tuple(parts))
@@ -63,9 +63,10 @@ class Task(InputPartition):
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Show what metaq raises as one sentence, without the call stack of a process that users do not know.
+    """Show a metaq error as one sentence, without the stack trace of a process that users do not know.
 
-    Spark formats an error in the process that raised it, which then ends; the variable is Spark's own way to say how.
+    Spark formats an error in the process that raised it, which then ends. The environment variable is Spark's own switch
+    for this.
     """
     try:
         yield
@@ -75,7 +76,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def read_task(task: InputPartition, options: ReadOptions) -> Iterator["pa.RecordBatch"]:
-    """The rows of a task, in order within each partition."""
+    """Yield the rows of a task, in order within each partition."""
     assert isinstance(task, Task)
     _settle()
     shape = Shape(options.headers, options.errors, options.most_inflated)
@@ -90,7 +91,7 @@ def read_task(task: InputPartition, options: ReadOptions) -> Iterator["pa.Record
 
 
 def report(losses: Sequence[Loss], *, fail: bool) -> None:
-    """Tell what is lost: by ``DataLost`` (failOnDataLoss), or in one line of the log."""
+    """Report losses: raise ``DataLost`` (failOnDataLoss), or log one line."""
     if losses and fail:
         advice = "start elsewhere (a new checkpoint, startingOffsets), or let failOnDataLoss=false go on without them"
         raise DataLost(f"messages are lost: {told(losses)}. Either {advice}")
@@ -99,7 +100,10 @@ def report(losses: Sequence[Loss], *, fail: bool) -> None:
 
 
 def _settle() -> None:
-    """Once in a worker: Spark collects garbage after every task, which takes 15 ms less without what all tasks share."""
+    """Freeze the objects that all tasks share, once in a worker.
+
+    Spark collects garbage after every task, which takes 15 ms less without them.
+    """
     if not _settled:
         _settled.append(True)
         gc.collect()
@@ -107,7 +111,7 @@ def _settle() -> None:
 
 
 def _fetched(part: Part, options: ReadOptions) -> Iterator[Piece]:
-    """All that is there of a part; what is not is told."""
+    """Yield the messages of a part that are there, and report the others."""
     login, fail = options.login, options.fail_on_data_loss
     partition, at, end = part.range
     deadline = time.monotonic() + PATIENCE_S
@@ -116,7 +120,7 @@ def _fetched(part: Part, options: ReadOptions) -> Iterator[Piece]:
             bulk = _fetch(part, at, end, login, verified=False)
             key = TopicPartition(part.queue.topic, part.queue.partition)
             piece = piece_of(bulk) if bulk.verified else intact_piece(bulk, key)
-            if piece is None:  # once more, so that the broker tells the damaged ones from the others, and reports them
+            if piece is None:  # once more, verified: the broker marks the damaged ones, and reports them
                 bulk = _fetch(part, at, bulk.next, login, verified=True)
                 piece = piece_of(bulk)
         except OffsetOutOfRange as moved:
@@ -127,7 +131,7 @@ def _fetched(part: Part, options: ReadOptions) -> Iterator[Piece]:
             at = least
             continue
         if not bulk.units:
-            # a slave that is behind, or a master that has lost what the driver saw
+            # a slave that is behind, or a master that has lost messages that the driver saw
             if time.monotonic() > deadline:
                 report([Loss(partition, at, end, f"the partition ends at {bulk.most}")], fail=fail)
                 return
@@ -139,7 +143,7 @@ def _fetched(part: Part, options: ReadOptions) -> Iterator[Piece]:
 
 
 def _fetch(part: Part, at: int, end: int, login: Login, *, verified: bool) -> Bulk:
-    """From the master, or a slave while it cannot be reached; what follows is asked for ahead."""
+    """Fetch from the master, or from a slave while the master cannot be reached; the next fetch is sent ahead."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         for address in part.addresses:
@@ -165,7 +169,7 @@ def _wanted(part: Part, at: int, end: int, *, verified: bool) -> BulkFetch:
 
 
 def _cut(part: Part, options: ReadOptions) -> Iterator[Piece]:
-    """The same of a store folder."""
+    """Yield the messages of a part from a store folder. ``DataLost`` for those that aged out meanwhile."""
     from metaq.spark.reading.disk import Folder  # noqa: PLC0415 - brings the store's modules, which brokers' readers need not
 
     partition, at, end = part.range

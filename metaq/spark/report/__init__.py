@@ -1,1 +1,1 @@
-"""The offset report: who is how far behind, as tables, charts and a page."""
+"""The offset report: the lag of every consumer group, as tables, charts and a page."""

@@ -1,14 +1,14 @@
 """The offset report kept current: a stream of the history, and a message for each finding that comes or goes.
 
 ``metaq offsets report --follow`` starts it as a process of its own, ``python -m metaq.spark.report.alarms JOB``, with the
-fields of ``Watch`` as one JSON document. In the report's folder it keeps, beside what a report writes::
+fields of ``Watch`` as one JSON document. In the report's folder it keeps, beside the files of a report::
 
     history/0000000017-1769860800000.parquet    rows of one batch: its number, and the time of its newest sample
     checkpoint/                                 how far the stream is
     alarms.json                                 {"stuck/billing/orders/": {…the finding, as it was raised}}
 
 An alarm is a message whose key names the finding, whose tag is ``raised`` or ``ended``, and whose body is the finding as JSON.
-It is sent before it is noted here, so a restart in between sends it again, with the same key: at least once.
+It is sent before ``alarms.json`` records it, so a restart in between sends it again, with the same key: at least once.
 """
 
 import json
@@ -42,34 +42,34 @@ _GROUP: Final = "METAQ_ALARMS"
 
 
 class Watch(NamedTuple):
-    """What to follow, and whom to tell."""
+    """The history to follow, and where its alarms go."""
 
     out: str
     """The report's folder."""
     servers: str
-    """As the option ``metaq.bootstrap.servers``."""
+    """Addresses, as in the option ``metaq.bootstrap.servers``."""
     topic: str
-    """Of the history."""
+    """The topic of the history."""
     alarms: str | None = None
-    """The topic that alarms go to; ``None``: only the report is kept current."""
+    """The topic that alarms go to; ``None`` to keep only the report current."""
     every_s: float = 300.0
     keep_hours: float = 24.0
-    """How much of the history the report is made of, since its newest sample."""
+    """How much of the history the report covers, up to its newest sample."""
     pictures: bool = False
     stuck_samples: int = 10
     risk_hours: float = 24.0
     user: str = ""
-    """Who asks the brokers; the password is in METAQ_PASSWORD."""
+    """The user at the brokers; the password is in METAQ_PASSWORD."""
     tls_ca: str = ""
 
     @property
     def job(self) -> Job:
-        """The report."""
+        """The settings of the report."""
         return Job(out=self.out, pictures=self.pictures, stuck_samples=self.stuck_samples, risk_hours=self.risk_hours)
 
 
 def follow(spark: "SparkSession", watch: Watch, producer: Producer, login: Login = NOBODY) -> "StreamingQuery":
-    """Start the stream: every ``every_s`` seconds what is new goes into the report, and its alarms to ``producer``."""
+    """Start the stream: every ``every_s`` seconds new rows go into the report, and its alarms to ``producer``."""
     from metaq.spark.report.history import follow_topic  # noqa: PLC0415 - needs pyspark
 
     out = Path(watch.out)
@@ -85,7 +85,7 @@ def follow(spark: "SparkSession", watch: Watch, producer: Producer, login: Login
 
 
 def keep(batch: "DataFrame", number: int, watch: Watch) -> None:
-    """Add a batch to the kept history, in place of itself when it comes again, and remove what is too old."""
+    """Add a batch to the kept history, in place of itself when it comes again, and remove batches that are too old."""
     from pyspark.sql import functions as f  # noqa: PLC0415
 
     folder = Path(watch.out) / _HISTORY
@@ -102,7 +102,7 @@ def keep(batch: "DataFrame", number: int, watch: Watch) -> None:
 
 
 def report_kept(spark: "SparkSession", watch: Watch) -> "list[Finding]":
-    """The report on the kept history; nothing is found while there is none."""
+    """Write the report on the kept history and return its findings; an empty list while there is no history."""
     from metaq.spark.report.history import read_files  # noqa: PLC0415
 
     folder = Path(watch.out) / _HISTORY
@@ -110,7 +110,7 @@ def report_kept(spark: "SparkSession", watch: Watch) -> "list[Finding]":
 
 
 def raise_alarms(watch: Watch, findings: "list[Finding]", producer: Producer) -> None:
-    """Send what has come and gone since the last time."""
+    """Send an alarm for each finding that has come or gone since the last time."""
     place = Path(watch.out) / _ALARMS
     before: dict[str, Any] = json.loads(place.read_bytes()) if place.exists() else {}
     now = {finding.key: finding for finding in findings}
@@ -126,7 +126,7 @@ def raise_alarms(watch: Watch, findings: "list[Finding]", producer: Producer) ->
 
 
 def main(document: str) -> int:
-    """Follow until the process is ended, or the stream fails."""
+    """Follow until the process is ended, or the stream fails. Return the exit code."""
     watch = Watch(**json.loads(document))
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     try:

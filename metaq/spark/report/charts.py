@@ -1,8 +1,8 @@
-"""The charts of the offset report as SVG: no script, no colour of their own.
+"""The charts of the offset report as SVG, without scripts or colours of their own.
 
-Colours are classes (``s0`` … ``s7`` of a line, ``h0`` … ``h6`` of a heat map, ``quiet``), which the page gives a light and a
-dark form; `metaq.spark.report.pictures` draws the same charts as PNG. Lines have their data beside them, in words, for the
-page's tooltips::
+Colours are classes (``s0`` … ``s7`` of a line, ``h0`` … ``h6`` of a heat map, ``quiet``), for which the page has a light and a
+dark form; `metaq.spark.report.pictures` draws the same charts as PNG. A chart of lines carries its data as text, for the page's
+tooltips::
 
     <svg data-chart='{"from":left,"to":right,"times":[…],"lines":[{"name":…,"class":…,"values":[…]}]}'>
 """
@@ -39,7 +39,7 @@ class Line(NamedTuple):
     name: str
     values: Sequence[Value]
     colour: int | None
-    """Of ``COLOURS``; ``None``: one of the many that are as they should be."""
+    """A number below ``COLOURS``; ``None`` for one of the many that are as they should be."""
     dashed: bool = False
 
 
@@ -52,7 +52,7 @@ class Lines(NamedTuple):
     """Unix seconds."""
     lines: Sequence[Line]
     say: Say
-    """A value in words, for the axis."""
+    """Formats a value for the axis."""
     logarithmic: bool = False
     seconds: bool = False
     """Values are seconds, so the axis has minutes and hours."""
@@ -70,7 +70,7 @@ class Heat(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A value and what to write behind it."""
+    """A value and the text after it."""
 
     name: str
     value: float
@@ -79,7 +79,7 @@ class Bar(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """Bars beside each other, as long as their values."""
+    """Horizontal bars, as long as their values."""
 
     title: str
     note: str
@@ -92,19 +92,19 @@ Chart = Lines | Heat | Bars
 
 
 class Axis(NamedTuple):
-    """Values from 0 to ``top``."""
+    """A scale of values from 0 to ``top``."""
 
     top: float
     ticks: list[float]
     logarithmic: bool
 
     def share(self, value: float) -> float:
-        """Where a value is: 0 at the bottom, 1 at the top."""
+        """Return the place of a value: 0 at the bottom, 1 at the top."""
         return math.log1p(value) / math.log1p(self.top) if self.logarithmic else value / self.top
 
 
 def value_axis(values: Sequence[float], *, logarithmic: bool, seconds: bool = False) -> Axis:
-    """An axis for values, with about five ticks."""
+    """Return an axis for values, with about five ticks."""
     largest = max((value for value in values if math.isfinite(value)), default=0.0) or 1.0
     if logarithmic:
         nice = list(map(float, _NICE_TIMES)) if seconds else [10.0**exponent for exponent in range(16)]
@@ -118,7 +118,7 @@ def value_axis(values: Sequence[float], *, logarithmic: bool, seconds: bool = Fa
 
 
 def time_ticks(first: float, last: float, most: int = 9) -> list[tuple[float, str]]:
-    """Round times, and what to write there: the day at midnight, else the time."""
+    """Return round times with their labels: the day at midnight, else the time."""
     step = next((step for step in _STEPS_S if (last - first) / step <= most), _STEPS_S[-1])
     start = math.ceil(first / step) * step
     ticks = [start + step * n for n in range(int((last - start) / step) + 1)] if start <= last else []
@@ -131,14 +131,14 @@ def _time_label(at: float) -> str:
 
 
 def level(value: Value, top: float) -> int:
-    """The colour of a heat map's cell: 0 for nothing, the others on a logarithmic scale up to ``top``."""
+    """Return the colour of a heat map's cell: 0 for no messages, the others on a logarithmic scale up to ``top``."""
     if value is None or value <= 0:
         return 0
     return 1 + min(LEVELS - 2, int(math.log1p(value) / math.log1p(top) * (LEVELS - 1)))
 
 
 def level_ends(top: float) -> list[float]:
-    """Up to which value each level but the first goes."""
+    """Return the upper end of each level but the first."""
     return [math.expm1(math.log1p(top) * n / (LEVELS - 1)) for n in range(1, LEVELS)]
 
 
@@ -150,7 +150,7 @@ def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") 
 
 
 def _time(x: float, right: float, y: float, label: str) -> str:
-    """A time below its place, at the right end before it."""
+    """Return the label of a time below its place; at the right end, before it."""
     return _text(x, y, label, "tick", "end" if x > right - 20 else "middle")
 
 
@@ -163,7 +163,7 @@ def _svg(width: float, height: float, label: str, inside: list[str], data: objec
 
 
 def _path(times: Sequence[float], values: Sequence[Value], x: Place, y: Place) -> str:
-    """A line with holes where there is no value."""
+    """Return a line with holes where there is no value."""
     steps, pen = [], "M"
     for time, value in zip(times, values, strict=True):
         if value is None:
@@ -175,7 +175,7 @@ def _path(times: Sequence[float], values: Sequence[Value], x: Place, y: Place) -
 
 
 def draw_lines(chart: Lines, width: float = 1080, height: float = 300, *, labelled: bool = True) -> str:
-    """An SVG of lines; with ``labelled`` the coloured ones have their names at their ends."""
+    """Return an SVG of lines; with ``labelled`` the coloured ones have their names at their ends."""
     left, right, top, bottom = 64.0, (width - 190.0 if labelled else width - 12.0), 12.0, height - 26.0
     first, last = chart.times[0], max(chart.times[-1], chart.times[0] + 1)
     axis = value_axis(
@@ -221,7 +221,7 @@ def draw_lines(chart: Lines, width: float = 1080, height: float = 300, *, labell
 
 
 def _end_labels(chart: Lines, right: float, y: Place, top: float, bottom: float) -> list[str]:
-    """Names at the ends of the coloured lines, moved apart where they would cover each other."""
+    """Return names at the ends of the coloured lines, moved apart where they would cover each other."""
     ends = []
     for line in chart.lines:
         known = [value for value in line.values if value is not None]
@@ -245,7 +245,7 @@ def _shortened(name: str, most: int) -> str:
 
 
 def draw_heat(chart: Heat, width: float = 1080) -> str:
-    """An SVG of a heat map with its legend."""
+    """Return an SVG of a heat map with its legend."""
     left, right, top = 110.0, width - 12.0, 6.0
     cell_height = max(6.0, min(22.0, 420.0 / max(1, len(chart.names))))
     cell_width = (right - left) / max(1, len(chart.times))
@@ -272,7 +272,7 @@ def draw_heat(chart: Heat, width: float = 1080) -> str:
 
 
 def _runs(levels: list[int], number: int, left: float, width: float, y: float, height: float) -> list[str]:
-    """Rectangles of neighbouring cells of one level, with a hair of space between rows."""
+    """Return rectangles of neighbouring cells of one level, with a thin gap between rows."""
     rectangles, start = [], None
     for column, found in enumerate([*levels, -1]):
         if found == number and start is None:
@@ -295,7 +295,7 @@ def _legend(chart: Heat, highest: float, left: float, y: float) -> list[str]:
 
 
 def draw_bars(chart: Bars, width: float = 520) -> str:
-    """An SVG of bars."""
+    """Return an SVG of bars."""
     left, right, height = 130.0, width - 150.0, 24.0
     whole = chart.whole or max((bar.value for bar in chart.bars), default=0.0) or 1.0
     inside = []
@@ -311,7 +311,7 @@ def draw_bars(chart: Bars, width: float = 520) -> str:
 
 
 def draw_spark(values: Sequence[Value], colour: int | None) -> str:
-    """A line as small as a word, without axes."""
+    """Return an SVG of a line as small as a word, without axes."""
     highest = max((value for value in values if value is not None), default=0.0) or 1.0
     step = 118.0 / max(1, len(values) - 1)
     kind = "quiet" if colour is None else f"line s{colour}"

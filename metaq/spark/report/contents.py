@@ -1,4 +1,4 @@
-"""What of the report's tables is shown: a few hundred rows of them, as charts."""
+"""The contents of the report's page: a few hundred rows of its tables, and the charts made of them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -29,21 +29,21 @@ from metaq.spark.report.tables import Sampling
 from metaq.spark.report.wording import count, duration, percent, rate, short_count
 
 MOST_FOUND: Final = 10_000
-"""Partitions that findings are made of, the worst."""
+"""Partitions that findings are made of: the worst ones."""
 MOST_GROUPS: Final = 60
-"""In the table of groups: those with findings, and then those with most messages waiting."""
+"""Rows in the table of groups: those with findings first, then those with the largest lag."""
 MOST_LINES: Final = 20
-"""In a chart; those that are as they should be, in grey."""
+"""Lines in a chart; those of groups without findings are grey."""
 MOST_RATES: Final = 6
 MOST_HEATS: Final = 4
 MOST_ROWS: Final = 64
-"""Partitions in a heat map: those where most messages waited."""
+"""Partitions in a heat map: those with the largest lag."""
 MOST_SKEWED: Final = 3
 MOST_BARS: Final = 24
 COLOURED: Final = COLOURS - 1
-"""Groups that have a colour; the last is for the others."""
+"""Groups that have a colour of their own; the last colour is for all others."""
 WELL: Final = 3
-"""Without findings, so many groups are coloured."""
+"""Groups that are coloured when there are no findings."""
 
 Pair = tuple[str, str]
 """Group and topic."""
@@ -54,9 +54,9 @@ class Group(NamedTuple):
 
     row: Row
     lags: Sequence[float | None]
-    """At the report's times."""
+    """The lag at each of the report's times."""
     colour: int | None
-    """In every chart."""
+    """The group's colour in every chart."""
     findings: list[Finding]
 
 
@@ -69,7 +69,7 @@ class Contents(NamedTuple):
     counts: Mapping[str, int]
     """How many ``groups``, ``topics``, ``partitions`` and groups of topics (``pairs``) there are."""
     waiting: int
-    """Messages, over all groups."""
+    """The lag in messages, over all groups."""
     sent_per_s: float
     lag: Lines
     age: Lines
@@ -94,7 +94,7 @@ class Shelf:
         order: Sequence[str] = (),
         most: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Of a table, ``most`` rows at most; a name in ``order`` with - before it: the largest first."""
+        """Return at most ``most`` rows of a table, sorted by the columns in ``order``; a - before a name means descending."""
         table = pq.read_table(self._folder / f"{name}.parquet", filters=where, columns=columns)
         if order:
             table = table.sort_by([(key.removeprefix("-"), "descending" if key[0] == "-" else "ascending") for key in order])
@@ -103,7 +103,7 @@ class Shelf:
 
 
 def find_all(shelf: Shelf, sampling: Sampling, limits: Limits) -> list[Finding]:
-    """The findings of the tables."""
+    """Return the findings in the tables."""
     worst = shelf.rows("partitions", _noteworthy(limits), order=["-lost", "-lag"], most=MOST_FOUND)
     pairs = shelf.rows("groups", _is_one_of(_pair(row) for row in worst))
     skewed = shelf.rows("topics", _SKEWED, order=["topic", "-messages"], most=MOST_FOUND)
@@ -111,7 +111,7 @@ def find_all(shelf: Shelf, sampling: Sampling, limits: Limits) -> list[Finding]:
 
 
 def _noteworthy(limits: Limits) -> pc.Expression:
-    """The partitions that `find` may say something about; nearly all others are left out."""
+    """Return the condition for partitions that `find` may report; it leaves out nearly all others."""
     still = (_f("waiting_s") >= limits.still_s) | (_f("unowned_s") >= limits.still_s)
     waits = (_f("lag") > 0) & (still | (_f("lag_s") >= BEHIND_S))
     return (_f("lost") > 0) | (_f("runway_s") <= limits.risk_s) | waits
@@ -128,7 +128,7 @@ _SKEWED: Final = (
 
 
 def gather(shelf: Shelf, sampling: Sampling, limits: Limits) -> Contents:
-    """Choose what is shown."""
+    """Choose what the page shows."""
     findings = find_all(shelf, sampling, limits)
     troubled = list(dict.fromkeys((one.group, one.topic) for one in findings if one.group and one.topic))
     groups = shelf.rows("groups", order=["-lag", "group", "topic"])
@@ -177,7 +177,7 @@ def _place(row: Row) -> tuple[str, str, int]:
 
 
 def _is_one_of(pairs: Iterable[Pair]) -> pc.Expression:
-    """Whether a row is about one of these groups and topics."""
+    """Return the condition for rows about one of these groups and topics."""
     by_group: dict[str, set[str]] = {}
     for group, topic in pairs:
         by_group.setdefault(group, set()).add(topic)
@@ -186,7 +186,7 @@ def _is_one_of(pairs: Iterable[Pair]) -> pc.Expression:
 
 
 class _Grid:
-    """The table over time, with a value or none at each of its times."""
+    """The table over time, with a value or ``None`` at each of its times."""
 
     def __init__(self, rows: Sequence[Row], colours: Mapping[Pair, int]) -> None:
         self.times = sorted({row["at"] for row in rows})
@@ -242,7 +242,7 @@ def _skew(shelf: Shelf, topic: str) -> Bars:
 
 
 def _retention(groups: Iterable[Row], at_risk: Collection[tuple[str | None, str | None]]) -> Bars | None:
-    """How much of the time that messages are kept each group has used."""
+    """Return a chart of the share of the retention time that each group has used."""
     known = [row for row in groups if row["retention_used"] is not None]
     if not known:
         return None

@@ -1,7 +1,7 @@
-"""What is wrong with groups and topics, in one sentence each: functions of the report's tables, which need no Spark.
+"""The problems of groups and topics in one sentence each, found in the report's tables without Spark.
 
-A partition of a group has at most one trouble, the first of those below that it has: the others follow from it. Partitions of
-one group and topic with the same trouble are one finding.
+A partition of a group has at most one problem, the first that applies in the order below, as the others follow from it.
+Partitions of one group and topic with the same problem are one finding.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,32 +23,32 @@ SKEW: Final = "skew"
 GAP: Final = "gap"
 
 URGENT_S: Final = 6 * HOUR
-"""Data that is lost sooner is a problem, later a warning."""
+"""Data loss that is closer than this is a problem, later loss a warning."""
 BEHIND_S: Final = 600
-"""A group that is less far behind does not fall behind: a minute more or less is noise."""
+"""A group whose lag is less than this does not fall behind: a minute more or less is noise."""
 BEHIND_SHARE: Final = 0.98
-"""... nor one that consumes nearly as fast as producers send."""
+"""... nor does one that consumes nearly as fast as producers send."""
 SKEW_GINI: Final = 0.35
 SKEW_RATIO: Final = 3.0
 SKEW_PARTITIONS: Final = 3
 SKEW_MESSAGES: Final = 1000
-"""A topic is skewed when all four are reached: the largest partition has so many times the median, and the chance of few
-messages is left out."""
+"""A topic is skewed when all four are reached. RATIO is that of the largest partition to the median; the last two exclude
+topics that are uneven by chance, with few partitions or messages."""
 
 Row = Mapping[str, Any]
 
 
 class Limits(NamedTuple):
-    """What counts as trouble."""
+    """The limits from which a state is a finding."""
 
     still_s: float
-    """A partition with messages in which a group has not moved for so long is stuck, or is without owner."""
+    """A partition with messages in which a group has not moved for this long is stuck, or has no owner."""
     risk_s: float
-    """Data that retention deletes unconsumed within so long is at risk."""
+    """Data that retention deletes unconsumed within this time is at risk."""
 
 
 class Finding(NamedTuple):
-    """One trouble. What does not apply is ``None``."""
+    """One problem or warning. Fields that do not apply are ``None``."""
 
     severity: str
     """problem, warning."""
@@ -63,13 +63,13 @@ class Finding(NamedTuple):
     lag: int | None
     """Messages, in these partitions."""
     left_s: float | None
-    """Until data is lost."""
+    """Time until data is lost."""
     share: float | None
-    """Of a topic's messages in its largest partition."""
+    """The share of the topic's messages that is in its largest partition."""
 
     @property
     def key(self) -> str:
-        """The same for the same trouble in another report; one report has each key once."""
+        """The identity of a finding: the same in every report, and unique within one."""
         return "/".join((self.kind, self.group or "", self.topic or "", "" if self.topic else ",".join(self.partitions)))
 
 
@@ -81,7 +81,7 @@ def find(
     limits: Limits,
     last: datetime,
 ) -> list[Finding]:
-    """All findings, the worst first; ``last`` is the time of the last sample."""
+    """Return all findings, the worst first; ``last`` is the time of the last sample."""
     sizes = {(row["group"], row["topic"]): row for row in groups}
     troubled = [(row["group"], row["topic"], trouble, row) for row in partitions if (trouble := _trouble(row, limits))]
     found = []
@@ -125,7 +125,7 @@ def _trouble(row: Row, limits: Limits) -> str | None:
 
 
 def _names(rows: list[Row]) -> str:
-    """``partition 3 of orders on east``, or ``partitions 1 and 2 of orders on east``."""
+    """Return ``partition 3 of orders on east``, or ``partitions 1 and 2 of orders on east``."""
     brokers = [(broker, [str(row["partition"]) for row in some]) for broker, some in groupby(rows, lambda row: row["broker"])]
     places = [f"{'partition' if len(some) == 1 else 'partitions'} {listed(some)}" for _, some in brokers]
     if len(places) == 1:

@@ -1,7 +1,7 @@
 """The history of offsets: a row for every partition of every group, each time that a broker took a sample.
 
-From files (``metaq offsets export``), or from the system topic into which brokers write it by themselves. Rows may come twice
-and in any order: what is made of them takes the newest of a time.
+It is read from files (``metaq offsets export``), or from the system topic into which brokers write it by themselves. Rows may
+come twice and in any order, as the report's tables do not depend on either.
 """
 
 from pathlib import Path
@@ -35,19 +35,19 @@ SCHEMA: Final = StructType(
 )
 """``kind``: remoting, zookeeper or observed. ``consumed``: the next offset, null when unknown. ``minimum``, ``maximum``: the
 oldest offset, and one after the newest. The ``_ts`` columns: when the messages there were stored; ``consumed_ts`` is null when
-there is none yet. ``owner``: a client's id, null when nobody consumes the partition."""
+there is none yet. ``owner``: a client's id, null when no client consumes the partition."""
 
 _JSON_LINES: Final = frozenset({".json", ".jsonl"})
 _PARQUET: Final = b"PAR1"
 
 SERIES: Final = ["broker", "group", "kind", "topic", "partition"]
-"""What one row of each sample is about."""
+"""The columns that identify a series of samples."""
 
 
 def read_files(spark: SparkSession, path: str) -> DataFrame:
-    """A file or folder of Parquet, or of JSON lines: files whose names end in .json or .jsonl.
+    """Read a file or folder of Parquet, or of JSON lines: files whose names end in .json or .jsonl.
 
-    ``ConfigError`` when there is nothing, or something else.
+    ``ConfigError`` when there is no file, or one of another kind.
     """
     place = Path(path)
     files = [place] if place.is_file() else sorted(file for file in place.rglob("[!._]*") if file.is_file())
@@ -67,12 +67,12 @@ def read_files(spark: SparkSession, path: str) -> DataFrame:
 
 
 def read_topic(spark: SparkSession, servers: str, topic: str, login: Login = NOBODY) -> DataFrame:
-    """All samples that the system topic still has; ``servers`` as the option ``metaq.bootstrap.servers``."""
+    """Read all samples that the system topic still has; ``servers`` is as in the option ``metaq.bootstrap.servers``."""
     return rows_of(spark.read.format("metaq").options(**_options(servers, topic, login)).load())
 
 
 def follow_topic(spark: SparkSession, servers: str, topic: str, login: Login = NOBODY) -> DataFrame:
-    """The samples of the system topic, as a stream from its oldest message on."""
+    """Read the samples of the system topic, as a stream from its oldest message on."""
     reader = spark.readStream.format("metaq").options(**_options(servers, topic, login))
     return rows_of(reader.option("startingOffsets", "earliest").load())
 
@@ -83,6 +83,6 @@ def _options(servers: str, topic: str, login: Login) -> dict[str, str]:
 
 
 def rows_of(messages: DataFrame) -> DataFrame:
-    """The rows in messages of the system topic, whose bodies are lines of JSON."""
+    """Return the rows in messages of the system topic, whose bodies are lines of JSON."""
     lines = messages.select(f.explode(f.split(f.col("value").cast("string"), "\n")).alias("line"))
     return lines.select(f.from_json("line", SCHEMA).alias("row")).where("row.ts is not null").select("row.*")

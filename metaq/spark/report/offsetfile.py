@@ -1,4 +1,4 @@
-"""Rows of offsets as a Parquet file, as ``metaq.spark.report.history`` and whoever else reads Parquet takes them."""
+"""Rows of offsets as a Parquet file, for ``metaq.spark.report.history`` and any other reader of Parquet."""
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -29,11 +29,11 @@ SCHEMA: Final = pa.schema(
     ]
 )
 ROW_GROUP: Final = 100_000
-"""Rows that are held in memory, some 60 MB."""
+"""Rows that are held in memory, about 60 MB."""
 
 
 def write_parquet(rows: Iterable[OffsetRow], out: BinaryIO) -> int:
-    """Write them all; how many there were."""
+    """Write all rows. Return how many there were."""
     count = 0
     with pq.ParquetWriter(out, SCHEMA, compression="zstd") as writer:
         source = iter(rows)

@@ -1,4 +1,4 @@
-"""The report as one page of HTML: it needs no network, and no script to be read."""
+"""The report as one page of HTML, which needs no network, and no script to be read."""
 
 import html
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ _MEANINGS: Final = {
 
 
 def write_page(contents: Contents) -> str:
-    """The whole document."""
+    """Return the whole document."""
     parts = [
         _head(contents),
         _findings(contents),
@@ -145,7 +145,7 @@ def _group(group: Group) -> str:
 
 
 def _drained(row: Row, *, well: bool) -> str:
-    # what waits in a group that keeps up is on its way: rates that differ by chance say nothing about it
+    # the lag of a group that keeps up is on its way: rates that differ by chance say nothing about it
     if well:
         return "–"
     return "never" if row["drain_s"] is None else duration(row["drain_s"])

@@ -1,4 +1,4 @@
-"""How the report's page looks, light and dark, and the few lines of script that show values under the pointer."""
+"""The style of the report's page, light and dark, and the few lines of script that show values under the pointer."""
 
 from typing import Final
 

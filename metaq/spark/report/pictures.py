@@ -1,4 +1,4 @@
-"""The report's charts as PNG, for mails and chats: by matplotlib, of the extra ``report``."""
+"""The report's charts as PNG for mails and chats, drawn by matplotlib (the extra ``report``)."""
 
 import re
 import shutil
@@ -25,8 +25,10 @@ _DPI: Final = 110
 
 
 def draw_pictures(contents: Contents, out: Path) -> list[Path]:
-    """One file a chart in the folder ``pictures``, in place of those of an earlier report: ``lag.png``, ``behind.png``,
-    ``rates-…``, ``waiting-…``, ``skew-…`` and ``retention.png``."""
+    """Draw one file for each chart into the folder ``pictures``, replacing those of an earlier report. Return their paths.
+
+    They are ``lag.png``, ``behind.png``, ``rates-…``, ``waiting-…``, ``skew-…`` and ``retention.png``.
+    """
     folder = out / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -78,7 +80,7 @@ def _lines(axes: Axes, chart: Lines) -> None:
     known = [value for line in chart.lines for value in line.values if value is not None]
     axis = value_axis(known, logarithmic=chart.logarithmic, seconds=chart.seconds)
     for line in sorted(chart.lines, key=lambda line: line.colour is not None):
-        # a hole stays one
+        # matplotlib leaves a hole at each nan
         shares = [float("nan") if value is None else axis.share(value) for value in line.values]
         colour = _QUIET if line.colour is None else _COLOURS[line.colour]
         width = 1.0 if line.colour is None else 1.8

@@ -1,8 +1,8 @@
 """The Spark job that makes the offset report: from a history of offsets to a page, tables and pictures.
 
 ``metaq offsets report`` starts it as a process of its own, ``python -m metaq.spark.report.report JOB``, with the fields of
-``Job`` as one JSON document. It prints the findings as lines of JSON, and ends with exit code 0, or ``TOLD`` behind one line on
-standard error that says what is wrong.
+``Job`` as one JSON document. It prints the findings as lines of JSON and ends with exit code 0; for an error it prints one line
+to standard error and ends with ``TOLD``.
 """
 
 import json
@@ -25,38 +25,38 @@ if TYPE_CHECKING:
 
 PAGE: Final = "report.html"
 TOLD: Final = 2
-"""Exit code; a trace ends with 1."""
+"""Exit code; a stack trace ends with 1."""
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.log.level": "ERROR",
-    # what is shuffled is small: 200, the default, take longer to start than to run
+    # shuffles are small: 200 partitions, the default, take longer to start than to run
     "spark.sql.shuffle.partitions": "16",
 }
 
 
 class Job(NamedTuple):
-    """What to make of what."""
+    """The history to read, and the report to make of it."""
 
     out: str
-    """A folder, made when it is not there; files of an earlier report in it are replaced."""
+    """A folder, made when it does not exist; files of an earlier report in it are replaced."""
     history: str | None = None
-    """A file or folder; else ``topic``, of the brokers at ``servers``."""
+    """A file or folder; without it the history is in ``topic`` on the brokers at ``servers``."""
     topic: str | None = None
     servers: str | None = None
     pictures: bool = False
     stuck_samples: int = 10
     risk_hours: float = 24.0
     user: str = ""
-    """Who asks the brokers; the password is in METAQ_PASSWORD."""
+    """The user at the brokers; the password is in METAQ_PASSWORD."""
     tls_ca: str = ""
 
 
 def report(history: "DataFrame", job: Job) -> "list[Finding]":
-    """Write the page, the tables and the pictures; the findings.
+    """Write the page, the tables and the pictures. Return the findings.
 
     ``ConfigError`` when the history has no sample, or matplotlib is wanted and missing.
     """
-    # they need pyspark and pyarrow: `session` says in words when those are missing
+    # they need pyspark and pyarrow: `session` has a readable error when those are missing
     from metaq.spark.report.contents import Shelf, gather  # noqa: PLC0415
     from metaq.spark.report.page import write_page  # noqa: PLC0415
     from metaq.spark.report.tables import look, write_tables  # noqa: PLC0415
@@ -75,21 +75,21 @@ def report(history: "DataFrame", job: Job) -> "list[Finding]":
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file that others read meanwhile."""
+    """Replace a file in one step: readers see the old text or the new one."""
     new = path.with_name(f"{path.name}.new")
     new.write_text(text, "utf-8")
     os.replace(new, path)
 
 
 def limits_of(job: Job, sampling: "Sampling") -> "Limits":
-    """The job's limits in seconds."""
+    """Return the job's limits in seconds."""
     from metaq.spark.report.findings import Limits  # noqa: PLC0415
 
     return Limits(still_s=job.stuck_samples * sampling.interval_s, risk_s=job.risk_hours * 3600)
 
 
 def write_findings(findings: "list[Finding]", out: Path) -> None:
-    """As ``findings.parquet``."""
+    """Write the findings to ``findings.parquet``."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -109,7 +109,7 @@ def _pictures() -> "Any":
 
 
 def history_of(spark: "SparkSession", job: Job) -> "DataFrame":
-    """The rows that the job names."""
+    """Return the rows that the job names."""
     from metaq.spark.report.history import read_files, read_topic  # noqa: PLC0415
 
     if job.history is not None:
@@ -119,18 +119,18 @@ def history_of(spark: "SparkSession", job: Job) -> "DataFrame":
     login = from_environment(job.user, job.tls_ca)
     with connect(job.servers, **login.for_client()) as client:
         check_topics(client, job.topic)
-    # it is read five times: fetched and parsed once
+    # the report reads it five times: it is fetched and parsed once
     return read_topic(spark, job.servers, job.topic, login).persist()
 
 
 def check_topics(client: Client, *topics: str) -> None:
-    """Raise what is wrong with a registry or topic before Spark does: here it is one line."""
+    """Raise the error of a registry or topic before Spark does: here it is one line."""
     for topic in topics:
         client.admin().queues(topic)
 
 
 def line_of(finding: "Finding") -> str:
-    """A finding as a line of JSON."""
+    """Return a finding as a line of JSON."""
     return json.dumps(finding._asdict(), ensure_ascii=False, default=_iso)
 
 
@@ -139,7 +139,7 @@ def _iso(value: datetime) -> str:
 
 
 def main(document: str) -> int:
-    """Run one job."""
+    """Run one job. Return the exit code."""
     job = Job(**json.loads(document))
     try:
         spark = session("metaq offset report", settings=SETTINGS)
@@ -147,7 +147,7 @@ def main(document: str) -> int:
             for finding in report(history_of(spark, job), job):
                 print(line_of(finding))
         finally:
-            spark.stop()  # first: a thread of Spark's that the end of the process interrupts would have the last word
+            spark.stop()  # before the error is printed: a thread of Spark that exit interrupts would print after it
     except MetaqError as error:
         print(error, file=sys.stderr)
         return TOLD

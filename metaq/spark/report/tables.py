@@ -15,13 +15,13 @@ topics     each partition of each topic: its ``messages`` in the last day, and t
 ========== ==================================================================================================================
 
 ``lag`` counts messages; ``lag_s`` is the age of the next one, in seconds. Rates are messages a second, ``_per_s``. ``drain_s``:
-until the lag is gone, null for never. ``waiting_s``: since how long there are messages and the group has not moved.
-``unowned_s``: since how long nobody owns the partition. ``runway_s``: until retention deletes what the group has not consumed,
-null for never. ``lost``: messages that it has deleted so already.
+time until the lag is gone, null for never. ``waiting_s``: how long there have been messages and the group has not moved.
+``unowned_s``: how long the partition has had no owner. ``runway_s``: time until retention deletes messages that the group has
+not consumed, null for never. ``lost``: messages that it has already deleted so.
 
-Weeks of minutes are millions of rows, so those are only read, never sorted: three passes aggregate them by hash, into buckets,
-into rates of the last hour, and into since when a group has not moved. For that their buffers hold numbers only: Spark sorts
-all rows for an aggregate of strings. All the rest is made of the first tables, which are small.
+A sample each minute for weeks makes millions of rows. They are only read, never sorted: three passes aggregate them by hash
+(into buckets, into rates of the last hour, and into the time since a group has moved). The aggregates are over numbers only,
+because Spark sorts all rows for an aggregate of strings. Everything else is computed from the first tables, which are small.
 """
 
 import statistics
@@ -39,20 +39,20 @@ from metaq.spark.report.history import SERIES
 MOST_BUCKETS: Final = 300
 WIDTHS_S: Final = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
 RATES_S: Final = 3600
-"""Rates of now are those of the last hour."""
+"""Current rates are those of the last hour."""
 SKEW_S: Final = 86_400
 """Skew is that of the last day's messages."""
 GAP_SAMPLES: Final = 5
-"""Pauses between samples from so many intervals on are gaps."""
+"""A pause between samples of at least this many intervals is a gap."""
 CURRENT_SAMPLES: Final = 3
-"""A series whose last sample is older than so many intervals has ended: its group or topic was deleted."""
+"""A series whose last sample is older than this many intervals has ended: its group or topic was deleted."""
 
 _NUMBERS: Final = ["consumed", "minimum", "maximum", "consumed_ts", "retention_ms"]
 _GROUP: Final = ["group", "kind", "topic"]
 
 
 class Gap(NamedTuple):
-    """A broker exported nothing."""
+    """A time in which a broker exported no offsets."""
 
     broker: str
     since: datetime
@@ -60,21 +60,21 @@ class Gap(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """When samples were taken."""
+    """The times at which samples were taken."""
 
     first: datetime
     last: datetime
     interval_s: float
-    """Between two samples."""
+    """Time between two samples."""
     width_s: int
-    """Of a bucket of time in the tables."""
+    """Width of a bucket of time in the tables."""
     gaps: list[Gap]
 
 
 def look(history: DataFrame) -> Sampling:
-    """When samples were taken; ``ConfigError`` when there are none."""
+    """Return the times at which samples were taken; ``ConfigError`` when there are none."""
     times: dict[str, list[datetime]] = {}
-    # all rows of one look at a broker have its time
+    # all rows of one sample of a broker have the same time
     for row in history.select("broker", "ts").distinct().orderBy("ts").toArrow().to_pylist():
         times.setdefault(row["broker"], []).append(row["ts"])
     if not times:
@@ -97,13 +97,13 @@ def _gaps(broker: str, times: list[datetime], interval_s: float) -> list[Gap]:
 
 
 def write_tables(history: DataFrame, sampling: Sampling, out: Path) -> None:
-    """Each table as a folder ``NAME.parquet`` in ``out``, in place of an earlier one."""
+    """Write each table as a folder ``NAME.parquet`` in ``out``, replacing an earlier one."""
     spark = history.sparkSession
-    # its default is a format of 96 bits that others read as local time
+    # Spark's default is a format of 96 bits that other programs read as local time
     spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 
     def write(name: str, table: DataFrame) -> DataFrame:
-        """The next tables are made of what is written: nothing is computed twice."""
+        """Write a table and return it as read back, so the tables made from it compute nothing twice."""
         path = str(out / f"{name}.parquet")
         table.write.mode("overwrite").parquet(path)
         return spark.read.schema(table.schema).parquet(path)
@@ -146,7 +146,7 @@ def _with_rates(buckets: DataFrame) -> DataFrame:
     passed_s = _seconds(f.col("ts"), f.lag("ts").over(order))
 
     def rate(offset: str) -> Column:
-        # a group that was set back has consumed nothing
+        # when a group's offset was set back, its rate is 0
         return _not_below_0((f.col(offset) - f.lag(offset).over(order)) / passed_s)
 
     return buckets.withColumns({"consumed_per_s": rate("consumed"), "produced_per_s": rate("maximum")})
@@ -179,8 +179,11 @@ def _deleted_per_s() -> Column:
 
 
 def _rates(recent: DataFrame) -> DataFrame:
-    """``time_rate``: seconds of messages that were consumed in a second; 1 keeps the distance to retention."""
-    # a group that has consumed everything has reached now
+    """Return the rates of the last hour.
+
+    ``time_rate`` is how many seconds of messages were consumed in a second: at 1, the distance to retention stays the same.
+    """
+    # a group that has consumed everything has reached the present
     reached = f.coalesce(f.col("consumed_ts"), f.when(f.col("consumed") >= f.col("maximum"), f.col("ts")))
     passed_s = _seconds(f.max("ts"), f.min("ts"))
 
@@ -200,7 +203,10 @@ def _rates(recent: DataFrame) -> DataFrame:
 
 
 def _runway_s() -> Column:
-    """By age where it is known, else by how fast retention has deleted messages until now, which goes in steps of a file."""
+    """Return the time until retention reaches the group.
+
+    It is computed by age where that is known, else by how fast messages were deleted so far, which goes in steps of a file.
+    """
     kept_s = f.col("retention_ms") / 1000 - f.col("lag_s")
     by_age = f.when(f.col("time_rate") < 1, _not_below_0(kept_s) / (1 - f.col("time_rate")))
     closing = f.col("deleted_per_s") - f.col("consumed_per_s")
@@ -210,7 +216,7 @@ def _runway_s() -> Column:
 
 
 def _standing(history: DataFrame, last: DataFrame) -> DataFrame:
-    """Since when each series is as it was at its last sample, and who owned it then."""
+    """Return how long each series has been as at its last sample, and who owned it then."""
     ends = f.broadcast(last.select(*SERIES, f.col("consumed").alias("last_consumed"), f.col("ts").alias("last_ts")))
     joined = history.join(ends, SERIES)
     moved = (f.col("consumed") != f.col("last_consumed")) | (f.col("consumed") >= f.col("maximum"))

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Numbers in words, as people read them."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -8,12 +8,12 @@ MINUTE: Final = 60
 HOUR: Final = 3600
 DAY: Final = 86_400
 NAMED: Final = 5
-"""Of many partitions, so many are named."""
+"""Of many partitions, at most this many are named."""
 _UNITS: Final = ((DAY, "d", HOUR, "h"), (HOUR, "h", MINUTE, "min"), (MINUTE, "min", 1, "s"))
 
 
 def duration(seconds: float) -> str:
-    """``2 d 4 h``, ``1 h 30 min``, ``45 s``: two units at most, one when it is many of them."""
+    """Return ``2 d 4 h``, ``1 h 30 min`` or ``45 s``: at most two units, and one from ten of it on."""
     for size, name, smaller, smaller_name in _UNITS:
         if seconds >= size:
             whole, rest = divmod(round(seconds / smaller), size // smaller)
@@ -22,7 +22,7 @@ def duration(seconds: float) -> str:
 
 
 def count(value: float) -> str:
-    """``107,696``, and from a million on ``1.31 M``."""
+    """Return ``107,696``, and from a million on ``1.31 M``."""
     for size, name in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= size:
             return f"{value / size:.3g} {name}"
@@ -30,7 +30,7 @@ def count(value: float) -> str:
 
 
 def short_count(value: float) -> str:
-    """For an axis, to two digits: ``100``, ``20 k``, ``1.3 M``."""
+    """Return a number for an axis, to two digits: ``100``, ``20 k``, ``1.3 M``."""
     for size, name in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if value >= size * 0.995:
             return f"{float(f'{value / size:.2g}'):g}{name}"
@@ -38,7 +38,7 @@ def short_count(value: float) -> str:
 
 
 def rate(per_s: float) -> str:
-    """``20.1/s``, ``1,250/s``; what is slower than one in ten seconds a minute or an hour."""
+    """Return ``20.1/s`` or ``1,250/s``; below one in ten seconds, a rate per minute or hour."""
     if per_s >= 100:
         return f"{per_s:,.0f}/s"
     if per_s >= 0.1 or per_s == 0:
@@ -51,12 +51,12 @@ def percent(share: float) -> str:
 
 
 def clock(at: datetime, beside: datetime) -> str:
-    """``16:30`` on the day of ``beside``, ``Mar 9, 16:30`` on another."""
+    """Return ``16:30`` on the day of ``beside``, ``Mar 9, 16:30`` on another."""
     return f"{at:%H:%M}" if at.date() == beside.date() else f"{at:%b} {at.day}, {at:%H:%M}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """``1``, ``1 and 2``, ``1, 2 and 9 more``."""
+    """Return ``1``, ``1 and 2``, ``1, 2 and 9 more``."""
     if len(names) > NAMED:
         names = [*names[: NAMED - 1], f"{len(names) - NAMED + 1} more"]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,1 +1,1 @@
-"""Writing topics with Spark."""
+"""Writing topics with Spark, in batches and from streaming queries."""

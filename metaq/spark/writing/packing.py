@@ -8,8 +8,8 @@
     METAQ_WRITE: QUERY/BATCH/PARTITION/ROW/CHECK
 
 QUERY is the id of the streaming query, the same after each restart, or of the one batch write; BATCH the number of the
-micro-batch, 0 in a batch write; PARTITION and ROW where Spark had the row; CHECK eight hexadecimal digits, the CRC-32 of body
-and other properties. A task that runs again writes its rows with the same values. Spark does not promise that rows behind a
+micro-batch, 0 in a batch write; PARTITION and ROW the row's place in Spark; CHECK eight hexadecimal digits, the CRC-32 of body
+and other properties. A task that runs again writes its rows with the same values. Spark does not promise that rows after a
 shuffle come in the same order again: then ROW is another row's, CHECK differs, and a reader that drops repeats keeps both.
 Without CHECK it would lose one of them.
 """
@@ -40,15 +40,15 @@ _SHOWN: Final = 60
 
 
 def pack(rows: pa.RecordBatch, write: str, first: int) -> pa.LargeBinaryArray:
-    """Each row as one message of a batch, back to back in the array's data.
+    """Return each row as one message of a batch, back to back in the array's data.
 
     Args:
-        rows: columns ``value``, and if they are there ``key``, ``tag``, ``headers``; others are left alone.
+        rows: columns ``value``, and if they are there ``key``, ``tag``, ``headers``; others are ignored.
         write: QUERY/BATCH/PARTITION.
         first: ROW of the first row.
 
     Raises:
-        BadRequest: a value is null, or something cannot be carried by a property.
+        BadRequest: a value is null, or a property cannot carry some text, or the properties are too long.
     """
     body = _column(rows, "value").cast(pa.large_binary())
     if body.null_count:
@@ -68,12 +68,12 @@ def pack(rows: pa.RecordBatch, write: str, first: int) -> pa.LargeBinaryArray:
 
 
 def keys_of(rows: pa.RecordBatch) -> pa.LargeBinaryArray:
-    """The keys as they are written: null where there is none."""
+    """Return the keys as they are written: null where there is none."""
     return _text(_column(rows, "key"), "key", _NOT_IN_KEYS)
 
 
 def java_hashes(texts: pa.LargeBinaryArray) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """``java_hash`` of each text; 0 for null."""
+    """Return ``java_hash`` of each text; 0 for null."""
     ends = _offsets(texts)
     data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[ends[0] : ends[-1]]
     if len(data) and data.max() > 127:
@@ -86,7 +86,7 @@ def java_hashes(texts: pa.LargeBinaryArray) -> np.ndarray[Any, np.dtype[np.int64
     behind = np.repeat(ends[1:], lengths) - 1 - np.arange(len(data))
     sums = np.zeros(len(data) + 1, np.uint32)
     np.cumsum(data * powers[behind], dtype=np.uint32, out=sums[1:])
-    # a character is below 128, so it is its own UTF-16 unit; differences of sums that wrapped around are right all the same
+    # each byte is below 128, so it is one UTF-16 unit; sums wrap around, and their differences are still right modulo 2^32
     return (sums[ends[1:]] - sums[ends[:-1]]).astype(np.int32).astype(np.int64)
 
 
@@ -94,7 +94,7 @@ def java_hashes(texts: pa.LargeBinaryArray) -> np.ndarray[Any, np.dtype[np.int64
 
 
 def _text(column: pa.Array, what: str, forbidden: str = _SEPARATORS) -> pa.LargeBinaryArray:
-    """A column as the text that a property can carry; empty ones are null."""
+    """Return a column as the text that a property can carry; empty texts become null. ``BadRequest``."""
     try:
         texts = column.cast(pa.large_binary()).cast(pa.large_string()).cast(pa.large_binary())
     except pa.ArrowInvalid as error:
@@ -108,12 +108,15 @@ def _text(column: pa.Array, what: str, forbidden: str = _SEPARATORS) -> pa.Large
 
 
 def _property(name: str, values: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    """A property of each row, empty where the value is null."""
+    """Return the property of each row, empty where the value is null."""
     return pc.fill_null(_join(f"{name}\x01".encode(), values, b"\x02"), b"")
 
 
 def _headers(column: pa.Array) -> pa.LargeBinaryArray:
-    """The headers of each row as properties. Without a value there is no property; METAQ_WRITE of an earlier write goes."""
+    """Return the headers of each row as properties. ``BadRequest`` for a reserved name.
+
+    A header without a value makes no property. METAQ_WRITE, left by an earlier write, is dropped.
+    """
     if pa.types.is_null(column.type):
         return pa.array([b""] * len(column), pa.large_binary())
     ends = np.zeros(len(column) + 1, np.int64)
@@ -130,7 +133,7 @@ def _headers(column: pa.Array) -> pa.LargeBinaryArray:
 
 
 def _marks(contents: pa.LargeBinaryArray, write: str, first: int) -> pa.LargeBinaryArray:
-    """METAQ_WRITE of each row. A loop, of 0.3 us a row, because Arrow and numpy have no checksum."""
+    """Return METAQ_WRITE of each row. This is a loop, 0.3 us a row, because Arrow and numpy have no checksum."""
     data = memoryview(contents.buffers()[2] or b"")
     before = f"{WRITE}\x01{write}/".encode()
     places = enumerate(pairwise(_offsets(contents).tolist()), first)
@@ -146,19 +149,19 @@ def _column(rows: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _join(*parts: pa.LargeBinaryArray | bytes) -> pa.LargeBinaryArray:
-    """The parts of each row back to back; null where one is."""
+    """Return the parts of each row back to back; null where a part is null."""
     columns = [pa.scalar(part, pa.large_binary()) if isinstance(part, bytes) else part for part in parts]
     return pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary()))
 
 
 def _fixed(values: np.ndarray[Any, Any]) -> pa.LargeBinaryArray:
-    """The bytes of each value."""
+    """Return the bytes of each value."""
     ends = np.arange(len(values) + 1, dtype=np.int64) * values.itemsize
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(values)])
 
 
 def _offsets(array: pa.LargeBinaryArray) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Where in its data each value begins, and where the last one ends."""
+    """Return where in the array's data each value begins, and where the last one ends."""
     ends = np.frombuffer(array.buffers()[1], np.int64)
     return ends[array.offset : array.offset + len(array) + 1].copy()
 

@@ -1,4 +1,4 @@
-"""What a Spark write has written twice, dropped by who reads it with Spark."""
+"""A filter for messages that a Spark write has written twice, for readers that use Spark."""
 
 from typing import Final
 
@@ -12,10 +12,11 @@ _VALUE: Final = f"filter(headers, header -> header.key = '{WRITE}')[0].value"
 
 
 def without_repeats(messages: DataFrame) -> DataFrame:
-    """Each message of a Spark write once; messages of other senders stay as they are. ``ConfigError`` without ``headers``.
+    """Return each message of a Spark write once, and messages of other senders as they are.
 
-    ``messages`` are read with ``includeHeaders``. Of a stream, ``withWatermark("timestamp", …)`` has to say first how much
-    later a repeat may come: Spark remembers what it has seen for so long.
+    ``messages`` are read with ``includeHeaders``; without its column ``headers``, ``ConfigError``. On a stream,
+    ``withWatermark("timestamp", …)`` comes first and says how much later a repeat may come: Spark remembers messages for
+    that long.
     """
     if "headers" not in messages.columns:
         raise ConfigError(f"repeats are known by the header {WRITE}: read with the option includeHeaders=true")

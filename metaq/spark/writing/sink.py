@@ -1,9 +1,9 @@
 """The sink of the format ``metaq``: rows become messages, at least once.
 
 Columns are those of Spark's Kafka sink, and ``tag``: ``value`` is needed; ``key``, ``tag``, ``headers``, ``topic`` and
-``partition`` may be there, or null in a row. A task that failed, and a micro-batch whose commit a crash forestalled, is written
-again, with the same property METAQ_WRITE (``metaq.spark.writing.packing``); ``metaq.spark.writing.repeats`` drops what came
-twice.
+``partition`` are optional, and may be null in a row. A task that failed, or a micro-batch that a crash kept from its commit, is
+written again with the same property METAQ_WRITE (``metaq.spark.writing.packing``); ``metaq.spark.writing.repeats`` drops the
+repeats.
 """
 
 import logging
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 TOPIC: Final = "topic"
 OF_SPARK: Final = ("checkpointLocation", "queryName")
-"""What Spark hands on of its own."""
+"""Options of Spark's own that it passes on."""
 WRITING: Final = (SERVERS, USER, PASSWORD, TLS_CA, TOPIC, *OF_SPARK)
 
 _TEXT: Final = (StringType, BinaryType)
@@ -50,27 +50,27 @@ _COLUMNS: Final[Mapping[str, tuple[type[DataType], ...]]] = {
 }
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
 _OF_READING: Final = frozenset({"offset", "timestamp", "timestampType", "error"})
-"""What a read has beside them, and a write leaves alone."""
+"""Further columns of a read, which a write ignores."""
 _MOST_ROWS: Final = 512
 _MOST_BYTES: Final = 256 * 1024
-"""Of one request: the broker takes 8 us a message, and does nothing else meanwhile."""
+"""Limit of one request: the broker takes 8 us a message, and does nothing else meanwhile."""
 _ANY: Final = -1
-"""In place of a partition's number: whichever the producer chooses."""
+"""In place of a partition's number: the producer chooses one."""
 
 T = TypeVar("T")
 
 
 class Target(NamedTuple):
-    """Where a write goes."""
+    """The destination of a write."""
 
     servers: str
     topic: str
-    """Of all rows; empty when each row has its own."""
+    """The topic of all rows; empty when each row names its own."""
     login: Login = NOBODY
 
 
 def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Target:
-    """What the options of a write say, compared with its columns. ``ConfigError``."""
+    """Return the destination that a write's options name, after a check of its columns. ``ConfigError``."""
     given = Given(options, WRITING)
     servers = given.text(SERVERS)
     if not servers:
@@ -83,7 +83,7 @@ def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -
 
 
 def look(to: Target) -> None:
-    """Ask where the topic is. ``RouteNotFound``: no registry answers, or there is nowhere to write it."""
+    """Look up the topic. ``RouteNotFound`` when no registry answers, or no broker takes messages of the topic."""
     with connect(to.servers, **to.login.for_client()) as client:
         if to.topic:
             client.producer().queues(to.topic)
@@ -121,18 +121,18 @@ def _is_right(field: StructField, types: tuple[type[DataType], ...]) -> bool:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task has written."""
+    """The result of one task."""
 
     rows: int
     unsure: int
-    """Of them, those that are stored, but not as safely as the broker is set up to make them (``SendStatus``)."""
+    """Rows among them that are stored, but not as safely as the broker is configured to store them (``SendStatus``)."""
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes one DataFrame. Its tasks share the id that is made here, on the driver."""
+    """The writer of one DataFrame. Its tasks share the write's id, which is made here, on the driver."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
-        """Errors as of ``target`` and ``look``."""
+        """Check options, columns and topic. Errors as from ``target`` and ``look``."""
         self._target = target(options, schema, overwrite=overwrite)
         look(self._target)
         self._write = f"{uuid.uuid4()}/0"
@@ -146,10 +146,13 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a streaming query."""
+    """The writer of a streaming query's micro-batches."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
-        """Errors as of ``target`` and ``look``; but Spark makes one for every batch, so brokers may be away for a while."""
+        """Check options, columns and topic. Errors as from ``target`` and ``look``, except those that are retriable.
+
+        Spark makes a writer for every batch, so brokers may be away for a while.
+        """
         self._target = target(options, schema, overwrite=overwrite)
         try:
             look(self._target)
@@ -184,9 +187,10 @@ def _report(messages: Iterable[WriterCommitMessage | None]) -> None:
 
 
 def send(batches: Iterable[pa.RecordBatch], to: Target, write: str) -> Written:
-    """Send the rows of one task, and wait until the broker has them; ``write`` is QUERY/BATCH/PARTITION of METAQ_WRITE.
+    """Send the rows of one task, and wait until the broker has stored them; ``write`` is QUERY/BATCH/PARTITION of METAQ_WRITE.
 
-    Rows for one partition keep their order. Brokers that are away are waited for. Errors as of ``Producer.send`` and ``pack``.
+    Rows for one partition keep their order. Requests to brokers that are away are repeated for ``PATIENCE_S``. Errors as from
+    ``Producer.send`` and ``pack``.
     """
     rows = unsure = 0
     with connect(to.servers, **to.login.for_client()) as client, client.producer() as producer:
@@ -200,7 +204,7 @@ def send(batches: Iterable[pa.RecordBatch], to: Target, write: str) -> Written:
 
 
 def _by_topic(batch: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.Array | None]]:
-    """Each topic, and which rows are for it; ``None`` for all."""
+    """Yield each topic with the numbers of its rows; ``None`` for all rows."""
     if not len(batch):
         return
     if topic:
@@ -215,7 +219,7 @@ def _by_topic(batch: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.Array
 
 
 def _send_topic(producer: Producer, topic: str, messages: pa.LargeBinaryArray, rows: pa.RecordBatch) -> int:
-    """Send the messages of a topic, partition by partition; how many are stored less safely than they should be."""
+    """Send the messages of a topic, partition by partition. Return how many are stored less safely than configured."""
     queues = _patiently(partial(producer.queues, topic))
     numbers = _partitions(rows, queues, topic)
     order = np.argsort(numbers, kind="stable")
@@ -236,7 +240,7 @@ def _send_topic(producer: Producer, topic: str, messages: pa.LargeBinaryArray, r
 
 
 def _patiently(send: Callable[[], T]) -> T:
-    """What a call returns, made again while what it asks is away. So a request can be stored twice."""
+    """Return the result of a call, repeated while its server is away; so a request can be stored twice."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -249,7 +253,7 @@ def _patiently(send: Callable[[], T]) -> T:
 
 
 def _requests(ends: np.ndarray[Any, np.dtype[np.int64]], borders: list[int]) -> Iterator[tuple[int, int]]:
-    """The first message of each request and the one behind its last, of messages whose bytes stand between ``ends``."""
+    """Yield the first message of each request and the one after its last; the messages' bytes are between ``ends``."""
     for first, last in pairwise(borders):
         while first < last:
             fitting = int(np.searchsorted(ends, ends[first] + _MOST_BYTES, side="right")) - 1
@@ -259,7 +263,7 @@ def _requests(ends: np.ndarray[Any, np.dtype[np.int64]], borders: list[int]) -> 
 
 
 def _partitions(rows: pa.RecordBatch, queues: tuple[MessageQueue, ...], topic: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The partition of each row: the one that it names, or else that of its key, as ``ordering_key`` has it, or else any."""
+    """Return the partition of each row: the one that it names, else the one of its key (as for ``ordering_key``), else any."""
     keys = keys_of(rows)
     chosen = np.where(np.array(pc.is_valid(keys)), np.abs(java_hashes(keys)) % len(queues), _ANY)
     if "partition" not in rows.schema.names:

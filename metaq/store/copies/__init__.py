@@ -1,1 +1,1 @@
-"""The logs of other replicas: which parts are the same, taking one over, discarding one's own."""
+"""Logs of other replicas: finding the common part, copying another log, discarding a part of one's own."""

@@ -1,7 +1,7 @@
-"""Taking over the log of another replica: the same records at the same log offsets.
+"""Copying the log of another replica: the same records at the same log offsets.
 
-What comes is staged record by record, like puts, so one append makes it part of this log and of the queues. A group
-(``metaq.store.recordgroups``) waits until all of it has come: what is appended is always whole.
+Received records are staged one by one, like puts, and one append adds them to the log and the queues. A group
+(``metaq.store.recordgroups``) waits until all of it has arrived: only whole groups are appended.
 """
 
 import struct
@@ -28,30 +28,30 @@ from metaq.store.queues.dispatch import enter
 from metaq.store.recordgroups import group_end
 
 _HEAD: Final = struct.Struct(">ii4xi4xqq40xqi")
-"""Of a record: size, magic, partition, queue offset, log offset, text position, body length."""
+"""Fields of a record's header: size, magic, partition, queue offset, log offset, text position, body length."""
 
 assert _HEAD.size == HEADER_SIZE
 
 
 class Copier:
-    """Stages what is sent of another replica's log, which goes on where this one ends."""
+    """A receiver of another replica's log, from the end of this log on; it stages the records it is sent."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._begun = b""
-        """The first bytes of a record whose end has not come."""
+        """The first bytes of a record whose end has not arrived."""
         self._begun_at = 0
         self._group: list[Stored] = []
         self._group_end = 0
         self._queues: dict[tuple[bytes, int], ConsumeQueue] = {}
-        """By what is behind the body of their messages without properties, and by partition."""
+        """By the bytes after the body of a record without properties, which name the topic, and by partition."""
 
     def take(self, log_offset: int, data: bytes) -> None:
-        """Stage the next bytes of the log; ``store.check_writable`` came first.
+        """Stage the next bytes of the log. The caller has called ``store.check_writable``.
 
-        They go on where the bytes before ended, or at the begin of the next segment when this one has no more records.
-        ``CorruptRecord`` when they do not, or are not what was sent. ``DiskFull`` when the log cannot grow; begin with a
-        new copier then, at the log's end.
+        They must begin where the bytes before ended, or at the next segment when this one has no more records. Raises
+        ``CorruptRecord`` when they do not, or were altered on their way, and ``DiskFull`` when the log cannot grow; after that,
+        begin again at the log's end with a new ``Copier``.
         """
         if self._begun:
             if log_offset != self._begun_at + len(self._begun):
@@ -72,10 +72,10 @@ class Copier:
         self._begun, self._begun_at = bytes(view[at:]), log_offset + at
 
     def _take_plain(self, data: bytes, start: int, log_offset: int) -> int:
-        """Stage the records from ``start`` on that go on in known queues and have no properties, so no keys; return where
-        these end.
+        """Stage the records from ``start`` on that are next in known queues and have no properties, so no keys.
 
-        Most are like that, and this way one costs a third of ``stage_copy``. Whatever is wrong with another is not judged here.
+        Return where they end in ``data``. Most records are like that, and here one costs a third of ``stage_copy``. The first
+        record that does not fit ends the run; the caller finds out what is wrong with it, if anything.
         """
         if log_offset + start != self._store.log.staged_end:  # also while a group waits for its end
             return start
@@ -99,6 +99,7 @@ class Copier:
         return at
 
     def _take_record(self, stored: Stored) -> None:
+        """Stage an intact record, or hold it back until its group is whole."""
         if self._group:
             self._group.append(stored)
             if stored.log_offset + stored.size >= self._group_end:
@@ -118,9 +119,9 @@ class Copier:
 
 
 def stage_copy(store: MessageStore, stored: Stored) -> ConsumeQueue:
-    """Stage an intact record that has its place in the log already, and return its queue.
+    """Stage an intact record that already has its log offset, and return its queue.
 
-    ``CorruptRecord`` when its place is not where the log ends, ``DiskFull`` when the log cannot grow.
+    Raises ``CorruptRecord`` when its log offset is not where the log ends, and ``DiskFull`` when the log cannot grow.
     """
     log, offset, size = store.log, stored.log_offset, stored.size
     if offset == log.room_end + BLANK_SIZE != log.staged_end:
@@ -138,9 +139,10 @@ def stage_copy(store: MessageStore, stored: Stored) -> ConsumeQueue:
 
 
 def piece(log: CommitLog, at: int, most: int, read: Read) -> tuple[int, bytes | memoryview]:
-    """The next bytes of a log for a ``Copier``, about ``most``, and where they begin: at ``at``, or in the next segment.
+    """Return the next bytes of a log for a ``Copier``, and the log offset at which they begin: ``at``, or the next segment.
 
-    None at the log's end. What is not the newest part of the log is verified; ``CorruptRecord`` when it is damaged.
+    They are about ``most`` bytes, none at the log's end. The part that this process appended lately is trusted, the rest is
+    verified. Raises ``CorruptRecord`` for a damaged record.
     """
     segment = log.find(at)
     if at >= log.end or segment is None:
@@ -165,7 +167,7 @@ def piece(log: CommitLog, at: int, most: int, read: Read) -> tuple[int, bytes | 
 
 
 def _whole_records(data: memoryview, log_offset: int, segment: Segment) -> int:
-    """How many bytes of it are intact records, from its begin on; −1 when the segment has no more of them."""
+    """Return how many bytes from the begin of ``data`` are intact records; −1 when the segment has no more records."""
     at = 0
     while at + BLANK_SIZE <= len(data):
         size, magic = BLANK.unpack_from(data, at)
@@ -178,7 +180,7 @@ def _whole_records(data: memoryview, log_offset: int, segment: Segment) -> int:
 
 
 def hide_from(store: MessageStore, log_offset: int) -> None:
-    """Let readers of a store that was just opened see nothing from a log offset on, until ``MessageStore.publish``."""
+    """Hide messages from a log offset on from the readers of a store just opened, until ``MessageStore.publish``."""
     hidden = []
     for queue in store.queues.values():
         count = queue.next
@@ -191,7 +193,7 @@ def hide_from(store: MessageStore, log_offset: int) -> None:
             continue
         hidden.append((queue, queue.next, queue.text_end))
         position = queue.text_end
-        for ordinal in range(count, queue.next):  # the first one that is intact knows where it begins
+        for ordinal in range(count, queue.next):  # the first intact one holds its text position
             stored = store.log.record_at(queue.unit(ordinal, read_here)[0])
             if stored is not None:
                 position = identity(stored.buffer[stored.at :]).text_position

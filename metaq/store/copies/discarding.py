@@ -1,12 +1,12 @@
-"""Giving up a part of a log, or all of it, because another replica's log is the right one.
+"""Discarding a part of a log, or all of it, because another replica's log is the right one.
 
-While the store is open, what is to be is written down in ``replacing.json``; the next opening does it, again and again until
-it is done, so a crash in between changes nothing::
+While the store is open, the intended change is only written to ``replacing.json``. The next opening makes it, and after a crash
+the opening after that makes it again, until it is complete::
 
     {"crc32c":"…","begin":null,"end":81233,"partitions":[["orders",0,1204,90871],…]}
 
     begin         null: the log keeps its begin and is cut at ``end``; otherwise all is deleted, and the log begins there, empty
-    partitions    of each the ordinal and text position of the message that comes next
+    partitions    topic, number, and the ordinal and text position of the next message
 """
 
 from collections.abc import Iterable
@@ -27,14 +27,15 @@ from metaq.store.settings import StoreSettings
 INTENT: Final = "replacing.json"
 
 Ends = Iterable[tuple[str, int, int, int]]
-"""Topic, partition, ordinal and text position of the message that comes next."""
+"""Topic and partition, and the ordinal and text position of its next message."""
 
 
 def cut_at_next_opening(store: MessageStore, end: int, whole_from: int | None, run: Run = run_here) -> None:
-    """Have the log end at a log offset, where a record ends; the store is closed and opened anew at once.
+    """Write down that the next opening cuts the log at ``end``, where a record ends. The caller reopens the store at once.
 
-    With a log offset ``whole_from``, where one ends before, none need end there: the log is cut before what is torn or damaged.
-    ``CorruptRecord`` when none ends there before.
+    Given ``whole_from``, an earlier log offset at which a record ends, ``end`` need not be the end of one: the log is cut
+    before the first torn or damaged record after ``whole_from``, or before the record that contains ``end``. Raises
+    ``CorruptRecord`` when no record ends at ``end`` and ``whole_from`` is missing or after it.
     """
     assert store.settled
     if not _goes_on(store.log, end):
@@ -48,7 +49,7 @@ def cut_at_next_opening(store: MessageStore, end: int, whole_from: int | None, r
 
 
 def _last_end(segments: list[tuple[Segment, File]], start: int, most: int) -> int:
-    """Where the last of the records ends that follow from ``start`` on without a gap, at ``most`` at the latest."""
+    """Return where the last record ends that follows ``start`` without a gap and ends at or before ``most``."""
     end = start
     for found in walk(segments, start):
         if isinstance(found, Gap) or found.log_offset + found.size > most:
@@ -58,7 +59,7 @@ def _last_end(segments: list[tuple[Segment, File]], start: int, most: int) -> in
 
 
 def begin_at_next_opening(store: MessageStore, begin: int, ends: Ends, run: Run = run_here) -> None:
-    """Have an empty log that begins at a log offset; the store is closed and opened anew at once."""
+    """Write down that the next opening makes the log empty, beginning at ``begin``. The caller reopens the store at once."""
     _write(store, begin, begin, ends, run)
 
 
@@ -68,7 +69,7 @@ def _write(store: MessageStore, begin: int | None, end: int, ends: Ends, run: Ru
 
 
 def _goes_on(log: CommitLog, log_offset: int) -> bool:
-    """Whether a record begins at a log offset, or what closes a segment."""
+    """Return whether an intact record begins at a log offset, or the blank record that closes a segment."""
     segment = log.find(log_offset)
     if segment is None or log_offset + BLANK_SIZE > segment.end:
         return False
@@ -77,7 +78,7 @@ def _goes_on(log: CommitLog, log_offset: int) -> bool:
 
 
 def _end_before(store: MessageStore, queue: ConsumeQueue, end: int) -> tuple[int, int]:
-    """Ordinal and text position of the first message of a queue that is at or behind a log offset."""
+    """Return ordinal and text position of the first message of a queue at or after a log offset."""
     count, position = queue.next, queue.text_end
     while count > queue.base:
         offset, size, _ = queue.unit(count - 1, read_here)
@@ -91,7 +92,7 @@ def _end_before(store: MessageStore, queue: ConsumeQueue, end: int) -> tuple[int
 
 
 def replace(directory: Path, settings: StoreSettings, disk: Disk) -> None:
-    """Do what is written down, if anything is. The folder is locked, and no store is open."""
+    """Make the change written to ``replacing.json``, if there is one. The folder is locked, and no store is open."""
     content, _ = read_document(disk, directory / INTENT)
     if content is None:
         return
@@ -108,7 +109,7 @@ def replace(directory: Path, settings: StoreSettings, disk: Disk) -> None:
     log.start_at(content["end"])
     log.owed.check()
     _sync_all(directory, disk)
-    for _ in range(2):  # the backup says the same: what both cover may be trusted
+    for _ in range(2):  # twice, so that the backup says the same: retention deletes only what both cover
         write_checkpoint(disk, directory, Checkpoint(content["end"], ends))
     files.clear()
     for name in (INTENT, INTENT + BACKUP):
@@ -117,7 +118,7 @@ def replace(directory: Path, settings: StoreSettings, disk: Disk) -> None:
 
 
 def _sync_all(directory: Path, disk: Disk) -> None:
-    """Make the log and the queues durable: some of them the page cache alone may have, from a process that was killed."""
+    """Make the log and the queues durable: what a killed process wrote may still be in the page cache only."""
     if disk.open(directory / INTENT).sync_file_system():
         return
     queues = directory / QUEUES

@@ -1,15 +1,15 @@
 """Epochs: which replica was master while which part of the log was written.
 
-Each time that a replica becomes master it begins a new epoch with a record of an internal topic, so the log itself says who
-wrote what. Between two masters' begins only one of them appended, so two logs that both hold epoch *e* of replica *r* from
-the same log offset on are the same up to where the first of them leaves it. The body of the record is the whole table::
+Each time a replica becomes master it begins a new epoch with a record in an internal topic, so the log itself records which
+replica wrote which part. Within an epoch only its master appended. So two logs that both hold epoch *e* of replica *r* from the
+same log offset on are identical up to where the first of them leaves that epoch. The body of the record is the whole table::
 
     METAQ_SYS_EPOCHS, partition 0     {"epochs":[[1,0,0],[2,81233,1],[5,99500,2]]}
                                                   │ │     └ number of the replica, 0: unknown
-                                                  │ └ log offset from which on it wrote
+                                                  │ └ log offset at which it began to write
                                                   └ epoch, rising
 
-A log without such a record has one epoch, ``FIRST``. The table is written again before retention takes its newest record.
+A log without such a record has one epoch, ``FIRST``. The table is written again before retention deletes its newest record.
 """
 
 import zlib
@@ -28,13 +28,13 @@ from metaq.store.messagestore import FIRST_EPOCH, MessageStore
 TOPIC: Final = "METAQ_SYS_EPOCHS"
 _KEY: Final = TopicPartition(TOPIC, 0)
 MOST_EPOCHS: Final = 512
-"""That a table holds: of a log so much younger, no other replica has only older ones."""
+"""A table holds the newest of its epochs, at most that many: no other replica lags so far that it has only older ones."""
 LAST_EPOCH: Final = (1 << 16) - 1
-"""Ids of text messages have room for no more."""
+"""The largest epoch that the ids of text messages have room for."""
 
 
 class Epoch(NamedTuple):
-    """One master's part of the log, as far as the next one's."""
+    """The part of the log that one master wrote, up to the start of the next epoch."""
 
     number: int
     start: int
@@ -46,32 +46,33 @@ FIRST: Final = Epoch(FIRST_EPOCH, 0, 0)
 
 
 class Epochs:
-    """The table of one store; part of the log, so to be read only after it was opened."""
+    """The table of epochs of one store. It is part of the log, so it can be read only after the store was opened."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what is in the log now: a slave's grows by its master's."""
+        """Read the table that is in the log now: a slave's log grows by the records of its master."""
         self.table = _load(self._store)
         self._store.epoch = self.current.number
 
     @property
     def current(self) -> Epoch:
+        """The newest epoch."""
         return self.table[-1]
 
     def number_at(self, log_offset: int) -> int:
-        """The epoch in which a record was written."""
+        """Return the number of the epoch in which the record at a log offset was written."""
         return self.table[max(0, bisect_right(self.table, log_offset, key=lambda epoch: epoch.start) - 1)].number
 
     def shared_end(self, epoch: Epoch, log_end: int) -> int:
-        """The log offset before which this log is one that ended at ``log_end`` in an epoch; at most ``log_end``."""
+        """Return the log offset up to which this log equals another one, which ended at ``log_end`` in ``epoch``."""
         others = [each.start for each in self.table if each.number >= epoch.number and each != epoch]
         return min(log_end, self._store.log.end, *others, log_end if epoch in self.table else epoch.start)
 
     def begin(self, number: int, replica: int) -> None:
-        """Stage the begin of an epoch that is newer than all others; it holds when the append succeeds."""
+        """Stage the begin of an epoch that is newer than all others; it takes effect when the append succeeds."""
         assert self.current.number < number <= LAST_EPOCH, (self.current, number)
         self.table = [*self.table[1 - MOST_EPOCHS :], Epoch(number, self._store.log.staged_end, replica)]
         self._store.epoch = number
@@ -88,7 +89,7 @@ class Epochs:
 
     @property
     def oldest(self) -> int | None:
-        """Where the newest durable table is in the log."""
+        """The log offset of the newest durable table; of the oldest one when none is durable, ``None`` without any."""
         queue, place = self._store.queues.get(_KEY), None
         for ordinal in range(queue.next - 1, queue.base - 1, -1) if queue is not None else ():
             assert queue is not None
@@ -98,7 +99,10 @@ class Epochs:
         return place
 
     def keep(self, before: int) -> None:
-        """Stage the table again, if it is before a log offset; the end of the turn appends it."""
+        """Stage the table again if ``oldest`` is before a log offset; the end of the turn appends it.
+
+        Raises what ``MessageStore.check_writable`` and ``put`` raise.
+        """
         place = self.oldest
         if place is not None and place < before:
             self._store.check_writable()
@@ -106,6 +110,7 @@ class Epochs:
 
 
 def _load(store: MessageStore) -> list[Epoch]:
+    """Return the newest intact table in the log."""
     queue = store.queues.get(_KEY)
     for ordinal in range(queue.next - 1, queue.base - 1, -1) if queue is not None else ():
         assert queue is not None
@@ -118,7 +123,7 @@ def _load(store: MessageStore) -> list[Epoch]:
 
 
 def common_end(ours: Sequence[Epoch], our_end: int, theirs: Sequence[Epoch], their_end: int) -> int | None:
-    """The log offset up to which two logs are the same; ``None`` when they have no epoch in common."""
+    """Return the log offset up to which two logs are identical; ``None`` when they have no epoch in common."""
     our_ends = _ends(ours, our_end)
     shared = [(epoch, end) for epoch, end in _ends(theirs, their_end).items() if epoch in our_ends]
     if not shared:
@@ -128,11 +133,12 @@ def common_end(ours: Sequence[Epoch], our_end: int, theirs: Sequence[Epoch], the
 
 
 def _ends(table: Sequence[Epoch], log_end: int) -> dict[Epoch, int]:
+    """Return the log offset at which each epoch ends."""
     return dict(zip(table, (*(epoch.start for epoch in table[1:]), log_end), strict=True))
 
 
 def last_record(store: MessageStore) -> tuple[int, int] | None:
-    """Log offset and size of the last record of the log that is in a queue."""
+    """Return log offset and size of the last record of the log that is in a queue; ``None`` when no queue holds one."""
     units = (queue.unit(queue.next - 1, read_here) for queue in store.queues.values() if queue.next > queue.base)
     found = [(offset, size) for offset, size, _ in units if offset + size <= store.log.end]
     return max(found, default=None)

@@ -1,13 +1,13 @@
-"""Snapshots: documents that shorten the way through the log. Each carries the moment of the log at which it was made::
+"""Snapshots: documents that save reading the log from its begin. Each names the state of the log when it was made::
 
     {"crc32c":"…","log":[5,99500,2,120000], …}      in epoch 5, which replica 2 began at log offset 99500,
                                                     when the log ended at 120000
 
-A replica may have a snapshot that knows more than its log: the master sent it, and a power cut took what had come with it. When
-another replica becomes master then, other records take the places that the snapshot speaks of. So a snapshot counts only where
-the own log holds all that it was made from. Otherwise its backup does, if that is older, or what it would shorten is read.
+A replica's snapshot may be ahead of its log: the master sent both, and a power cut took the records. When another replica then
+becomes master, other records take the log offsets that the snapshot covers. So a snapshot counts only if the replica's own log
+holds everything it was made from. Otherwise its backup is used, if that is covered, or the log is read instead.
 
-One without a moment is of a version before this one, and is believed.
+A snapshot without the member ``log`` was written by an earlier version, and counts.
 """
 
 import logging
@@ -23,21 +23,21 @@ from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
 logger = logging.getLogger(__name__)
 
 LOG: Final = "log"
-"""The member with the moment."""
+"""The member of the document that holds the state of the log."""
 
 
 def moment(epochs: Epochs, log_end: int) -> dict[str, list[int]]:
-    """The member that says when a snapshot was made: in the newest epoch, when the log ended there."""
+    """Return the member for a snapshot made in the newest epoch when the log ended at ``log_end``."""
     return {LOG: [*epochs.current, log_end]}
 
 
 def made_end(content: dict[str, Any]) -> int:
-    """Where the log ended when a snapshot was made; 0 when it does not say."""
+    """Return the log offset at which the log ended when a snapshot was made; 0 when it does not say."""
     return int(content[LOG][-1]) if LOG in content else 0
 
 
 def shared_end(epochs: Epochs, content: dict[str, Any]) -> int:
-    """The log offset before which the own log is what a snapshot was made from; at most ``made_end``."""
+    """Return the log offset up to which the own log equals the log that a snapshot was made from; at most ``made_end``."""
     if LOG not in content:
         return 0
     *epoch, end = content[LOG]
@@ -45,7 +45,7 @@ def shared_end(epochs: Epochs, content: dict[str, Any]) -> int:
 
 
 def read_snapshot(disk: Disk, path: Path, epochs: Epochs) -> tuple[dict[str, Any] | None, list[str]]:
-    """The newest intact version that the own log covers, ``None`` when there is none, and what was damaged."""
+    """Return the newest intact version that the own log covers, or ``None``, and what was wrong with damaged versions."""
 
     def is_covered(content: dict[str, Any]) -> bool:
         shared, made = shared_end(epochs, content), made_end(content)
@@ -57,7 +57,10 @@ def read_snapshot(disk: Disk, path: Path, epochs: Epochs) -> tuple[dict[str, Any
 
 
 def ordinal_at(queue: ConsumeQueue, log_offset: int) -> int:
-    """The ordinal of the first message of a queue that is at or behind a log offset; a lost one counts with that behind it."""
+    """Return the ordinal of the first message of a queue at or after a log offset.
+
+    A lost message has no log offset; it counts as having that of the message after it.
+    """
     low, high = queue.base, queue.next
     if high > low and queue.unit(high - 1, read_here)[0] < log_offset:
         return high

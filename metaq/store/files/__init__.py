@@ -1,1 +1,1 @@
-"""What of the data folder is no log: the disk itself, open files, small documents."""
+"""Access to the data folder below log, queues and index: the disk, open files, small documents."""

@@ -1,6 +1,6 @@
-"""The disk as a parameter: the few calls that the store makes, and the real ones.
+"""The disk as a parameter: the few calls that the store makes, as protocols and as real system calls.
 
-A crash test replaces ``RealDisk`` by one that loses, keeps or reorders what was not synced, so durability must come from
+A crash test replaces ``RealDisk`` by a disk that loses, keeps or reorders what was not synced, so durability must come from
 these calls alone: ``File.datasync`` makes a file's bytes and size durable, ``Disk.sync_directory`` its name.
 
 Every ``OSError`` becomes ``DiskFull`` or ``DiskFailed`` here. The methods that a caller may run in a thread pool
@@ -23,20 +23,20 @@ from metaq.errors import DirectoryLocked, DiskFailed, DiskFull, StoreError
 FULL = (errno.ENOSPC, errno.EDQUOT)
 MAKE_ROOM = "free space, or set --keep-hours or --segment-bytes lower"
 BLOCK_BYTES = 512
-"""Unit of ``st_blocks``."""
+"""The unit of ``st_blocks``."""
 _syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-"""Linux only."""
+"""``syncfs`` of the C library, which only Linux has; ``None`` elsewhere."""
 
 
 class Usage(NamedTuple):
-    """Room on the file system that holds a path, in bytes."""
+    """The used and the available bytes of the file system that holds a path."""
 
     used: int
     available: int
 
     @property
     def ratio(self) -> float:
-        """used ÷ (used + available), as ``df`` counts: what is reserved for root belongs to neither."""
+        """used ÷ (used + available), as ``df`` counts: space reserved for root belongs to neither."""
         total = self.used + self.available
         return self.used / total if total else 1.0
 
@@ -45,45 +45,53 @@ class File(Protocol):
     """One open file. Offsets and sizes in bytes."""
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        """Write all of ``data`` at ``offset``; ``DiskFull`` or ``DiskFailed`` when less was written."""
+        """Write all of ``data`` at ``offset``. Raises ``DiskFull`` or ``DiskFailed``; then a part may have been written."""
         ...
 
     def read(self, size: int, offset: int) -> bytes:
-        """At most ``size`` bytes; fewer only at the end of the file. May wait for the disk."""
+        """Return at most ``size`` bytes from ``offset`` on; fewer only at the end of the file. May wait for the disk."""
         ...
 
     def read_cached(self, size: int, offset: int) -> bytes | None:
-        """The same without waiting; ``None`` when the disk would have to be asked."""
+        """Return ``size`` bytes without waiting; ``None`` unless the file has them all and they are in the page cache."""
         ...
 
     def next_data(self, offset: int) -> int:
-        """Where bytes other than zero may begin, at or after ``offset``; the file's size when there are none.
+        """Return where bytes other than zero may begin, at or after ``offset``; the file's size when there are none.
 
-        Holes that were read ahead are zeros in the page cache, where they count as data: what is cached behind ``offset`` is
-        dropped, and from the first call on the open file has no readahead.
+        Holes that were read ahead are pages of zeros in the page cache, which count as data. So the cached pages after
+        ``offset`` are dropped, and from the first call on the open file has no readahead.
         """
         ...
 
     def view(self) -> memoryview:
-        """The whole file as it is now, mapped read-only; later writes below its size show through."""
+        """Map the whole file as it is now, read-only; later writes below its present size show through."""
         ...
 
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Return the size of the file in bytes."""
+        ...
 
     def allocate(self, size: int) -> bool:
-        """Make the file ``size`` bytes long with room reserved for all of it; new bytes are zero. False when it was so."""
+        """Make the file ``size`` bytes long, with disk space reserved for all of it; new bytes are zero.
+
+        Return false when nothing had to be done. Raises ``DiskFull`` or ``DiskFailed``.
+        """
         ...
 
-    def truncate(self, size: int) -> None: ...
+    def truncate(self, size: int) -> None:
+        """Cut or extend the file to ``size`` bytes; no disk space is reserved."""
+        ...
 
     def datasync(self) -> None:
-        """Make everything written so far, and the size, survive a power cut; ``DiskFailed`` when that may not be so."""
+        """Make everything written so far, and the size, durable. Raises ``DiskFailed``: some of it may be lost then."""
         ...
 
     def sync_file_system(self) -> bool:
-        """Make everything on the file system of this file survive a power cut: bytes, sizes and names of all files.
+        """Make everything on the file system of this file durable: bytes, sizes and names of all files.
 
-        False when that cannot be done with one call here. ``DiskFailed`` also when something failed since the file was opened.
+        Return false when this system has no such call. Raises ``DiskFailed``, also for a write that failed since the file was
+        opened.
         """
         ...
 
@@ -91,49 +99,51 @@ class File(Protocol):
 
 
 class Disk(Protocol):
-    """The calls on names. A missing file is ``FileNotFoundError``, all other failures are ``StoreError``."""
+    """The calls that take paths. They raise ``FileNotFoundError`` for a missing file and ``StoreError`` for other failures."""
 
     def open(self, path: Path) -> File:
-        """Open for reading and writing; create when missing."""
+        """Open a file for reading and writing; create it when it is missing."""
         ...
 
     def read_file(self, path: Path) -> bytes:
-        """The whole content; ``FileNotFoundError`` when there is no such file."""
+        """Return the whole content of a file. Raises ``FileNotFoundError`` when there is none."""
         ...
 
     def list_directory(self, path: Path) -> list[str]:
-        """Names in a folder, sorted; none when it does not exist."""
+        """Return the names in a folder, sorted; none when it does not exist."""
         ...
 
     def make_directories(self, path: Path, *, durable: bool = True) -> None:
-        """Create a folder and its parents; unless told otherwise, make their names durable."""
+        """Create a folder and its parents; make their names durable unless ``durable`` is false."""
         ...
 
     def replace(self, source: Path, target: Path) -> None:
-        """Rename, replacing the target at once."""
+        """Rename a file, replacing the target atomically."""
         ...
 
     def unlink(self, path: Path) -> None:
-        """Remove a file; no error when it is gone already."""
+        """Remove a file; do nothing when it is gone already."""
         ...
 
     def sync_directory(self, path: Path) -> None:
-        """Make the names in a folder survive a power cut."""
+        """Make the names in a folder durable."""
         ...
 
-    def usage(self, path: Path) -> Usage: ...
+    def usage(self, path: Path) -> Usage:
+        """Return the used and the available bytes of the file system that holds ``path``."""
+        ...
 
     def boot_id(self) -> str:
-        """Changes when the machine starts anew: what was only in the page cache is then gone."""
+        """Return an id that changes with each boot of the machine, which empties the page cache."""
         ...
 
     def lock(self, path: Path) -> "File":
-        """Take an exclusive lock that ends with the process; ``DirectoryLocked`` when another has it."""
+        """Take an exclusive lock that ends with the process. Raises ``DirectoryLocked`` when another process has it."""
         ...
 
 
 def replace_file(disk: Disk, path: Path, data: bytes) -> None:
-    """Write a small file so that after a crash either the old or the new content is there, whole."""
+    """Replace a small file durably; after a crash it holds either the old or the new content, whole."""
     temporary = path.with_name(path.name + ".new")
     file = disk.open(temporary)
     try:
@@ -163,7 +173,7 @@ def _translated(action: str, path: Path) -> Iterator[None]:
 
 
 class RealFile:
-    """A file descriptor, closed at the latest when nobody holds the object: a read in a thread pool keeps it open."""
+    """A file descriptor, closed at the latest with the last reference: a read in a thread pool keeps it open."""
 
     __slots__ = ("_fd", "_path")
 
@@ -207,7 +217,7 @@ class RealFile:
 
     def next_data(self, offset: int) -> int:
         try:
-            # both: a page that somebody else's readahead has marked sets off the next, also in a file that is to have none
+            # both: a page marked by an earlier readahead triggers the next one, even in a file set to have none
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
             os.posix_fadvise(self._fd, offset, 0, os.POSIX_FADV_DONTNEED)
             return os.lseek(self._fd, offset, os.SEEK_DATA)
@@ -227,7 +237,7 @@ class RealFile:
         with _translated("allocate room for", self._path):
             known, room = os.fstat(self._fd), os.fstatvfs(self._fd)
             lacking = size - known.st_blocks * BLOCK_BYTES
-            if lacking > room.f_bavail * room.f_frsize:  # else a part would be taken from everybody else
+            if lacking > room.f_bavail * room.f_frsize:  # otherwise the call would take what is left before it fails
                 raise OSError(errno.ENOSPC, "")
             if lacking <= 0 and known.st_size >= size:
                 return False
@@ -241,7 +251,7 @@ class RealFile:
     def datasync(self) -> None:
         try:
             os.fdatasync(self._fd)
-        except OSError as error:  # a full disk too: what was written before is gone and cannot be synced again
+        except OSError as error:  # a full disk too: the written data is gone and cannot be synced again
             raise DiskFailed(f"cannot sync {self._path}: {error.strerror}") from error
 
     def sync_file_system(self) -> bool:
@@ -260,7 +270,7 @@ class RealFile:
 
 
 class RealDisk:
-    """The machine's own file system."""
+    """The file system of the machine."""
 
     def open(self, path: Path) -> RealFile:
         with _translated("open", path):

@@ -1,7 +1,7 @@
-"""Small JSON files that carry their own checksum and keep their previous version.
+"""Documents: small JSON files that carry their own checksum and keep their previous version.
 
-``{"crc32c":"9a3f01cc",`` followed by the rest of one JSON object. The checksum (CRC-32C) covers all bytes after those 21. Each
-write keeps the version before it as ``NAME.bak``; a reader takes that one when the file is missing, torn or altered.
+A file is ``{"crc32c":"9a3f01cc",`` and then the rest of one JSON object. The checksum (CRC-32C) covers all bytes after those
+21. Each write keeps the previous version as ``NAME.bak``; a reader takes that when the file is missing, torn or altered.
 """
 
 from collections.abc import Callable
@@ -22,13 +22,13 @@ BACKUP: Final = ".bak"
 
 
 def encode_document(content: dict[str, Any]) -> bytes:
-    """The bytes of the file. ``content`` has at least one member."""
+    """Return the bytes of the file for ``content``, which has at least one member."""
     rest = orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)[1:]
     return _PREFIX % crc32c(rest) + rest
 
 
 def decode_document(data: bytes, path: Path) -> dict[str, Any]:
-    """The content, or ``CorruptRecord`` when a bit of it is not as written."""
+    """Return the content of a document. Raises ``CorruptRecord`` when the checksum does not match."""
     if not _is_intact(data):
         raise CorruptRecord(f"{path}: the {len(data)} bytes do not have the checksum they begin with")
     document: dict[str, Any] = orjson.loads(data)
@@ -42,25 +42,25 @@ def _is_intact(data: bytes) -> bool:
 
 
 def write_document(disk: Disk, path: Path, content: dict[str, Any]) -> None:
-    """Make ``content`` the durable content of ``path``; a crash leaves this version or the one before."""
+    """Make ``content`` the durable content of ``path``; a crash leaves this version or the previous one."""
     try:
         current = disk.read_file(path)
     except FileNotFoundError:
         current = b""
-    if _is_intact(current):  # else nothing is worth keeping: an existing backup stays
+    if _is_intact(current):  # otherwise the existing backup is worth more, and stays
         replace_file(disk, path.with_name(path.name + BACKUP), current)
     replace_file(disk, path, encode_document(content))
 
 
 def _any(content: dict[str, Any]) -> bool:
-    """Every intact version counts."""
+    """Accept every intact version."""
     return True
 
 
 def read_document(
     disk: Disk, path: Path, counts: Callable[[dict[str, Any]], bool] = _any
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """The newest intact version that counts, ``None`` when there is none, and what was wrong with those that are not intact."""
+    """Return the newest intact version that ``counts``, or ``None``, and what was wrong with versions that are not intact."""
     problems: list[str] = []
     for candidate in (path, path.with_name(path.name + BACKUP)):
         try:

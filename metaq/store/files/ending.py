@@ -1,15 +1,15 @@
-"""How the process before this one ended, and whether the log may lack for it what it had.
+"""The ending of the process before this one: how it ended, and whether the log may lack records because of that.
 
 ::
 
-    abort          there from a start to an orderly stop; whose folder it is
-                   {"crc32c":"…","boot_id":"3f…","synced":true}      synced: nothing counted as held before it was synced
-    suspect.json   there while the log may lack what it had
+    abort          exists from a start to an orderly stop; names the boot in which the folder is used
+                   {"crc32c":"…","boot_id":"3f…","synced":true}      synced: nothing was reported as stored before it was synced
+    suspect.json   exists while the log may lack records that it had
                    {"crc32c":"…","reason":"…"}
 
-A process that finds its machine's own boot id there follows one that was killed: the page cache has everything. With any other
-one the power failed in between, or the kernel did: what was not synced may be gone. That is written down, durably, before the
-mark becomes this process's own, so that none that ends in between hides it from the next.
+A process that finds the present boot id in ``abort`` follows one that was killed: the page cache has everything. With any other
+boot id, the power or the kernel failed in between: what was not synced may be gone. That is recorded durably in
+``suspect.json`` before this process replaces ``abort``; otherwise a process that ends in between would hide it from the next.
 """
 
 from collections.abc import Callable
@@ -28,22 +28,22 @@ SUSPECT: Final = "suspect.json"
 
 
 class Ending(StrEnum):
-    """How a process left its folder."""
+    """The way in which a process left its folder."""
 
     ORDERLY = "orderly"
     KILLED = "killed"
     POWER_CUT = "power cut"
-    """Or its mark cannot be read: the worst is taken for true."""
+    """The power or the kernel failed, or the mark cannot be read: then the worst is assumed."""
 
 
 class Suspicion:
-    """Why a log may lack what it had, from one process to the next, until somebody knows that it lacks nothing."""
+    """The reason why a log may lack records that it had. It outlives the process, until it is known that none are missing."""
 
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk
         self._path = directory / SUSPECT
         self.reason: str | None = None
-        """``None``: it lacks nothing."""
+        """``None`` when the log lacks nothing."""
         self._is_durable = True
         try:
             self.reason = str(decode_document(disk.read_file(self._path), self._path)["reason"])
@@ -53,7 +53,7 @@ class Suspicion:
             self.reason = str(error)
 
     def rise(self, reason: str, do: Callable[[Callable[[], None]], None] = run_here) -> None:
-        """Durable when ``do`` has made the call, in force at once. The first reason stays."""
+        """Raise the suspicion, at once in memory, and durably when ``do`` has made the call. The first reason is kept."""
         if self.reason is None:
             self.reason, self._is_durable = reason, False
         do(self._keep)
@@ -64,7 +64,10 @@ class Suspicion:
             self._is_durable = True
 
     def clear(self) -> None:
-        """Durable when it returns. What a full disk has not taken yet stays: it would be written after its end."""
+        """Clear the suspicion, durably when it returns.
+
+        A suspicion that a full disk has not taken yet stays: the owed write would bring it back later.
+        """
         if self.reason is not None and self._is_durable:
             self._disk.unlink(self._path)
             self._disk.sync_directory(self._path.parent)
@@ -72,8 +75,11 @@ class Suspicion:
 
 
 def begin(disk: Disk, directory: Path, suspicion: Suspicion, owed: Owed, *, synced: bool) -> Ending:
-    """Find out how the last process ended, and mark the folder as this one's. ``synced``: nothing that this one writes counts
-    as held before it is synced."""
+    """Return how the last process ended, raise a suspicion if need be, and mark the folder as used by this process.
+
+    ``synced``: nothing that this process writes is reported as stored, to clients or replicas, before it is synced. Writes that
+    a full disk refuses are ``owed``.
+    """
     path, boot_id = directory / ABORT, disk.boot_id()
     found, ending = None, Ending.ORDERLY
     try:
@@ -84,16 +90,16 @@ def begin(disk: Disk, directory: Path, suspicion: Suspicion, owed: Owed, *, sync
         pass
     else:
         ending = Ending.KILLED if found["boot_id"] == boot_id else Ending.POWER_CUT
-    # what a killed process had not synced is not made durable by settings that demand it of this one
+    # a killed process may have left unsynced records, which stricter settings of this process do not make durable
     own: dict[str, Any] = {"boot_id": boot_id, "synced": synced and (found is None or found["synced"])}
     if ending is Ending.POWER_CUT and not own["synced"]:
         suspicion.rise("the power failed, or the kernel did, before everything was synced", owed.do)
-    if found != own:  # else it is durable already: a change of roles waits for no sync
+    if found != own:  # otherwise it is durable already, and a change of roles need not wait for a sync
         owed.do(lambda: replace_file(disk, path, encode_document(own)))
     return ending
 
 
 def end(disk: Disk, directory: Path) -> None:
-    """Everything is durable, and the process ends."""
+    """Remove the mark durably, because everything is durable and the process ends."""
     disk.unlink(directory / ABORT)
     disk.sync_directory(directory)  # a mark that a power cut brings back would raise a suspicion

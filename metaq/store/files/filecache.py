@@ -1,4 +1,4 @@
-"""Open files, a bounded number of them."""
+"""A cache of open files, and the ways in which a caller waits for the disk (``Run``, ``Read``, ``Rest``)."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -11,38 +11,38 @@ T = TypeVar("T")
 
 
 class Run(Protocol):
-    """Runs one bare system call where the caller wants it: here and now, or in a thread pool while others go on."""
+    """A way to run one bare system call: here and now, or in a thread pool while other work goes on."""
 
     def __call__(self, call: Callable[[], T], /) -> T: ...
 
 
 Rest = Callable[[], None]
-"""Lets others go on; comes back when no message is staged."""
+"""A call that lets other work go on, and returns when no message is staged."""
 
 Read = Callable[[File, int, int], bytes]
 """``read(file, size, offset)``: waits for the disk in the caller's way, or raises ``ColdRead``."""
 
 
 class ColdRead(Exception):
-    """The bytes are not in the page cache, and this reader may not wait."""
+    """The bytes are not in the page cache, and the reader may not wait for the disk."""
 
 
 def run_here(call: Callable[[], T]) -> T:
-    """The ``Run`` of tools and tests."""
+    """Make the call here and now: the ``Run`` of tools and tests."""
     return call()
 
 
 def go_on() -> None:
-    """The ``Rest`` of tools and tests: nobody else is there."""
+    """Do nothing: the ``Rest`` of tools and tests, where there is no other work."""
 
 
 def read_here(file: File, size: int, offset: int) -> bytes:
-    """The ``Read`` that waits."""
+    """Read, and wait for the disk here: the blocking ``Read``."""
     return file.read(size, offset)
 
 
 def read_cached(file: File, size: int, offset: int) -> bytes:
-    """The ``Read`` that never waits."""
+    """Read from the page cache: the ``Read`` that never waits. Raises ``ColdRead`` when the bytes are not there."""
     data = file.read_cached(size, offset)
     if data is None:
         raise ColdRead
@@ -50,14 +50,14 @@ def read_cached(file: File, size: int, offset: int) -> bytes:
 
 
 def read_through(run: Run) -> Read:
-    """The ``Read`` that waits where ``run`` does."""
+    """Return the ``Read`` that waits for the disk in the way of ``run``."""
     return lambda file, size, offset: run(lambda: file.read(size, offset))
 
 
 class FileCache:
-    """At most ``capacity`` files kept open, the least recently used closed first.
+    """A cache that keeps at most ``capacity`` files open and closes the least recently used one first.
 
-    Closing is only dropping the reference: whoever still reads the file keeps it open.
+    Closing means dropping the reference: a reader that still uses the file keeps it open.
     """
 
     def __init__(self, disk: Disk, capacity: int) -> None:
@@ -69,7 +69,7 @@ class FileCache:
         return len(self._files)
 
     def open(self, path: Path) -> File:
-        """The file at ``path``, created when missing."""
+        """Return the file at ``path``, open; it is created when missing."""
         file = self._files.get(path)
         if file is not None:
             self._files.move_to_end(path)
@@ -81,9 +81,9 @@ class FileCache:
         return file
 
     def forget(self, path: Path) -> None:
-        """Drop the file at ``path``, which is about to be removed or was replaced."""
+        """Drop the file at ``path`` from the cache, because it is about to be removed or was replaced."""
         self._files.pop(path, None)
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all files from the cache."""
         self._files.clear()

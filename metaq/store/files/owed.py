@@ -1,6 +1,7 @@
-"""What the opening of a store could not write because the disk was full. Until it is made up for, only readers are served.
+"""Owed writes: those that the opening of a store could not make because the disk was full.
 
-Nothing is appended and no checkpoint is made meanwhile, so the folder stays as it was found, for the next opening too.
+Until they are made up for, only readers are served: nothing is appended and no checkpoint is made. So the folder stays as it
+was found, for the next opening too.
 """
 
 from collections import deque
@@ -11,15 +12,15 @@ from metaq.store.files.filecache import Run, run_here
 
 
 class Owed:
-    """Calls in the order in which they have to be made."""
+    """A queue of calls, in the order in which they have to be made."""
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], object]] = deque()
         self.reason: DiskFull | None = None
-        """Why the first of them failed; ``None`` when none is owed."""
+        """The error of the first call that failed; ``None`` when none is owed."""
 
     def do(self, call: Callable[[], object], run: Run = run_here) -> None:
-        """Make a call, now or when there is room for it and all before it. Made twice, it changes nothing more."""
+        """Make a call now, or later when there is room for it and for all calls before it. The call must be idempotent."""
         if self.reason is None:
             try:
                 run(call)
@@ -30,13 +31,13 @@ class Owed:
         self._calls.append(call)
 
     def settle(self, run: Run) -> None:
-        """Make up for what is owed; ``DiskFull`` when there is still no room for all of it."""
+        """Make the owed calls. Raises ``DiskFull`` when there is still no room for all of them."""
         while self._calls:
             run(self._calls[0])
             self._calls.popleft()
         self.reason = None
 
     def check(self) -> None:
-        """``DiskFull`` while something is owed."""
+        """Raise the ``DiskFull`` of the first owed call, if any call is owed."""
         if self.reason is not None:
             raise self.reason

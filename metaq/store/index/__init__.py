@@ -1,1 +1,1 @@
-"""The key index: messages by key."""
+"""The key index: finding messages by key."""

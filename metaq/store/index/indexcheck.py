@@ -1,7 +1,7 @@
 """Checking the key index against the log, record by record, as ``verify`` walks it.
 
-Items stand in the order of the log, so one pass compares both: each key of each record up to the checkpoint's mark is the next
-item, and what the items say of their chains is what the slots must say in the end.
+Items are in the order of the log, so one pass compares both: each key of each record up to the checkpoint's mark must be the
+next item. The chains that the items form determine the slots, which are compared at the end.
 """
 
 from array import array
@@ -20,21 +20,21 @@ from metaq.store.index.keyindex import IndexMark
 
 OPEN_FILES: Final = 4
 REPORTED_A_FILE: Final = 100
-"""Wrong items of one file that are named: one that is missing makes all behind it wrong."""
+"""Wrong items that are reported for one file: a single missing item makes all after it wrong."""
 
 Explained = Callable[[int], bool]
-"""Whether there is a reason that no intact record is at a log offset."""
+"""``explained(log_offset)``: true when there is a known reason why no intact record is at that log offset."""
 
 
 class IndexCheck:
-    """One verification of the files that a checkpoint counts; newer ones and later items are deleted at the next start."""
+    """One verification of the files and items that a checkpoint counts; the next start deletes newer files and items."""
 
     def __init__(
         self, directory: Path, disk: Disk, mark: IndexMark, add: Callable[[Path, int, str], None], explained: Explained
     ) -> None:
-        """``add`` takes what is wrong: file, offset in it, text."""
+        """Open the files that the checkpoint ``mark`` counts. ``add`` receives each fault: file, offset in the file, text."""
         self.items = 0
-        """Checked."""
+        """Items checked so far."""
         self._mark = mark
         self._add = add
         self._explained = explained
@@ -64,7 +64,7 @@ class IndexCheck:
                 yield file, number, item
 
     def record(self, stored: Stored) -> None:
-        """The next intact record of the log."""
+        """Compare the keys of the next intact record of the log with the next items."""
         if not self._whole or stored.log_offset >= self._mark.log_offset:
             return
         record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
@@ -73,7 +73,7 @@ class IndexCheck:
             self._compare(key_hash(record.topic, key), stored.log_offset, record.store_ms)
 
     def _pass_lost(self, log_offset: int) -> None:
-        """Go on to the items of records from a log offset on, behind those of records that are gone."""
+        """Skip the items before a log offset whose records are known to be gone."""
         self._passed = None
         while self._next is not None and self._next[2].log_offset < log_offset and self._explained(self._next[2].log_offset):
             self._passed = self._next
@@ -87,7 +87,7 @@ class IndexCheck:
         due = self._next
         fits = due is not None and due[2][:2] == (value, log_offset)
         if not fits and self._passed is not None and self._passed[2].hash == value:
-            due = self._passed  # its log offset is what is wrong
+            due = self._passed  # this item is due: its log offset is wrong, so it was skipped
         if due is None:
             newest = self._files[-1]
             newest.wrong(newest.count, f"no item for the record at log offset {log_offset}")
@@ -100,7 +100,7 @@ class IndexCheck:
             self._advance()
 
     def finish(self) -> None:
-        """All records have come."""
+        """Check the remaining items, slots and headers after the last record."""
         while self._next is not None:
             file, number, item = self._next
             if self._whole and not self._explained(item.log_offset):
@@ -111,7 +111,7 @@ class IndexCheck:
 
 
 class _File:
-    """One index file, and what its items say of its slots and header."""
+    """One index file, and the slots and the header that its items determine."""
 
     def __init__(self, file: IndexFile, count: int, add: Callable[[Path, int, str], None]) -> None:
         self.file = file
@@ -126,12 +126,13 @@ class _File:
         self._reported = 0
 
     def wrong(self, number: int, text: str) -> None:
+        """Report an item as wrong, at most ``REPORTED_A_FILE`` times."""
         self._reported += 1
         if self._reported <= REPORTED_A_FILE:
             self._add(self.file.path, self.file.item_at(number), text)
 
     def items(self) -> Iterator[tuple[int, Item]]:
-        """All that count, each compared with the one before it in its slot."""
+        """Yield the items that the checkpoint counts, with their numbers; check that each names the one before in its slot."""
         for number, item in enumerate(self.file.items(1, self.count), 1):
             slot = item.hash % self.file.slots
             if item.previous != self._heads[slot]:
@@ -143,14 +144,14 @@ class _File:
             yield number, item
 
     def seconds(self, number: int, store_ms: int) -> int:
-        """What the item of a record stored then has to say."""
+        """Return the seconds that item ``number``, of a record stored at ``store_ms``, must have; note the header's times."""
         if number == 1:
             self._first_ms = store_ms
         self._last_ms = store_ms if number == self.count - 1 else None
         return self.file.seconds(store_ms)
 
     def finish(self, *, is_newest: bool) -> None:
-        """Slots and header, after all items."""
+        """Check slots and header, after all items were read."""
         opened = self.file.opened()
         table = swapped(opened.read(SLOT_SIZE * self.file.slots, HEADER_SIZE))
         if is_newest:
@@ -161,7 +162,7 @@ class _File:
             for slot, (found, due) in enumerate(zip(table, self._heads, strict=True)):
                 if found != due:
                     self._add(self.file.path, self.file.slot_at(slot), f"slot {slot} leads to item {found}, {due} is due")
-        if self.file.count == self.count:  # else the next start counts back
+        if self.file.count == self.count:  # otherwise the next start takes items back and writes a new header
             self._check_header()
 
     def _check_header(self) -> None:

@@ -1,6 +1,6 @@
 """One file of the key index: a hash table on the disk from ``topic#key`` to the log offsets of the records with that key.
 
-``index/<yyyyMMddHHmmssSSS>``, named by the moment (UTC) at which it was made, 420,000,040 bytes with the default settings
+``index/<yyyyMMddHHmmssSSS>`` is named by its time of creation (UTC) and has 420,000,040 bytes with the default settings
 (specs: store format, section 6)::
 
     at              size  part
@@ -16,12 +16,12 @@
             32     4  slots in use
             36     4  items and one: the next item's number
 
-An item is in the file before anything leads to it. While a file is entered into, its slots are a table in memory, which knows
-in which spans the file differs from it; ``flush`` makes the items durable and only then writes those spans. So whatever a power
-cut leaves of the slots, the items that the checkpoint did not count can be taken back one by one, newest first, and entered
-again (``take_back``).
+An item is in the file before anything points at it. While records are entered into a file, its slots are a table in memory,
+which remembers the spans in which the file differs from it; ``flush`` makes the items durable and only then writes those spans.
+So whichever slots a power cut leaves, the items that the checkpoint did not count can be taken back one by one, newest first,
+and entered again (``take_back``).
 
-The files are written by ``pwrite`` into room that was allocated before, and read by ``pread``.
+The files are written with ``pwrite`` into space allocated before, and read with ``pread``.
 """
 
 import mmap
@@ -49,9 +49,9 @@ NAME_DIGITS: Final = 17
 MOST_SECONDS: Final = 0x7FFFFFFF
 
 SPAN_SLOTS: Final = 1024
-"""Slots in 4 KiB: what a flush knows as changed or not."""
+"""Slots in a span of 4 KiB, the unit in which changes are tracked."""
 SPANS_A_SYNC: Final = 512
-"""A flush copies 2 MiB of slots at once, which takes 1 ms, and syncs the items that they lead to."""
+"""Spans that a flush copies at once, 2 MiB in 1 ms, before it syncs the items that they point at."""
 SPANS_A_READ: Final = 1024
 ITEMS_A_READ: Final = 4096
 
@@ -59,11 +59,11 @@ assert HEADER.size == HEADER_SIZE
 assert ITEM.size == ITEM_SIZE
 
 Entry = tuple[int, str, tuple[str, ...], int]
-"""Log offset, topic, keys, each once, and store time of a record: a plain tuple, at which garbage collection need not look."""
+"""Log offset, topic, distinct keys and store time of a record. A plain tuple, which garbage collection can leave untracked."""
 
 
 class Item(NamedTuple):
-    """One item of a file."""
+    """One item of a file; ``seconds`` count from the file's first store time, ``previous`` is the item before in its slot."""
 
     hash: int
     log_offset: int
@@ -72,12 +72,12 @@ class Item(NamedTuple):
 
 
 def file_name(created_ms: int) -> str:
-    """``yyyyMMddHHmmssSSS`` in UTC."""
+    """Return the name of a file created at a time: ``yyyyMMddHHmmssSSS`` in UTC."""
     return f"{datetime.fromtimestamp(created_ms // 1000, UTC):%Y%m%d%H%M%S}{created_ms % 1000:03d}"
 
 
 def created_ms(name: str) -> int | None:
-    """The moment in a file's name; ``None`` when that is no name of an index file."""
+    """Return the time of creation in a file's name, in milliseconds; ``None`` when it is not the name of an index file."""
     if len(name) != NAME_DIGITS or not (name.isascii() and name.isdecimal()):
         return None
     try:
@@ -88,11 +88,12 @@ def created_ms(name: str) -> int | None:
 
 
 def file_size(slots: int, entries: int) -> int:
+    """Return the size of an index file in bytes."""
     return HEADER_SIZE + slots * SLOT_SIZE + entries * ITEM_SIZE
 
 
 def swapped(data: bytes | memoryview) -> "array[int]":
-    """Slots as the file has them in the machine's byte order, or the reverse."""
+    """Return slots converted from the file's byte order to the machine's, or back."""
     slots = array("i", bytes(data))
     if sys.byteorder == "little":
         slots.byteswap()
@@ -100,7 +101,7 @@ def swapped(data: bytes | memoryview) -> "array[int]":
 
 
 class Captured(NamedTuple):
-    """One file as it was at some moment."""
+    """The state of one file at some moment: its count of items and its header."""
 
     file: "IndexFile"
     items: int
@@ -108,7 +109,7 @@ class Captured(NamedTuple):
 
 
 class IndexFile:
-    """One hash file. Counters run ahead of the file: items from ``written`` on wait in memory, changed slots in the table."""
+    """One hash file. Its counters run ahead of it: items from ``written`` on wait in memory, changed slots in the table."""
 
     def __init__(self, path: Path, files: FileCache, slots: int, entries: int) -> None:
         self.path = path
@@ -118,47 +119,51 @@ class IndexFile:
         self.begin_ms = self.end_ms = self.begin_offset = self.end_offset = 0
         self.used = 0
         self.count = self.written = 1
-        self._tail = bytearray()  # the items written … count
+        self._tail = bytearray()  # the items ``written`` … ``count``
         self._table: memoryview[int] | None = None  # all slots, in the machine's byte order, while they may change
-        self._changed: set[int] = set()  # spans of the table that the file does not have
+        self._changed: set[int] = set()  # spans of the table that are not written to the file
         self._sealed = False
         self._durable = 0  # the count as of the last flush; 0: not even the file is durable
         self.gone = False
-        """The file is deleted."""
+        """True once the file is deleted."""
 
     # -- places -------------------------------------------------------------------------------------------------------
 
     def slot_at(self, slot: int) -> int:
+        """Return the offset of a slot in the file."""
         return HEADER_SIZE + slot * SLOT_SIZE
 
     def item_at(self, number: int) -> int:
+        """Return the offset of an item in the file."""
         return HEADER_SIZE + self.slots * SLOT_SIZE + number * ITEM_SIZE
 
     def seconds(self, store_ms: int) -> int:
-        """What the item of a record stored then says of its time."""
+        """Return the seconds in the item of a record stored at ``store_ms``: 0 when the clock has gone back."""
         return min(max(0, (store_ms - self.begin_ms) // 1000), MOST_SECONDS)
 
     def opened(self) -> File:
+        """Return the open file."""
         return self._files.open(self.path)
 
     @property
     def size(self) -> int:
+        """The size of the file in bytes."""
         return file_size(self.slots, self.entries)
 
     @property
     def changed(self) -> bool:
-        """Whether a power cut would take something away."""
+        """True while a power cut could lose items of the file."""
         return self._durable != self.count
 
     @property
     def is_new(self) -> bool:
-        """Whether the file's name may not survive a power cut."""
+        """True until the first flush: the file's name may not survive a power cut."""
         return self._durable == 0
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def read_header(self) -> None:
-        """Take over the header. Raises ``CorruptRecord`` when it cannot be right."""
+        """Read the header into the counters. Raises ``CorruptRecord`` when it, or the file's size, cannot be right."""
         file = self.opened()
         if file.size() != self.size:
             raise CorruptRecord(f"{self.path} has {file.size()} bytes where {self.size} are due")
@@ -170,10 +175,10 @@ class IndexFile:
         self.used, self.count, self.written, self._durable = used, count, count, count
 
     def take_back(self, count: int, store_ms: Callable[[int], int | None]) -> None:
-        """Count only the items before ``count``, durably: no slot leads to a later one then.
+        """Take back the items from ``count`` on, durably: no slot points at one of them afterwards.
 
-        ``store_ms`` gives the store time of the record at a log offset, if that can still be told. Raises ``CorruptRecord``
-        when there are fewer items.
+        ``store_ms`` returns the store time of the record at a log offset, or ``None`` when it is not known. Raises
+        ``CorruptRecord`` when the file has fewer items.
         """
         if not 1 <= count <= self.count:
             raise CorruptRecord(f"{self.path} counts {self.count - 1} items, the checkpoint {count - 1}")
@@ -188,7 +193,7 @@ class IndexFile:
                 spans[span] = bytearray(file.read(size, self.slot_at(span * SPAN_SLOTS)))
             if SLOT.unpack_from(spans[span], slot * SLOT_SIZE)[0] == number:
                 SLOT.pack_into(spans[span], slot * SLOT_SIZE, item.previous)
-        for span in sorted(spans):  # unchanged ones too: a sync that failed may have left the disk behind the page cache
+        for span in sorted(spans):  # unchanged ones too: after a failed sync the disk may lag behind the page cache
             file.write(spans[span], self.slot_at(span * SPAN_SLOTS))
         if spans or count < self.count:
             if count < self.count:
@@ -197,7 +202,7 @@ class IndexFile:
             file.datasync()
 
     def items(self, number: int, end: int = 0) -> Iterator[Item]:
-        """The items from a number on up to the one before ``end``, or to where nothing was ever written."""
+        """Yield the items from ``number`` on and before ``end``; without ``end``, up to where nothing was ever written."""
         limit = end or self.entries
         while number < limit:
             size = min(ITEMS_A_READ, limit - number) * ITEM_SIZE
@@ -220,14 +225,14 @@ class IndexFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether records can be entered: ``load_slots`` came first, and nothing seals the file."""
+        """True while records can be entered: the slots are loaded, and the file is not sealed."""
         return self._table is not None and not self._sealed
 
     def load_slots(self, read: Read) -> None:
-        """Have the table of slots in memory, as the file has it."""
+        """Load the table of slots into memory, unless it is there or the file is sealed."""
         if self.is_open or self._sealed:
             return
-        table = memoryview(mmap.mmap(-1, self.slots * SLOT_SIZE)).cast("i")  # what is never changed takes no memory
+        table = memoryview(mmap.mmap(-1, self.slots * SLOT_SIZE)).cast("i")  # pages that are never written take no memory
         file = self.opened()
         for first in range(0, self.slots if self.count > 1 else 0, SPANS_A_READ * SPAN_SLOTS):
             last = min(self.slots, first + SPANS_A_READ * SPAN_SLOTS)
@@ -236,11 +241,11 @@ class IndexFile:
                 span = slots[at : at + SPAN_SLOTS]
                 if any(span):
                     table[first + at : first + at + len(span)] = memoryview(span)
-        if self._table is None:  # others may have done the same meanwhile, and entered something
+        if self._table is None:  # another call may have loaded it meanwhile, and entered records
             self._table = table
 
     def enter(self, entries: Sequence[Entry], hasher: KeyHasher) -> int:
-        """Add the keys of records, in the order of the log; return how many records found room. The file is open."""
+        """Add the keys of records, in the order of the log; return how many records found room. The slots are loaded."""
         table, changed, tail, slots = self._table, self._changed, self._tail, self.slots
         assert table is not None
         hash_of, pack = hasher.hash, ITEM.pack
@@ -268,13 +273,13 @@ class IndexFile:
         return done
 
     def write(self, run: Run) -> None:
-        """Write the items that wait. On ``DiskFull`` they stay."""
+        """Write the items that wait in memory. On ``DiskFull`` or ``DiskFailed`` they stay there."""
         data, first = bytes(self._tail), self.written
         if not data:
             return
         file = self.opened()
         run(lambda: file.write(data, self.item_at(first)))
-        if self.written == first:  # others may have done the same meanwhile
+        if self.written == first:  # another call may have written them meanwhile
             del self._tail[: len(data)]
             self.written += len(data) // ITEM_SIZE
 
@@ -282,22 +287,25 @@ class IndexFile:
         return HEADER.pack(self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.used, self.count)
 
     def seal(self) -> None:
-        """Nothing more is entered."""
+        """Accept no more records; the table of slots is freed when all of it is durable."""
         self._sealed = True
         self._let_go()
 
     def _let_go(self) -> None:
-        if self._sealed and not self.changed:  # a flush that is going on may still fail
+        if self._sealed and not self.changed:  # otherwise it is still needed: a flush in progress may fail
             self._table = None
 
     # -- making it durable --------------------------------------------------------------------------------------------
 
     def capture(self) -> "Captured":
-        """All that is entered so far, for ``flush`` to make durable."""
+        """Return the present state, with all that is entered so far, for ``flush`` to make durable."""
         return Captured(self, self.count, self._header())
 
     def flush(self, captured: "Captured", run: Run) -> None:
-        """Make what was captured durable, and perhaps more; see the module for the order. One call at a time."""
+        """Make the captured state durable, and perhaps later items; the module describes the order. One call at a time.
+
+        Raises ``DiskFull`` or ``DiskFailed``; the changed slots then stay to be written.
+        """
         file = self.opened()
         changed, self._changed = self._changed, set()
         try:
@@ -317,7 +325,7 @@ class IndexFile:
         self._let_go()
 
     def _copies(self, spans: Sequence[int]) -> list[tuple[int, bytes]]:
-        """What the slots of ascending spans are now, in runs of neighbours: where in the file, and what."""
+        """Return copies of the slots of ascending spans, adjacent spans in one: offset in the file, and bytes."""
         copies, first = [], 0
         for index, span in enumerate(spans, start=1):
             if index == len(spans) or spans[index] != span + 1:
@@ -330,14 +338,14 @@ class IndexFile:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def head(self, slot: int, read: Read, file: File) -> int:
-        """Number of the newest item in a slot; ``file`` is the open file."""
+        """Return the number of the newest item in a slot, 0 without one; ``file`` is the open file."""
         if self._table is not None:
             return self._table[slot]
         number: int = SLOT.unpack(read(file, SLOT_SIZE, self.slot_at(slot)))[0]
         return number
 
     def item(self, number: int, read: Read, file: File) -> Item:
-        """The item of a number below ``count``."""
+        """Return the item of a number below ``count``; ``file`` is the open file."""
         if number >= self.written:
             return Item(*ITEM.unpack_from(self._tail, (number - self.written) * ITEM_SIZE))
         return Item(*ITEM.unpack(read(file, ITEM_SIZE, self.item_at(number))))

@@ -1,14 +1,15 @@
-"""Feeding the key index behind the log: what was put lately from memory, what is older by walking the log.
+"""Entering the keys of messages into the key index: of new messages from memory, of older ones by walking the log.
 
 ::
 
     log   ├───────── entered ─────────┤──── behind ────┤──── pending ────┤
           begin                       walk_at          walk_until        end
 
-``append`` hands over the keys of new messages, which are entered at once, or wait (*pending*) until ``work`` enters them in
-slices, beside everything else: while there is no file with room, or others wait before them. Whatever nobody remembers,
-*behind*, is read from the log again: what the last checkpoint does not cover when the folder is opened, and what was put while
-there was no room for an index file, or faster than it could be entered. Messages are never refused for the sake of the index.
+``append`` hands over the keys of new messages. They are entered at once. While no file has room, or other keys wait before
+them, they wait too (*pending*) until ``work`` enters them in slices, alongside all other work. Keys that are not in memory
+(*behind*) are read from the log again: at the opening of the folder those that the last checkpoint does not cover, and later
+those of messages put while there was no room for an index file, or faster than keys could be entered. A message is never
+refused for the sake of the index.
 """
 
 import logging
@@ -29,44 +30,46 @@ from metaq.store.log.retention import RetentionRules, room_refusal
 logger = logging.getLogger(__name__)
 
 PENDING_MOST: Final = 100_000
-"""Messages whose keys are remembered, about 40 MB; more of them are read from the log again."""
+"""Messages whose keys are kept in memory, about 40 MB. With more, all of them are read from the log again."""
 SLICE: Final = 1024
-"""Messages entered without a pause, beside twice as many as came since the slice before, so that the end comes nearer at any
-rate: about 3 ms with one key each, 10 ms with two on a slow processor."""
+"""Messages entered without a pause: about 3 ms with one key each, 10 ms with two on a slow processor.
+
+Twice as many as arrived since the last slice are added, so that fewer and fewer are pending at any rate of puts.
+"""
 CAME_MOST: Final = 4096
-"""Which is not exceeded by what comes while a slice is written, unless the disk is slow: then the next slice counts no more."""
+"""Arrivals that a slice takes into account. More arrive during a slice's write only when the disk is slow."""
 SLICES_A_ROUND: Final = 128
-"""Enough for ``PENDING_MOST``."""
+"""Slices in one round: enough for ``PENDING_MOST``."""
 WINDOW: Final = 256 * 1024
-"""Bytes of the log that are read at a time while walking; some 5 ms of work when messages are small."""
+"""Bytes of the log that are read at a time while walking, about 5 ms of work when messages are small."""
 WINDOWS_A_ROUND: Final = 8
 WINDOWS_A_QUERY: Final = 256
-"""64 MiB: more than is put between two checkpoints, unless the log grows faster than 12 MB/s."""
+"""Windows that a query walks, 64 MiB: more than is put between two checkpoints unless the log grows faster than 12 MB/s."""
 RETRY_MS: Final = 1000
 
 
 class Snapshot(NamedTuple):
-    """What a flush makes durable."""
+    """The state of the index that a flush makes durable."""
 
     mark: IndexMark
     files: list[Captured]
 
 
 class Indexing:
-    """The key index of one store, and what is to be entered. Everything that waits takes a ``Run`` or a ``Read``."""
+    """The key index of one store, and the keys still to be entered. All calls that wait take a ``Run`` or a ``Read``."""
 
     def __init__(self, index: KeyIndex, log: CommitLog, disk: Disk, clock: Clock, rules: RetentionRules, spare: int) -> None:
-        """``spare``: bytes that must stay free for the log when an index file is made."""
+        """Keep ``spare`` bytes free for the log whenever an index file is made."""
         self.index = index
         self.paused: str | None = None
-        """Why nothing is entered for now."""
+        """Why no keys are entered for now; ``None`` when they are."""
         self._log = log
         self._disk = disk
         self._clock = clock
         self._rules = rules
         self._spare = spare
         self._pending: list[Entry] = []
-        self._came = 0  # of them, since the last slice
+        self._came = 0  # how many of them arrived since the last slice
         self._walk_at = self._walk_until = 0
         self._window = WINDOW
         self._flushing = False
@@ -74,13 +77,13 @@ class Indexing:
     # -- opening ------------------------------------------------------------------------------------------------------
 
     def load(self, mark: IndexMark) -> None:
-        """Go on from what the checkpoint counts. Raises ``CorruptRecord`` when the files cannot be that."""
+        """Open the index as the checkpoint counts it. Raises ``CorruptRecord`` when the files do not match."""
         self.index.load(mark, self._store_ms)
         self._walk_until = self._log.end
         self._walk_at = min(max(mark.log_offset, self._log.begin), self._walk_until)
 
     def begin_anew(self) -> None:
-        """Delete all files; everything is to be entered again."""
+        """Delete all index files, so that the keys of the whole log are entered again."""
         self.index.clear()
         self._pending.clear()
         self._walk_at, self._walk_until = self._log.begin, self._log.end
@@ -89,12 +92,12 @@ class Indexing:
         stored = self._log.record_at(log_offset)
         return None if stored is None else decode_record(stored.buffer).store_ms
 
-    # -- what is new --------------------------------------------------------------------------------------------------
+    # -- new messages -------------------------------------------------------------------------------------------------
 
     def appended(self, entries: list[Entry]) -> None:
-        """Take the keys of messages that are now in the log, and enter them at once when nothing waits before them.
+        """Take the keys of messages that are now in the log, and enter them at once unless others wait before them.
 
-        However many they are: a turn that brings many takes long itself, ten times as long as entering them.
+        There is no limit on how many are entered at once: putting that many messages took ten times as long.
         """
         entered = 0
         if not self._pending and self.index.is_open and not self.behind and self.paused is None:
@@ -107,29 +110,32 @@ class Indexing:
             self._walk_until = self._log.end
             self._pending.clear()
 
-    # -- where it stands ----------------------------------------------------------------------------------------------
+    # -- progress -----------------------------------------------------------------------------------------------------
 
     @property
     def behind(self) -> int:
-        """Bytes of the log that are still to be walked."""
+        """The bytes of the log that are still to be walked."""
         return max(0, self._walk_until - max(self._walk_at, self._log.begin))
 
     @property
     def log_offset(self) -> int:
-        """All messages before this log offset are entered."""
+        """The log offset before which all messages are entered."""
         if self.behind:
             return self._walk_at
         return self._pending[0][0] if self._pending else self._log.end
 
     @property
     def mark(self) -> IndexMark:
-        """What a flush that begins now would make durable."""
+        """The mark that a flush beginning now would make durable."""
         return self.index.mark(self.log_offset)
 
     # -- entering -----------------------------------------------------------------------------------------------------
 
     def work(self, run: Run) -> None:
-        """One round: catch up a little, then enter what is pending. What finds no room waits for a later round."""
+        """Do one round: walk a part of the log that is behind, then enter pending keys. Raises ``DiskFailed``.
+
+        Keys that find no room wait for a later round.
+        """
         read = read_through(run)
         if self.behind or self._pending:
             self.index.open(read)
@@ -144,7 +150,7 @@ class Indexing:
             self._write(run)
 
     def _enter_pending(self, run: Run) -> bool:
-        """Enter a slice; false when nothing more can be done now."""
+        """Enter one slice of the pending keys; return false when nothing more can be done now."""
         part = self._pending[: SLICE + 2 * min(self._came, CAME_MOST)]
         entered = self.index.enter(part)
         del self._pending[:entered]
@@ -154,7 +160,7 @@ class Indexing:
         return self._write(run)
 
     def _write(self, run: Run) -> bool:
-        """Write what was entered; false when there is no room even though it was reserved."""
+        """Write the items that were entered; return false when the disk is full although their space was allocated."""
         try:
             self.index.write(run)
         except DiskFull as error:
@@ -166,7 +172,7 @@ class Indexing:
         return True
 
     def _grow(self, run: Run) -> bool:
-        """Begin a new index file if there is room for it beside the log; false when not now."""
+        """Begin a new index file if the disk has room for it and for the log; return false when it cannot be begun now."""
         usage = self._disk.usage(self._log.directory)
         size = self.index.file_size
         left = Usage(usage.used + size, usage.available - size)
@@ -190,9 +196,10 @@ class Indexing:
     # -- catching up --------------------------------------------------------------------------------------------------
 
     def catch_up(self, read: Read) -> None:
-        """Enter what is behind, before a query: ``Overloaded`` when that is too much to wait for.
+        """Enter the keys that are behind, before a query.
 
-        Where the index has no room, it stays as it is.
+        Raises ``Overloaded`` when they are too many to wait for, and ``ColdRead`` when ``read`` may not wait. While the disk
+        has no room for the index, it stays as it is, and the query goes on.
         """
         if self.behind and read is read_cached:
             raise ColdRead
@@ -206,7 +213,7 @@ class Indexing:
             raise Overloaded(reason, retry_after_ms=RETRY_MS)
 
     def _walk(self, read: Read, run: Run) -> bool:
-        """Enter what the next window of the log holds; false when that is not possible now."""
+        """Enter the keys in the next window of the log; return false when that is not possible now."""
         began = self._walk_at
         at = max(began, self._log.begin)
         segment = self._log.find(at)
@@ -216,7 +223,7 @@ class Indexing:
         end = min(segment.end, self._walk_until)
         size = min(self._window, end - at)
         data = read(self._log.file(segment), size, at - segment.base).ljust(size, b"\0")  # a file cut from outside
-        if self._walk_at != began:  # others did it while this one waited
+        if self._walk_at != began:  # another call walked this window while this one waited
             return True
         window = _Window(memoryview(data), at, end, segment.end)
         entries = list(window.entries())
@@ -231,13 +238,13 @@ class Indexing:
     # -- making it durable --------------------------------------------------------------------------------------------
 
     def capture(self) -> Snapshot | None:
-        """All that is entered, for ``flush``; ``None`` while a flush is going on."""
+        """Return the present state, with all that is entered, for ``flush``; ``None`` while a flush is in progress."""
         return None if self._flushing else Snapshot(self.mark, self.index.capture())
 
     def flush(self, snapshot: Snapshot, run: Run) -> bool:
-        """Make a snapshot durable; false when another flush has begun, or there is no room even though it was reserved.
+        """Make a snapshot durable. Raises ``DiskFailed``.
 
-        Raises ``DiskFailed``.
+        Return false when another flush is in progress, or the disk is full although the space was allocated.
         """
         if self._flushing:
             return False
@@ -254,33 +261,33 @@ class Indexing:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int, read: Read) -> Iterator[int]:
-        """Log offsets of records that may carry a key, newest first; one may come twice. See ``KeyIndex.find``."""
+        """Yield log offsets of records that may have a key, newest first; one may come twice. See ``KeyIndex.find``."""
         yield from [entry[0] for entry in reversed(self._pending) if entry[1] == topic and key in entry[2]]
         yield from self.index.find(topic, key, begin_ms, end_ms, read)
 
 
 def entry_of(data: memoryview, log_offset: int) -> Entry | None:
-    """What is entered for an intact record; ``None`` when it has no keys."""
+    """Return the entry of an intact record; ``None`` when it has no keys."""
     record = decode_record(data)
     keys = keys_of(record.topic, record.sys_flag, record.properties)
     return (log_offset, record.topic, keys, record.store_ms) if keys else None
 
 
 class _Window:
-    """Some bytes of the log from ``at`` on, none of them behind ``end``, where a record ends."""
+    """A window of the log: bytes from ``at`` on, at most up to ``end``, where a record or the segment ends."""
 
     def __init__(self, data: memoryview, at: int, end: int, segment_end: int) -> None:
         self.at = at
-        """Where the next window begins, when ``entries`` is exhausted."""
+        """The log offset at which the next window begins, once ``entries`` is exhausted."""
         self.wanted = 0
-        """Size of a record that the window does not hold whole."""
+        """The size of a record that does not fit into the window."""
         self._data = data
         self._base = at
         self._end = end
         self._segment_end = segment_end
 
     def entries(self) -> Iterator[Entry]:
-        """The records that have keys."""
+        """Yield the entries of the intact records that have keys."""
         limit = self._base + len(self._data)
         least = BLANK_SIZE if limit == self._end else HEADER_SIZE
         while self.at + least <= limit:
@@ -304,7 +311,7 @@ class _Window:
             self.at = self._end
 
     def _skip(self, rest: bytes) -> None:
-        """Go to the next place where a record may begin: the magic, and behind it the place's own offset."""
+        """Go to the next log offset where a record may begin: there is the magic, then that very log offset."""
         found = rest.find(MAGIC_BYTES, 5)
         while found >= 0:
             place = self.at + found - 4

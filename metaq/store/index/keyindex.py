@@ -1,4 +1,4 @@
-"""The key index: all hash files of a data folder (``indexfile``), searched newest first."""
+"""The key index: all hash files of a data folder (``indexfile``), searched from the newest to the oldest."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -14,16 +14,16 @@ from metaq.store.index.indexfile import Captured, Entry, IndexFile, created_ms, 
 logger = logging.getLogger(__name__)
 
 STEPS_A_QUERY: Final = 16_384
-"""Items that one query looks at. Behind more of them an older message is not found: some 30 ms are enough for one question."""
+"""Items that one query looks at, about 30 ms. An older message after that many items is not found."""
 
 
 class IndexMark(NamedTuple):
-    """How far the index is durable."""
+    """A position up to which the index is durable."""
 
     file: str
     """Name of the newest file; empty when there is none."""
     items: int
-    """The number that comes next in it."""
+    """The number of the next item in it."""
     log_offset: int
     """All records before this log offset are entered."""
     slots: int
@@ -34,14 +34,14 @@ NO_INDEX: Final = IndexMark("", 0, 0, 0, 0)
 
 
 class KeyIndex:
-    """The index files of a data folder, oldest first; records are entered into the newest. One writer."""
+    """The index files of a data folder, oldest first; records are entered into the newest. There is one writer."""
 
     def __init__(self, directory: Path, files: FileCache, slots: int, entries: int) -> None:
         self.directory = directory
         self.slots = slots
         self.entries = entries
         self.damaged = 0
-        """Chains that queries found broken."""
+        """Broken chains that queries found."""
         self._files = files
         self._hasher = KeyHasher()
         self._reported = False
@@ -51,9 +51,9 @@ class KeyIndex:
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def load(self, mark: IndexMark, store_ms: Callable[[int], int | None]) -> None:
-        """Take over what the checkpoint counts and delete newer files. ``store_ms``: see ``IndexFile.take_back``.
+        """Open the index as the checkpoint counts it; newer files are deleted. ``store_ms``: see ``IndexFile.take_back``.
 
-        Raises ``CorruptRecord`` when the files cannot be what the checkpoint counts: then all of them are to be made anew.
+        Raises ``CorruptRecord`` when the files do not match the checkpoint; then the whole index has to be rebuilt.
         """
         if mark.file and (mark.slots, mark.entries) != (self.slots, self.entries):
             raise CorruptRecord(f"{self.directory} was made with {mark.slots} slots and {mark.entries} entries a file")
@@ -62,7 +62,7 @@ class KeyIndex:
             if name > mark.file:
                 self._files.disk.unlink(self.directory / name)
         if names:
-            self._files.disk.sync_directory(self.directory)  # else a power cut could bring them back
+            self._files.disk.sync_directory(self.directory)  # otherwise a power cut could bring them back
         if mark.file and mark.file not in names:
             raise CorruptRecord(f"{self.directory / mark.file} is missing")
         self.files = [self._file(name) for name in names if name <= mark.file]
@@ -91,17 +91,18 @@ class KeyIndex:
 
     @property
     def file_size(self) -> int:
+        """The size of each index file in bytes."""
         return file_size(self.slots, self.entries)
 
     def grow(self, now_ms: int, run: Run) -> bool:
-        """Begin a new file; false when somebody else is about to. Raises ``DiskFull``."""
+        """Begin a new file; return false when another call is doing so. Raises ``DiskFull`` or ``DiskFailed``."""
         if self._growing:
             return False
         self._growing = True
         try:
             disk = self._files.disk
             disk.make_directories(self.directory)
-            if self.files:  # the clock may have gone back
+            if self.files:  # names must rise, and the clock may have gone back
                 now_ms = max(now_ms, 1 + (created_ms(self.files[-1].path.name) or 0))
             file = self._file(file_name(now_ms))
             try:
@@ -120,13 +121,13 @@ class KeyIndex:
             self._growing = False
 
     def open(self, read: Read) -> None:
-        """Have the newest file, if there is one, ready to be entered into."""
+        """Prepare the newest file, if there is one, so that records can be entered into it."""
         if self.files:
             self.files[-1].load_slots(read)
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a file that records can be entered into."""
+        """True while there is a file into which records can be entered."""
         return bool(self.files) and self.files[-1].is_open
 
     def enter(self, entries: Sequence[Entry]) -> int:
@@ -134,33 +135,33 @@ class KeyIndex:
         return self.files[-1].enter(entries, self._hasher) if self.files else 0
 
     def write(self, run: Run) -> None:
-        """Write what was entered; on ``DiskFull`` it stays in memory."""
+        """Write the items that were entered. On ``DiskFull`` or ``DiskFailed`` they stay in memory."""
         for file in self.files[-2:]:
             file.write(run)
 
     # -- making it durable --------------------------------------------------------------------------------------------
 
     def mark(self, log_offset: int) -> IndexMark:
-        """What a flush that begins now would make durable."""
+        """Return the mark that a flush beginning now would make durable, when all before ``log_offset`` is entered."""
         if not self.files:
             return NO_INDEX._replace(log_offset=log_offset)
         newest = self.files[-1]
         return IndexMark(newest.path.name, newest.count, log_offset, self.slots, self.entries)
 
     def capture(self) -> list[Captured]:
-        """All that is entered so far, for ``flush`` to make durable."""
+        """Return the state of all files that are not durable as they are, for ``flush``."""
         return [file.capture() for file in self.files if file.changed]
 
     def flush(self, captured: list[Captured], run: Run) -> None:
-        """Make what was captured durable. One call at a time. Raises ``DiskFull`` or ``DiskFailed``."""
+        """Make the captured states durable. One call at a time. Raises ``DiskFull`` or ``DiskFailed``."""
         if any(each.file.is_new for each in captured):
             run(lambda: self._files.disk.sync_directory(self.directory))
         for each in captured:
-            if not each.file.gone:  # another flush came first, and then retention
+            if not each.file.gone:  # retention may have deleted it since it was captured
                 each.file.flush(each, run)
 
     def drop_before(self, log_offset: int, named: str, run: Run) -> None:
-        """Delete the files whose records all lie before a log offset, except ``named``, which a checkpoint names, and later."""
+        """Delete the files whose records all lie before a log offset, except ``named`` (by a checkpoint) and later ones."""
         while self.files and self.files[0].path.name < named and self.files[0].end_offset < log_offset:
             file = self.files.pop(0)
             file.gone = True
@@ -170,20 +171,20 @@ class KeyIndex:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int, read: Read) -> Iterator[int]:
-        """Log offsets of records that may carry a key, newest first: hashes may be equal by chance.
+        """Yield log offsets of records that may have a key, newest first; different keys may share a hash.
 
-        The times, inclusive, are compared as far as items know them: to the second. Ends behind ``STEPS_A_QUERY`` items and,
-        in a file that is damaged, where its chain breaks.
+        The times, both inclusive, are compared to the second, which is all that items hold. The search ends after
+        ``STEPS_A_QUERY`` items; in a damaged file, it goes on to the next file where the chain breaks.
         """
         wanted = key_hash(topic, key)
         steps = 0
         for file in self.files[::-1]:
-            if file.gone:  # while this query waited; a file that is opened now would be made again
+            if file.gone:  # deleted while this query waited; to open it would create it again
                 return
             opened = file.opened()
             above, number = file.count, file.head(wanted % self.slots, read, opened)
             while number:
-                if not 0 < number < above:  # each item leads to one before it
+                if not 0 < number < above:  # an intact item points at one before it
                     self._report(file, number)
                     break
                 steps += 1
@@ -192,7 +193,7 @@ class KeyIndex:
                 above = number
                 found, log_offset, seconds, number = file.item(number, read, opened)
                 stored_ms = file.begin_ms + seconds * 1000
-                # 0 seconds are also those of a clock that has gone back
+                # 0 seconds are also stored when the clock has gone back, so they match any time
                 if found == wanted and (seconds == 0 or (stored_ms <= end_ms and stored_ms + 999 >= begin_ms)):
                     yield log_offset
 

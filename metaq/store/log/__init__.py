@@ -1,1 +1,1 @@
-"""The commit log, and what of it is kept."""
+"""The commit log and its retention."""

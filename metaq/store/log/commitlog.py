@@ -6,8 +6,8 @@
               00000000001073741824      record record … zeros
               00000000002147483648      zeros (the spare, allocated ahead so that a full disk is met early)
 
-Records are *staged* during one turn of the loop and *appended* by one write per segment. Appending goes through ``pwrite``:
-a write through a map into a hole on a full disk would kill the process. Reading what was appended lately goes through a map.
+Records are *staged* during one turn of the event loop and *appended* by one write per segment. Appending uses ``pwrite``: a
+write through a map into a hole on a full disk would kill the process. Records appended lately are read through a map.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ SMALLEST_RECORD: Final = FIXED_SIZE + CHECKSUM_SIZE
 
 
 class Segment:
-    """One file of the log: bytes ``base`` … ``base + capacity``."""
+    """One file of the log: log offsets ``base`` … ``base + capacity``."""
 
     __slots__ = ("base", "begun_ms", "capacity", "path", "view")
 
@@ -55,22 +55,23 @@ class Segment:
         self.path = path
         self.view: memoryview | None = None
         self.begun_ms: int | None = None
-        """Store time of the first record, as far as it is known: see ``CommitLog.begun_ms``."""
+        """Store time of the first record; ``None`` while it is not known (``CommitLog.begun_ms``)."""
 
     @property
     def end(self) -> int:
+        """The log offset after the segment."""
         return self.base + self.capacity
 
 
 class Gap(NamedTuple):
-    """A range of the log that holds no record to keep, mostly no intact one, although such a record stands behind it."""
+    """A range of the log that holds no record to keep, usually no intact one, although such a record follows it."""
 
     start: int
     end: int
 
 
 class _Group(NamedTuple):
-    """What is staged for one segment: ``parts`` begin at log offset ``start``."""
+    """The staged bytes of one segment: ``parts`` begin at log offset ``start``."""
 
     segment: Segment
     start: int
@@ -78,23 +79,24 @@ class _Group(NamedTuple):
 
 
 def _no_fence() -> None:
-    """Where there is no other replica."""
+    """Do nothing: there is no other replica."""
 
 
 def segment_name(base: int) -> str:
-    """20 decimal digits, so that names sort like numbers."""
+    """Return the name of the segment at ``base``: 20 decimal digits, so that names sort like numbers."""
     return f"{base:0{NAME_DIGITS}d}"
 
 
 def is_segment_name(name: str) -> bool:
+    """Return whether a file name has the form of ``segment_name``."""
     return len(name) == NAME_DIGITS and name.isascii() and name.isdecimal()
 
 
 class CommitLog:
-    """The segments in order, the last of which is written to. One writer."""
+    """The log: its segments in order, the last of which is written to. There is one writer."""
 
     def __init__(self, directory: Path, files: FileCache, segment_bytes: int, hot_bytes: int) -> None:
-        """Open what is there without judging it; ``recovery`` decides where the log ends."""
+        """Open the segments that exist, without checking them; ``recovery`` decides where the log ends."""
         self.directory = directory
         self._files = files
         self._disk = files.disk
@@ -104,9 +106,9 @@ class CommitLog:
         self.staged_end = 0
         self.fence: Callable[[], None] = _no_fence
         """Raises ``Fenced`` when another replica may be master by now."""
-        self._written_from = 0  # what this process appended begins here: it needs no verification
+        self._written_from = 0  # log offset from which on this process appended: these records need no verification
         self.owed = Owed()
-        self._lacks: DiskFull | None = None  # why there is no next segment, while the active one is as good as full
+        self._lacks: DiskFull | None = None  # why there is no next segment, while the active one is nearly full
         self._spare: Segment | None = None
         self._leftover: list[tuple[Segment, int, int]] = []  # segment, log offset and size of what a failed append wrote
         self._disk.make_directories(directory)
@@ -128,20 +130,20 @@ class CommitLog:
                 capacity = following - base
             else:
                 capacity = size if size >= self._segment_bytes else self._segment_bytes
-            if size < capacity:  # new, or cut short by a crash: zeros take no room yet
+            if size < capacity:  # new, or cut short by a crash; the hole takes no disk space yet
                 self._files.open(path).truncate(capacity)
                 self._disk.sync_directory(self.directory)
             segments.append(Segment(base, capacity, path))
         return segments
 
     def _reserve(self, segment: Segment) -> None:
-        """Give a segment its room, durably, if it has not got it: a change of role waits for no sync that changes nothing."""
+        """Allocate a segment's disk space, durably, unless it has it: a change of role must not wait for a needless sync."""
         file = self.file(segment)
         if file.allocate(segment.capacity):
             file.datasync()
 
     def _create(self, base: int, run: Run) -> Segment:
-        """A new segment whose room, size and name are durable."""
+        """Create a segment and make its disk space, size and name durable. Raises ``DiskFull`` or ``DiskFailed``."""
         path = self.directory / segment_name(base)
         file = self._files.open(path)
         run(lambda: file.allocate(self._segment_bytes))
@@ -150,15 +152,16 @@ class CommitLog:
         return Segment(base, self._segment_bytes, path)
 
     def _use(self, segment: Segment, end: int) -> None:
+        """Make a segment the active one, with nothing staged; the log ends at ``end`` in it."""
         self._active = segment
         self._parts: list[bytes] = []
         self._groups = [_Group(segment, end, self._parts)]
         self.room_end = segment.end - BLANK_SIZE
 
     def start_at(self, end: int) -> None:
-        """Take ``end`` as the end of the log: zero what is behind it, durably, and have room there. Called once, by recovery.
+        """Make ``end`` the end of the log: zero the bytes after it, durably, and allocate room there. Called once, by recovery.
 
-        What a full disk does not take is ``owed``.
+        Writes that a full disk refuses are ``owed``.
         """
         while self.segments[-1].base > end:
             self.remove(self.segments[-1])
@@ -175,12 +178,12 @@ class CommitLog:
         if zeroed:
             self.owed.do(file.datasync)
         self.owed.do(partial(self._reserve, segment))
-        self._files.forget(segment.path)  # the search for data has switched its readahead off
+        self._files.forget(segment.path)  # ``next_data`` has switched off readahead for this open file
         self.end = self.staged_end = self._written_from = end
         self._use(segment, end)
 
     def rewrite(self, start: int) -> None:
-        """Write the log from ``start`` on as it is read: after a failed sync the disk may have older bytes than the cache."""
+        """Write the log from ``start`` on again as it is read: after a failed sync the disk may lag behind the page cache."""
         for segment in [segment for segment in self.segments if segment.end > start]:
             at = max(start, segment.base)
             while at < segment.end:
@@ -191,14 +194,14 @@ class CommitLog:
     # -- appending ----------------------------------------------------------------------------------------------------
 
     def stage(self, record: bytes) -> None:
-        """Take the next record, still without checksum, which was made for log offset ``staged_end``."""
+        """Stage the next record, which was made for log offset ``staged_end``; its checksum is added here."""
         parts = self._parts
         parts.append(record)
         parts.append(checksum_property(record))
         self.staged_end += len(record) + CHECKSUM_SIZE
 
     def stage_all(self, records: Sequence[bytes]) -> None:
-        """The same for many records, for which the segment has room."""
+        """Stage the next records as ``stage`` does; the segment has room for all of them."""
         checksums = checksum_properties(records)
         parts = self._parts
         for at, record in enumerate(records):
@@ -207,17 +210,17 @@ class CommitLog:
         self.staged_end += sum(map(len, records)) + len(checksums)
 
     def stage_copy(self, records: bytes) -> None:
-        """Take the next records as another replica's log has them, with their checksums."""
+        """Stage the next records as they are in another replica's log, with their checksums."""
         self._parts.append(records)
         self.staged_end += len(records)
 
     def reserve(self, size: int) -> None:
-        """Have room for records of so many bytes in all, which one segment could hold; ``DiskFull`` before any is staged."""
+        """Make sure there is room for records of ``size`` bytes in all, at most a segment. Raises ``DiskFull`` without room."""
         if self.staged_end + size > self.room_end and self._spare is None:
             self._spare = self._following(run_here)
 
     def end_of(self, sizes: Iterable[int]) -> int:
-        """Log offset behind records of these sizes, which one segment could hold, if they were staged now."""
+        """Return the log offset after records of these sizes, which one segment could hold, if they were staged now."""
         end, room_end = self.staged_end, self.room_end
         for size in sizes:
             if end + size > room_end:
@@ -227,15 +230,16 @@ class CommitLog:
         return end
 
     def make_room(self, size: int) -> None:
-        """Go to the next segment: the active one has no room for ``size`` bytes and a blank record.
+        """Go to the next segment, because the active one has no room for ``size`` bytes and a blank record.
 
-        Raises ``DiskFull`` when there is no next segment and no room for one; nothing has changed then.
+        Raises ``BadRequest`` for a record larger than a segment, and ``DiskFull`` when there is no next segment and no room for
+        one; then nothing has changed.
         """
         if size + BLANK_SIZE > self._segment_bytes:
             raise BadRequest(f"a record of {size} bytes does not fit into a segment of {self._segment_bytes} bytes")
         following = self._spare or self._following(run_here)
         self._spare = None
-        if self.staged_end < self._active.end:  # else its file was lost, and the log goes on behind it
+        if self.staged_end < self._active.end:  # otherwise its file was lost, and the log goes on after it
             self._parts.append(BLANK.pack(self._active.end - self.staged_end, BLANK_MAGIC))
         self._active = following
         self._parts = []
@@ -244,7 +248,10 @@ class CommitLog:
         self.room_end = following.end - BLANK_SIZE
 
     def append(self) -> None:
-        """Write what is staged. On failure nothing of it is in the log, and the error says whether one may go on."""
+        """Write the staged records. When it raises, none of them are in the log.
+
+        Raises ``DiskFull`` or ``Fenced``, after which appending may go on, or another ``StoreError``.
+        """
         groups = self._groups
         try:
             self.owed.check()
@@ -264,7 +271,7 @@ class CommitLog:
         self._use(self._active, self.end)
 
     def _take_back(self, groups: list[_Group]) -> None:
-        """Forget a failed append: zero what it may have left and give a new segment back."""
+        """Undo a failed append: zero the bytes it may have written, and keep a segment it began as the spare."""
         if len(groups) > 1:
             self._spare = groups[1].segment
         self.staged_end = self.end
@@ -273,7 +280,10 @@ class CommitLog:
             self._zero_leftover()
 
     def _zero_leftover(self) -> None:
-        """Zero, durably, what a failed append may have left, so that no recovery finds it. ``DiskFull`` may be tried again."""
+        """Zero, durably, the bytes that a failed append may have left, so that no recovery finds them.
+
+        Raises ``DiskFull``, after which it may be tried again, or ``DiskFailed``.
+        """
         for segment, start, size in self._leftover:
             file = self._files.open(segment.path)
             file.write(bytes(size), start - segment.base)
@@ -282,32 +292,33 @@ class CommitLog:
 
     @property
     def shortage(self) -> DiskFull | None:
-        """Why nothing more is to be staged: there is no room for it."""
+        """The error that says why there is no room for messages; ``None`` when there is room."""
         return self.owed.reason or self._lacks
 
     def prepare(self, run: Run) -> None:
-        """Have room for what comes, and the next segment before it is needed; ``DiskFull`` when there is none.
+        """Make the owed writes, and create the next segment before it is needed. Raises ``DiskFull`` when there is no room.
 
-        It is called again and again: when there is room again, messages are taken again.
+        It is called periodically, so puts are accepted again once there is room.
         """
         self.owed.settle(run)
         if self._spare is None and len(self._groups) == 1:
             active = self._active
             spare = self._following(run)
-            if self._active is active and self._spare is None:  # others went on while this one waited
+            if self._active is active and self._spare is None:  # otherwise the log went on while this call waited
                 self._spare = spare
 
     def _following(self, run: Run) -> Segment:
-        """Make the segment behind the active one; ``DiskFull`` when there is no room for it.
+        """Create the segment after the active one. Raises ``DiskFull`` when there is no room for it.
 
-        That is a ``shortage`` as soon as the active one is nearly full: large messages would be refused, small ones taken.
+        That becomes a ``shortage`` as soon as the active one is nearly full; otherwise large messages would be refused while
+        small ones are accepted.
         """
         active = self._active
         try:
             segment = self._create(active.end, run)
         except DiskFull as error:
             nearly_full = self.staged_end + min(CHUNK, active.capacity // 8) > self.room_end
-            if nearly_full and self._active is active:  # others went on while this one waited
+            if nearly_full and self._active is active:  # the log may have gone on while this call waited
                 self._lacks = error
             raise
         self._lacks = None
@@ -327,21 +338,25 @@ class CommitLog:
         return self.segments[0].base
 
     def find(self, log_offset: int) -> Segment | None:
-        """The segment that holds a log offset."""
+        """Return the segment that holds a log offset; ``None`` when none does."""
         index = bisect_right(self.segments, log_offset, key=lambda segment: segment.base) - 1
         if index < 0 or log_offset >= self.segments[index].end:
             return None
         return self.segments[index]
 
     def file(self, segment: Segment) -> File:
+        """Return the open file of a segment; a missing file is created."""
         return self._files.open(segment.path)
 
     def hot_from(self) -> int:
-        """What this process appended from here on is read through the map and needs no verification."""
+        """Return the log offset from which on records are read through the map and need no verification.
+
+        This process appended them, and they are the newest ``hot_bytes`` of the log at most.
+        """
         return max(self._written_from, self.end - self._hot_bytes, self.begin)
 
     def view(self, segment: Segment) -> memoryview:
-        """The whole segment, mapped."""
+        """Return a map of the whole segment. It is cached; making another map drops those of all but the last two segments."""
         if segment.view is None:
             for other in self.segments[:-2]:
                 other.view = None  # a reader that still holds slices keeps its map alive
@@ -349,7 +364,7 @@ class CommitLog:
         return segment.view
 
     def record_at(self, log_offset: int, read: Read = read_here) -> Stored | None:
-        """The intact record that begins at a log offset, if there is one."""
+        """Return the intact record that begins at a log offset; ``None`` when there is none."""
         segment = self.find(log_offset)
         if segment is None or log_offset + SMALLEST_RECORD > segment.end:
             return None
@@ -361,16 +376,16 @@ class CommitLog:
         return Stored(data, 0, size, log_offset) if is_intact(data, log_offset) else None
 
     def begun_ms(self, segment: Segment, read: Read) -> int | None:
-        """When the first record of a segment was stored; ``None`` without an intact one."""
+        """Return the store time of the first record of a segment, in milliseconds; ``None`` when it is not intact."""
         if segment.begun_ms is None:
             first = self.record_at(segment.base, read)
             segment.begun_ms = None if first is None else store_ms(first.buffer)
         return segment.begun_ms
 
     def ages(self, now_ms: int, read: Read) -> list[SegmentAge]:
-        """When each full segment was closed: the store time of the first record behind it.
+        """Return when each full segment was closed: the store time of the first record of the next segment.
 
-        Of a later one when that record is damaged, so that no segment goes too early.
+        When that record is damaged, the time of a later segment counts, so that no segment is deleted too early.
         """
         closed_ms = now_ms
         ages = []
@@ -388,14 +403,14 @@ class CommitLog:
         run(lambda: self._disk.sync_directory(self.directory))
 
     def walk(self, start: int) -> Iterator[Stored | Gap]:
-        """``walk`` through this log."""
+        """Yield the intact records of this log from ``start`` on, and the gaps between them; see the function ``walk``."""
         return walk([(segment, self.file(segment)) for segment in self.segments if segment.end > start], start)
 
 
 def walk(segments: list[tuple[Segment, File]], start: int) -> Iterator[Stored | Gap]:
-    """All intact records from log offset ``start`` on, and the gaps between them.
+    """Yield all intact records from log offset ``start`` on, and the gaps between them.
 
-    What stands behind the last record is not reported: the caller knows where that one ended.
+    The bytes after the last record are not reported: the caller knows where that one ended.
     """
     bad: int | None = None
     for segment, file in segments:
@@ -417,17 +432,17 @@ def _zero(file: File, size: int, offset: int) -> None:
 
 
 def _chunk_end(log_offset: int, segment: Segment) -> int:
-    """Where a read from ``log_offset`` on should end: at a multiple of ``CHUNK`` in the file.
+    """Return where a read from ``log_offset`` on should end: at a multiple of ``CHUNK`` in the file.
 
-    A page that is read although nothing was ever written to it counts as data from then on, so a search for data must not
-    go on in the middle of a page (or of a larger folio) that it has just read.
+    A page of a hole counts as data once it was read. So a search for data must not continue in the middle of a page (or of a
+    larger folio) that it has just read.
     """
     at = log_offset - segment.base
     return segment.base + min(segment.capacity, (at // CHUNK + 1) * CHUNK)
 
 
 class _SegmentWalk:
-    """Finds the intact records of one segment, through a window of the file that moves on."""
+    """A search for the intact records of one segment, through a moving window of the file."""
 
     def __init__(self, segment: Segment, file: File) -> None:
         self._segment = segment
@@ -435,10 +450,10 @@ class _SegmentWalk:
         self._window = memoryview(b"")
         self._window_at = 0
         self.expected = segment.base
-        """Where the next record should begin."""
+        """The log offset at which the next record should begin."""
 
     def records(self, start: int) -> Iterator[Stored]:
-        """Records in order. ``expected`` becomes the segment's end when a blank record closes it."""
+        """Yield the intact records in order. When a blank record closes the segment, ``expected`` becomes the segment's end."""
         segment = self._segment
         at = self.expected = start
         while at + BLANK_SIZE <= segment.end:
@@ -456,7 +471,7 @@ class _SegmentWalk:
             at = self._next_candidate(at)
 
     def _bytes(self, at: int, size: int) -> memoryview:
-        """At least ``size`` bytes from log offset ``at`` on, zeros behind the segment's end."""
+        """Return at least ``size`` bytes from log offset ``at`` on, with zeros after the file's end."""
         low = at - self._window_at
         if low < 0 or low + size > len(self._window):
             data = self._file.read(max(size, min(CHUNK, self._segment.end - at)), at - self._segment.base)
@@ -466,7 +481,7 @@ class _SegmentWalk:
         return self._window[low:]
 
     def _next_candidate(self, at: int) -> int:
-        """The next place after ``at`` where a record may begin: the magic, and behind it the place's own offset."""
+        """Return the next log offset after ``at`` where a record may begin: there is the magic, then that very log offset."""
         segment = self._segment
         frontier = at + 1
         while frontier < segment.end:

@@ -1,4 +1,6 @@
-"""What to delete, and whether there is room to write. Pure: the caller looks at clock and disk, and unlinks.
+"""Retention: deciding which segments to delete, and whether there is room to write.
+
+The functions here are pure: the caller asks the clock and the disk, and deletes the files.
 
 ==========  =====================================  ==========================================
 watermark   default of used ÷ (used + available)   then
@@ -8,8 +10,8 @@ force       85 %                                   the oldest segments go whethe
 refuse      90 %                                   no more puts until there is room again
 ==========  =====================================  ==========================================
 
-A ratio alone would refuse writes with a hundred gigabytes free on a large disk, so a watermark counts only while less
-than ``ample_free_bytes`` are available. Below ``least_free_bytes`` puts are refused whatever the ratio.
+A ratio alone would refuse writes with a hundred gigabytes free on a large disk, so a watermark applies only while less
+than ``ample_free_bytes`` are available. Below ``least_free_bytes`` puts are refused at any ratio.
 """
 
 from collections.abc import Sequence
@@ -25,11 +27,11 @@ HOUR_MS: Final = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """Settings; ratios between 0 and 1."""
+    """The settings of retention. Ratios are between 0 and 1."""
 
     keep_ms: int = 72 * HOUR_MS
     hour: int = 4
-    """Hour of the day, UTC, in which expired segments go."""
+    """The hour of the day, UTC, in which expired segments are deleted."""
     clean_ratio: float = 0.75
     force_ratio: float = 0.85
     refuse_ratio: float = 0.90
@@ -38,31 +40,31 @@ class RetentionRules:
 
 
 class SegmentAge(NamedTuple):
-    """A full segment, never the one that is written to."""
+    """The age of a full segment, which is never the one being written to."""
 
     base: int
     closed_ms: int
-    """Store time of the first record behind it."""
+    """Store time of the first record after it, in milliseconds."""
 
 
 class Plan(NamedTuple):
-    """What retention decided."""
+    """The decision of retention."""
 
     delete: list[int]
-    """Base offsets, oldest first."""
+    """Base offsets of the segments to delete, oldest first."""
     refuse: str | None
-    """Why puts are refused, or ``None``."""
+    """Why puts are refused; ``None`` when they are accepted."""
     due_before: int | None = None
-    """Log offset before which everything was due, deleted or not; filled in when it is done."""
+    """Log offset before which everything was due, deleted or not. ``retire`` fills it in."""
 
 
 def passed(usage: Usage, ratio: float, rules: RetentionRules) -> bool:
-    """Whether a watermark counts."""
+    """Return whether disk usage has passed a watermark that applies."""
     return usage.ratio >= ratio and usage.available < rules.ample_free_bytes
 
 
 def room_refusal(usage: Usage, rules: RetentionRules) -> str | None:
-    """Why there is no room for puts, or ``None`` when there is."""
+    """Return why there is no room for puts; ``None`` when there is."""
     if usage.available < rules.least_free_bytes:
         return f"{usage.available} bytes are free, fewer than {rules.least_free_bytes} (least_free_bytes)"
     if passed(usage, rules.refuse_ratio, rules):
@@ -73,7 +75,10 @@ def room_refusal(usage: Usage, rules: RetentionRules) -> str | None:
 def plan(
     segments: Sequence[SegmentAge], now_ms: int, usage: Usage, rules: RetentionRules, *, at_any_hour: bool = False
 ) -> Plan:
-    """Decide; ``segments`` are in order of their base."""
+    """Return which of ``segments``, given in the order of the log, are to be deleted, and whether puts are refused.
+
+    With ``at_any_hour`` expired segments are due whatever the hour.
+    """
     due = at_any_hour or passed(usage, rules.clean_ratio, rules)
     if passed(usage, rules.force_ratio, rules):
         doomed = [segment.base for segment in segments[:FORCED_AT_ONCE]]
@@ -81,7 +86,7 @@ def plan(
         doomed = []
         for segment in segments:
             if now_ms - segment.closed_ms < rules.keep_ms:
-                break  # the log loses its oldest end only
+                break  # segments are deleted from the oldest on, without gaps
             doomed.append(segment.base)
     else:
         doomed = []

@@ -1,1 +1,1 @@
-"""The queue of each partition: where its messages are in the log."""
+"""Consume queues: for each partition, where its messages are in the log."""

@@ -1,6 +1,6 @@
 """The consume queue of one partition: where each of its messages is in the commit log.
 
-One unit of 16 bytes a message, its place is the message's ordinal (queue offset)::
+One unit of 16 bytes a message. Its index is the message's ordinal (queue offset)::
 
     at  size  field
      0  8     log offset of the record
@@ -10,8 +10,8 @@ One unit of 16 bytes a message, its place is the message's ordinal (queue offset
     consumequeue/<topic>/<partition>/00000000000000000000     20 MiB = 1,310,720 units
                                      00000000000020971520     named by the first unit's byte offset, 16 × ordinal
 
-A unit of an ordinal whose message is lost is a *filler*: log offset 0, size 7FFFFFFF, tag 0. Files are derived from the log:
-written behind it, never preallocated, synced only for a checkpoint. New units wait in memory (``pending``) for the next write.
+The unit of a lost message is a *filler*: log offset 0, size 7FFFFFFF, tag 0. The files are derived from the log: they are
+written after it, never preallocated, and synced only for a checkpoint. New units wait in memory (``pending``) to be written.
 """
 
 import struct
@@ -29,27 +29,28 @@ UNIT_SIZE: Final = 16
 FILLER_SIZE: Final = 0x7FFFFFFF
 FILLER: Final = UNIT.pack(0, FILLER_SIZE, 0)
 LEVELS_ABOVE: Final = 3
-"""Folders above that of a queue whose names it may have brought: topic, ``consumequeue``, data."""
+"""Folders above that of a new queue whose entries may be new too: topic, ``consumequeue``, data."""
 WRITE_AT: Final = 64 * 1024
-"""Pending bytes that are worth a write before the next sweep."""
+"""From this many pending bytes on, units are written before the next sweep."""
 
 assert UNIT.size == UNIT_SIZE
 assert 20 * 1024 * 1024 % UNIT_SIZE == 0
 
 
 class Unsynced(NamedTuple):
-    """What a checkpoint has to sync of a queue."""
+    """The files of a queue that a checkpoint has to sync."""
 
     files: set[int]
-    """By their bases."""
+    """The base ordinals of the files."""
     new_folder: bool
+    """The names of the queue's folder and of those above it are not durable yet."""
 
 
 class ConsumeQueue:
-    """One partition. Counters run ahead of the files; ``readable`` says how far readers may go.
+    """The queue of one partition. Its counters run ahead of the files; readers see the messages before ``readable``.
 
-    ``next`` and ``text_end`` are the ordinal and the text position of the message that comes next. ``base`` is the ordinal
-    of the first unit that is kept, ``first`` that of the first whose record is still in the log.
+    ``next`` and ``text_end`` are the ordinal and the text position of the next message. ``base`` is the ordinal of the first
+    unit that is kept, ``first`` that of the first message whose record is still in the log.
     """
 
     __slots__ = (
@@ -86,7 +87,7 @@ class ConsumeQueue:
         self.partition = partition
         self.directory = directory
         self.tail = tail
-        """Topic and empty properties as they end a record (``record_tail``)."""
+        """The bytes after the body of a record without properties: topic and empty properties (``record_tail``)."""
         self.overhead = overhead
         self._files = files
         self._units_per_file = file_bytes // UNIT_SIZE
@@ -96,7 +97,7 @@ class ConsumeQueue:
         self.pending = bytearray()  # the units written … next
         self.unsynced: set[int] = set()  # bases of files written since the last sync
         self._new_folder = False  # its name, and those of the folders above, are not durable
-        self._last = b""  # the last written unit, as far as it is known
+        self._last = b""  # the last written unit, or empty when it is not cached
         self.first = self.first_position = 0
         self.first_for = -1  # the log's begin that ``first`` was found for
         self.cursors: dict[int, int] = {}  # text position → ordinal, where sequential readers go on
@@ -109,7 +110,7 @@ class ConsumeQueue:
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Take over the files as they are: contiguous ones, up to the last whole unit. A hole ends what is trusted."""
+        """Open the files as they are, up to the last whole unit or the first hole; the files after a hole are deleted."""
         disk = self._files.disk
         bases = [int(name) for name in disk.list_directory(self.directory) if is_segment_name(name)]
         self._bases = [base // UNIT_SIZE for base in bases]
@@ -123,24 +124,24 @@ class ConsumeQueue:
             file = self._open(base)
             count = file.size() // UNIT_SIZE
             end = base + count
-            if index + 1 == len(self._bases) and count:  # it is asked for soon, and files are opened one after the other
+            if index + 1 == len(self._bases) and count:  # recovery needs it soon, and the file is open now
                 self._last = file.read(UNIT_SIZE, (count - 1) * UNIT_SIZE)
         self.next = self.written = self.live_from = end
 
     def trust(self, synced: int, text_end: int) -> None:
-        """Keep all units; those from ordinal ``synced`` on are still to be synced. The next message gets ``text_end``."""
+        """Keep all units; those from ordinal ``synced`` on are still to be synced. The next message is at ``text_end``."""
         ends = (*self._bases[1:], self.written)
         self.unsynced.update(base for base, end in zip(self._bases, ends, strict=False) if end > synced)
         self._new_folder = synced == 0  # no checkpoint ever saw it
         self.text_end = text_end
 
     def reset(self, count: int, text_end: int) -> None:
-        """Trust only the units before ordinal ``count``; the next message gets ``text_end``."""
+        """Cut the queue to the units before ``count``; missing ones become fillers. The next message is at ``text_end``."""
         self._last = b""
         if count < self.base or (count > self.written and not self._bases):
             self._drop_files(0)
             self.base = self.written = self.next = count
-        while self.written > count:  # files behind go, the last one is cut
+        while self.written > count:  # later files are deleted, and the last one kept is cut
             base = self._bases[-1]
             if base >= count and len(self._bases) > 1:
                 self._drop_files(len(self._bases) - 1)
@@ -155,10 +156,11 @@ class ConsumeQueue:
         self.text_end = text_end
 
     def _drop_files(self, index: int) -> None:
+        """Delete the files from ``index`` on."""
         if index == len(self._bases):
-            return  # not even the folder may be there
+            return  # the folder may not exist
         disk = self._files.disk
-        for base in reversed(self._bases[index:]):  # a process killed in between leaves a shorter queue, which is noticed
+        for base in reversed(self._bases[index:]):  # newest first: a kill in between leaves a shorter queue, which is noticed
             self._files.forget(self._path(base))
             disk.unlink(self._path(base))
             self.unsynced.discard(base)
@@ -168,18 +170,18 @@ class ConsumeQueue:
     # -- adding -------------------------------------------------------------------------------------------------------
 
     def add(self, log_offset: int, size: int, tag: int, text_size: int) -> None:
-        """The next message: live, recovered or replicated, always through here."""
+        """Add the unit of the next message. Every message passes here: live, recovered or replicated."""
         self.pending += UNIT.pack(log_offset, size, tag)
         self.next += 1
         self.text_end += text_size
 
     def fill(self, ordinal: int) -> None:
-        """Filler units up to ``ordinal``, for messages whose records are lost."""
+        """Add filler units up to ``ordinal``, for messages whose records are lost."""
         self.pending += FILLER * (ordinal - self.next)
         self.next = max(self.next, ordinal)
 
     def take_back(self, ordinal: int, text_end: int, pending: int) -> None:
-        """Undo additions that did not get into the log."""
+        """Undo additions whose append to the log failed."""
         self.next = ordinal
         self.text_end = text_end
         del self.pending[pending:]
@@ -190,7 +192,7 @@ class ConsumeQueue:
         self.readable_text_end = text_end
 
     def hide_before(self, ordinal: int) -> None:
-        """Let readers see nothing before ``ordinal``, which is not beyond the next one: a deleted topic's messages."""
+        """Hide the messages before ``ordinal``, at most ``next``, from readers: they belong to a deleted topic."""
         if ordinal > self.first:
             self.first = ordinal
             self.first_for = -1  # its position has to be looked up
@@ -205,7 +207,7 @@ class ConsumeQueue:
         return self._files.open(self._path(base))
 
     def write(self) -> None:
-        """Write the pending units; on an error they stay pending."""
+        """Write the pending units. On an error (``DiskFull``, ``DiskFailed``) the unwritten ones stay pending."""
         self._last = b""
         while self.pending:
             if not self._bases:
@@ -224,7 +226,7 @@ class ConsumeQueue:
             del self.pending[: len(data)]
 
     def sync(self, run: Run) -> None:
-        """Make the written units durable, and the names of their files and folders."""
+        """Make the written units durable, and the names of their files and folders. Raises ``DiskFailed``."""
         unsynced = self.take_unsynced()
         try:
             # opened before the first wait: a file that is dropped meanwhile must not be made again by opening it
@@ -238,13 +240,13 @@ class ConsumeQueue:
             raise
 
     def take_unsynced(self) -> Unsynced:
-        """What is to be synced; the caller does that, or gives it back."""
+        """Return the files that have to be synced, and forget them; the caller syncs them or gives them back."""
         unsynced = Unsynced(self.unsynced, self._new_folder)
         self.unsynced, self._new_folder = set(), False
         return unsynced
 
     def give_back(self, unsynced: Unsynced) -> None:
-        """That was not synced."""
+        """Remember again the files that were taken and not synced."""
         self.unsynced |= unsynced.files.intersection(self._bases)
         self._new_folder |= unsynced.new_folder
 
@@ -253,19 +255,19 @@ class ConsumeQueue:
         disk = self._files.disk
         while len(self._bases) > 1 and self._bases[1] <= ordinal:
             base = self._bases.pop(0)
-            self.base = self._bases[0]  # before anybody else has a turn
+            self.base = self._bases[0]  # before the first wait, during which others read
             self.unsynced.discard(base)
             path = self._path(base)
             self._files.forget(path)
             run(lambda path=path: disk.unlink(path))  # type: ignore[misc]
-            run(lambda: disk.sync_directory(self.directory))  # one by one: a power cut leaves no hole
+            run(lambda: disk.sync_directory(self.directory))  # one sync a file, so that a power cut leaves no hole
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def units(self, ordinal: int, count: int, read: Read) -> bytes:
-        """The units from ``ordinal`` on: at most ``count``, at least one; ``ordinal`` < ``next``.
+        """Return the units from ``ordinal`` on: at most ``count``, at least one; ``ordinal`` < ``next``.
 
-        Fillers before ``base``: a reader that waited for the disk may ask for what has been dropped meanwhile.
+        Before ``base`` they are fillers: a reader that waited for the disk may ask for units that were dropped meanwhile.
         """
         if ordinal < self.base:
             return FILLER * min(count, self.base - ordinal)
@@ -283,12 +285,15 @@ class ConsumeQueue:
         return read(self._open(base), size, (ordinal - base) * UNIT_SIZE).ljust(size, b"\0")  # a file cut from outside
 
     def unit(self, ordinal: int, read: Read) -> tuple[int, int, int]:
-        """Log offset, record size and tag hash of one message."""
+        """Return log offset, record size and tag hash of one message."""
         return UNIT.unpack(self.units(ordinal, 1, read)[:UNIT_SIZE])
 
 
 def sync_together(queues: Iterable[ConsumeQueue], file: File, run: Run) -> bool:
-    """Make what the queues have written durable by syncing the file system of ``file``; false when that cannot be done."""
+    """Make the units written by all queues durable with one sync of the file system of ``file``.
+
+    Return false when the system has no such call; then, and on ``DiskFailed``, everything stays to be synced.
+    """
     taken = []
     done = False
     try:

@@ -1,4 +1,4 @@
-"""Entering records of a log into the queues that are derived from it: those that recovery walks, and those that are copied."""
+"""Entering records of the log into the queues derived from it: records that recovery walks, and copied ones."""
 
 from metaq.protocol.record import Identity
 from metaq.protocol.text.messages import Stored, text_size_and_tag
@@ -6,9 +6,9 @@ from metaq.store.queues.consumequeue import ConsumeQueue
 
 
 def enter(queue: ConsumeQueue, stored: Stored, identity: Identity, *, kept: bool = True) -> None:
-    """Enter an intact record into its queue unless it is there already; messages missing before it leave fillers.
+    """Enter an intact record into its queue, unless it is there already. Messages missing before it become fillers.
 
-    One that is not kept leaves a filler too, so that its ordinal and text position are not used again.
+    A record that is not ``kept`` becomes a filler too, so that its ordinal and text position are not used again.
     """
     ordinal = identity.queue_offset
     if ordinal < queue.next:

@@ -1,1 +1,1 @@
-"""Opening a data folder, and checking one that no broker uses."""
+"""Opening and recovering a data folder, and verifying one that no broker uses."""

@@ -1,4 +1,4 @@
-"""How far the opening of a store is: it may take minutes, and somebody waits for it."""
+"""The progress of opening a store, which may take minutes while an operator or a client waits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
@@ -6,11 +6,11 @@ from typing import Final, NamedTuple, TypeVar
 T = TypeVar("T")
 
 EVERY: Final = 256
-"""Records or partitions from one step that is told to the next, some milliseconds."""
+"""Records or partitions between two reports of progress, which takes a few milliseconds."""
 
 
 class Step(NamedTuple):
-    """One part of a recovery. ``total`` is what there is at most: where the log ends is known when it is reached."""
+    """The progress in one part of a recovery. ``total`` is an upper bound: the log's end is known only when it is reached."""
 
     step: str
     done: int
@@ -19,15 +19,15 @@ class Step(NamedTuple):
 
 
 Tell = Callable[[Step], None]
-"""Is told every few milliseconds, in the thread that opens the store; what it raises ends the opening."""
+"""A callback that gets a ``Step`` every few milliseconds, in the thread that opens the store. Its errors end the opening."""
 
 
 def nobody(step: Step) -> None:
-    """Nobody waits."""
+    """Ignore the progress."""
 
 
 def telling(partitions: Sequence[T], step: str, tell: Tell) -> Iterator[T]:
-    """Partitions, one by one, which is told of every ``EVERY``."""
+    """Yield the partitions one by one, and report the progress to ``tell`` after every ``EVERY`` of them."""
     for done, partition in enumerate(partitions):
         if done % EVERY == 0:
             tell(Step(step, done, len(partitions), "partitions"))

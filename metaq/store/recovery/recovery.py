@@ -1,13 +1,13 @@
-"""Opening a data folder: decide where the log ends, rebuild what is derived, and say what was found.
+"""Opening a data folder: finding the end of the log, rebuilding the derived files, and reporting what was found.
 
-1. The newest mark that may be trusted (``checkpoint``) says from where the log must be walked; without one, from its begin.
-2. Every intact record behind the mark is dispatched to its queue, those of a group (``together``) when all of them are there.
-   A bad range with records behind it that are kept stays in the log, is listed in ``quarantine.json``, and its messages leave
-   filler units in their queues.
-   The log of a replica ends there instead (``replicated``): what it lacks then is copied again.
-3. Behind the last record that is kept the log is cut: zeroed and synced before anything is appended.
+1. The newest mark that may be trusted (``checkpoint``) is where the walk through the log starts; without one, at its begin.
+2. Every intact record after the mark is dispatched to its queue; the records of a group (``metaq.store.recordgroups``) only
+   when all of them are there. A bad range that is followed by records that are kept stays in the log and is listed in
+   ``quarantine.json``; its messages leave filler units in their queues.
+   The log of a replica ends at such a range instead (``replicated``), and the rest is copied again.
+3. After the last record that is kept the log is cut: zeroed and synced before anything is appended.
 
-Nothing here refuses to start over a short, empty, torn or altered file; only an unknown format version does.
+A short, empty, torn or altered file never prevents a start. An unknown format version does, or another broker's folder.
 """
 
 import logging
@@ -57,10 +57,10 @@ CHECKING: Final = "checking queues"
 
 @dataclass(slots=True)
 class Recovery:
-    """What opening a folder found and did."""
+    """The findings and actions of opening a folder."""
 
     ending: Ending = Ending.ORDERLY
-    """Of the last process."""
+    """How the last process ended."""
     walked_from: int = 0
     end: int = 0
     records: int = 0
@@ -68,11 +68,11 @@ class Recovery:
     dropped: int = 0
     """Intact records in the gaps."""
     cut: Gap | None = None
-    """Behind which the log of a replica has more that it could not keep."""
+    """The gap at which the log of a replica was cut, although records follow it."""
     damaged: list[tuple[int, int]] = field(default_factory=list)
     """Ranges of the log that are known to be bad."""
     right_end: int = 0
-    """Log offset before which everything was durable when the last process ended, and is not known to be bad."""
+    """The log offset before which everything was durable when the last process ended, and is not known to be bad."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -85,16 +85,17 @@ def open_store(
     rebuild: bool = False,
     tell: Tell = nobody,
 ) -> tuple[MessageStore, Recovery]:
-    """Open a folder, new or not, for one writer. With ``rebuild`` no queue is trusted: all units are made from the log.
-    ``tell`` hears how far that is.
+    """Open a folder, new or existing, for one writer; return the store, and what recovery found and did.
 
-    Raises ``DirectoryLocked``, ``UnknownVersion``, ``WrongBroker``, or ``DiskFull`` and ``DiskFailed`` when the disk does not
-    take the first writes.
+    With ``rebuild`` no queue is trusted: all units are made from the log. ``tell`` receives the progress.
+
+    Raises ``DirectoryLocked``, ``UnknownVersion``, ``WrongBroker``, or ``DiskFull`` and ``DiskFailed`` when the first writes
+    fail.
     """
     disk = disk or RealDisk()
     disk.make_directories(directory)
     lock = disk.lock(directory / LOCK)
-    disk.sync_directory(directory)  # a document that is read now must not be an older one after the next power cut
+    disk.sync_directory(directory)  # after the next power cut, a document read now must not be an older version again
     recovery = Recovery()
     identity, problems = read_document(disk, directory / IDENTITY)
     recovery.problems += problems
@@ -110,7 +111,7 @@ def open_store(
     store.lock, owed = lock, store.log.owed
     recovery.ending = begin(disk, directory, store.suspicion, owed, synced=settings.durability.on_disk)
     if identity is None:
-        disk.sync_directory(directory.parent)  # a process killed before this line may have made the folder
+        disk.sync_directory(directory.parent)  # also when the folder exists: a process killed before this line may have made it
     if identity is None or problems:
         owed.do(lambda: _write_identity(store, identity))
     _recover(store, recovery, tell, rebuild=rebuild)
@@ -120,7 +121,10 @@ def open_store(
 
 
 def _check_identity(directory: Path, identity: dict[str, Any], settings: StoreSettings | None) -> None:
-    """Refuse a format that we cannot read, and another broker's folder: ids of the two would be taken for one another."""
+    """Raise ``UnknownVersion`` for a format that cannot be read, ``WrongBroker`` for another broker's folder.
+
+    The ids of the two brokers' messages would be confused. Without ``settings`` the broker is not checked.
+    """
     if identity["format"] != FORMAT_VERSION:
         raise UnknownVersion(
             f"{directory} has format version {identity['format']}, this metaq reads {FORMAT_VERSION}; use the newer metaq"
@@ -180,9 +184,9 @@ def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bo
     log.start_at(recovery.end)
     for key, progress in partitions.items():
         queue = store.queue(*key)
-        if queue.next == queue.base < progress.next:  # no unit at all: what was acknowledged has aged out, or is being copied
+        if queue.next == queue.base < progress.next:  # no unit at all: acknowledged messages have aged out, or are being copied
             queue.reset(progress.next, 0)
-        queue.fill(progress.next)  # what was acknowledged keeps its place even when its record is gone
+        queue.fill(progress.next)  # an acknowledged message keeps its ordinal even when its record is gone
         queue.text_end = max(queue.text_end, progress.text_end)
     _quarantine(store, recovery, listed)
     store.durable_end = log.begin if checkpoint is None else min(checkpoint.mark, recovery.end)
@@ -198,12 +202,12 @@ def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bo
 
 
 def _recover_index(store: MessageStore, recovery: Recovery, checkpoint: Checkpoint | None, *, rebuild: bool) -> IndexMark:
-    """Open the key index, or begin it anew; what it lacks is entered later. Returns what the checkpoint says of it now."""
+    """Open the key index, or delete it to be rebuilt; missing keys are entered later. Return its mark in the checkpoint."""
     mark = NO_INDEX if checkpoint is None else checkpoint.key_index
     if not rebuild:
         try:
             store.indexing.load(mark)
-        except (CorruptRecord, DiskFull) as error:  # full: a file system that never writes in place cannot take back
+        except (CorruptRecord, DiskFull) as error:  # DiskFull: a copy-on-write file system needs room even to take items back
             recovery.problems.append(f"{error}: the key index is made anew from the log")
         else:
             return mark
@@ -215,6 +219,7 @@ def _recover_index(store: MessageStore, recovery: Recovery, checkpoint: Checkpoi
 
 
 def _load_queues(store: MessageStore, partitions: dict[tuple[str, int], Progress], tell: Tell) -> None:
+    """Open the queues that have a folder, and make those that only the checkpoint knows."""
     root = store.directory / QUEUES
     for number, topic in enumerate(topics := store.disk.list_directory(root)):
         tell(Step("opening queues", number, len(topics), "topics"))
@@ -226,7 +231,7 @@ def _load_queues(store: MessageStore, partitions: dict[tuple[str, int], Progress
 
 
 def _units_before(store: MessageStore, mark: int, tell: Tell) -> int:
-    """Units of records before a mark in all queues, fillers and units of dropped files included."""
+    """Return the number of units of records before a mark in all queues, including fillers and units of dropped files."""
     total = 0
     for queue in telling(list(store.queues.values()), CHECKING, tell):
         count = queue.written
@@ -240,7 +245,7 @@ def _units_before(store: MessageStore, mark: int, tell: Tell) -> int:
 
 
 def _trusted(store: MessageStore, queue: ConsumeQueue, checkpoint: Checkpoint | None, live: Live | None) -> int:
-    """The ordinal before which all units of a queue may be trusted."""
+    """Return the ordinal before which all units of a queue may be trusted."""
     if live is not None:
         count = queue.written
     elif checkpoint is not None:
@@ -255,9 +260,9 @@ def _trusted(store: MessageStore, queue: ConsumeQueue, checkpoint: Checkpoint | 
 def _admit_short(
     store: MessageStore, checkpoint: Checkpoint | None, trusted: dict[ConsumeQueue, int]
 ) -> dict[tuple[str, int], Progress]:
-    """Take back, durably, what the checkpoint says of units that are about to be made anew; return what it says now.
+    """Lower, durably, the checkpoint's count of units that are about to be made anew; return its partitions as they are now.
 
-    Else a power cut while they are written could leave some of them and the checkpoint that vouches for all.
+    Otherwise a power cut while the units are written could leave only some of them and a checkpoint that vouches for all.
     """
     if checkpoint is None:
         return {}
@@ -290,9 +295,9 @@ def _cut(
 
 
 def _agrees(store: MessageStore, queue: ConsumeQueue, ordinal: int) -> bool:
-    """Whether a unit tells the truth, as far as the log can say: zeros or a torn unit at the end of a file do not.
+    """Return whether a unit matches its record in the log; zeros or a torn unit at the end of a file do not.
 
-    Where the log has no intact record, that one may be what is damaged, and the unit keeps its message's place.
+    Where the log has no intact record, the record may be the damaged one, so the unit is kept, and the message its ordinal.
     """
     offset, size, tag = queue.unit(ordinal, read_here)
     if size == FILLER_SIZE:
@@ -305,7 +310,7 @@ def _agrees(store: MessageStore, queue: ConsumeQueue, ordinal: int) -> bool:
 
 
 def _walk_start(store: MessageStore, queue: ConsumeQueue) -> int:
-    """Where the records behind the last unit of a queue may begin."""
+    """Return the log offset at which the records after the last unit of a queue may begin."""
     for ordinal in range(queue.written - 1, queue.base - 1, -1):
         offset, size, _ = queue.unit(ordinal, read_here)
         if size != FILLER_SIZE:
@@ -314,9 +319,9 @@ def _walk_start(store: MessageStore, queue: ConsumeQueue) -> int:
 
 
 def _aged_out(store: MessageStore, queue: ConsumeQueue) -> int:
-    """The first ordinal whose record may still be in the log: all a queue is trusted for without any checkpoint.
+    """Return the first ordinal whose record may still be in the log. Without a checkpoint, only units before it are trusted.
 
-    0 when there is no unit of one that has aged out: files before the first may have been lost.
+    Return 0 when no unit is of a record that has aged out: files before the first one may have been lost.
     """
     ordinal, aged_out = queue.base, 0
     while ordinal < queue.written:
@@ -328,10 +333,10 @@ def _aged_out(store: MessageStore, queue: ConsumeQueue) -> int:
 
 
 def _text_end(store: MessageStore, queue: ConsumeQueue, progress: Progress) -> int:
-    """Where the text positions of a queue go on: behind its last intact message.
+    """Return the text position at which a queue goes on: the end of its last intact message.
 
-    For a damaged one behind that, its record's size is added, which is more than its text form, so that positions never go
-    back.
+    For each damaged message after that, the size of its record is added. It is larger than the text form, so positions never
+    go back.
     """
     if queue.next <= progress.next:
         return progress.text_end
@@ -346,13 +351,13 @@ def _text_end(store: MessageStore, queue: ConsumeQueue, progress: Progress) -> i
         if SMALLEST_RECORD <= size < FILLER_SIZE:
             beyond += min(size, store.settings.segment_bytes)
             aged_out += offset < store.log.begin
-            if aged_out == 2:  # one alone may be a damaged unit
+            if aged_out == 2:  # a single one may be a damaged unit
                 break
     return progress.text_end + beyond
 
 
 def _walk(store: MessageStore, recovery: Recovery, mark: int, quarantine: Ranges, tell: Tell) -> int:
-    """Dispatch every record that is kept, from where it is needed on; return where the last one ends."""
+    """Dispatch every record that is kept, from ``walked_from`` on; return the log offset at which the last one ends."""
     begin = end = recovery.walked_from
     most = store.log.segments[-1].end - begin
     for number, found in enumerate(whole_groups(store.log.walk(end), mark, quarantine)):
@@ -385,13 +390,13 @@ def dispatch(store: MessageStore, stored: Stored, *, kept: bool = True) -> None:
 
 
 def _listed(store: MessageStore) -> set[tuple[int, int]]:
-    """The bad ranges that are known."""
+    """Return the bad ranges that earlier recoveries have listed."""
     known, _ = read_document(store.disk, store.directory / QUARANTINE)
     return {(start, end) for start, end in (known or {"ranges": []})["ranges"]}
 
 
 def _suspect(store: MessageStore, recovery: Recovery, listed: set[tuple[int, int]]) -> None:
-    """Write down, before anything is cut, that the log lacks what stood there."""
+    """Raise a suspicion, before anything is cut, for records that are missing in new gaps or after a cut."""
     if recovery.cut is not None:
         lost = f"no record to keep in log offsets {recovery.cut.start} … {recovery.cut.end}, where the log is cut"
         store.suspicion.rise(lost, store.log.owed.do)
@@ -402,7 +407,7 @@ def _suspect(store: MessageStore, recovery: Recovery, listed: set[tuple[int, int
 
 
 def _quarantine(store: MessageStore, recovery: Recovery, listed: set[tuple[int, int]]) -> None:
-    """List the bad ranges, whose bytes stay where they are; behind the log's end there is none, new records come there."""
+    """List the bad ranges, whose bytes stay in the log, up to the log's end; new records are appended after that."""
     path = store.directory / QUARANTINE
     ranges = listed.union(tuple(gap) for gap in recovery.gaps)
     ranges = {(start, min(end, recovery.end)) for start, end in ranges if start < recovery.end}

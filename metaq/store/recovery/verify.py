@@ -1,9 +1,9 @@
-"""Checking a data folder that no broker uses, and rebuilding what is derived in it.
+"""Verifying a data folder that no broker uses, and rebuilding its derived files.
 
-``verify`` reads everything and writes nothing: every record of the log (checksum, place, ordinal, text position), every unit of
-every queue and every item of the key index against its record, and every document. What a killed broker leaves is no damage:
-units, items and records that the next start would rebuild or cut are passed over. Ranges that a recovery has listed in
-``quarantine.json`` are counted apart, with the intact records in them.
+``verify`` reads everything and writes nothing: every record of the log (checksum, log offset, ordinal, text position), every
+unit of every queue and every item of the key index against its record, and every document. Leftovers of a killed broker are no
+damage: units, items and records that the next start would rebuild or cut are skipped. Ranges that a recovery has listed in
+``quarantine.json`` are counted separately, with the intact records in them.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,17 +39,17 @@ OnProgress = Callable[[int, int], None]
 
 
 class Damage(NamedTuple):
-    """One thing that is not as it was written."""
+    """One place that is not as it was written."""
 
     path: Path
     offset: int
-    """Bytes from the begin of the file; 0 when a document as a whole is meant."""
+    """Bytes from the begin of the file; 0 for a whole document."""
     text: str
 
 
 @dataclass(slots=True)
 class Report:
-    """What was checked and what was wrong."""
+    """The result of a verification: counts of what was checked, and the damage found."""
 
     damages: list[Damage] = field(default_factory=list)
     records: int = 0
@@ -59,13 +59,13 @@ class Report:
     quarantined_bytes: int = 0
     """Bytes of the log in ranges that are known to be bad."""
     dropped: int = 0
-    """Intact records among them: kept from readers, because their groups are not whole (``metaq.store.recordgroups``)."""
+    """Intact records in those ranges, hidden from readers: their groups are not whole (``metaq.store.recordgroups``)."""
 
 
 def verify(directory: Path, disk: Disk | None = None, progress: OnProgress | None = None) -> Report:
-    """Check a data folder.
+    """Check a data folder, and return what was checked and what was wrong.
 
-    Raises ``DirectoryLocked`` when a broker uses it, ``UnknownVersion``, and ``StoreError`` when it is none.
+    Raises ``DirectoryLocked`` when a broker uses it, ``UnknownVersion``, and ``StoreError`` when it is not a data folder.
     """
     disk = disk or RealDisk()
     with _locked(directory, disk):
@@ -73,10 +73,10 @@ def verify(directory: Path, disk: Disk | None = None, progress: OnProgress | Non
 
 
 def repair(directory: Path, disk: Disk | None = None, progress: OnProgress | None = None) -> Report:
-    """Rebuild queues and checkpoints from the log, whose records stay as they are, and restore documents from their copies.
+    """Rebuild queues and checkpoints from the log, whose records stay as they are, and restore documents from their backups.
 
-    The key index is deleted: a broker makes it anew while it runs, with the sizes of its settings. Returns what ``verify``
-    finds then. Raises like ``verify``, and ``DiskFull`` or ``DiskFailed``.
+    The key index is deleted; a running broker rebuilds it with the sizes in its settings. Return the report of ``verify``
+    afterwards. Raises what ``verify`` raises, and ``DiskFull`` or ``DiskFailed``.
     """
     disk = disk or RealDisk()
     with _locked(directory, disk):
@@ -89,7 +89,7 @@ def repair(directory: Path, disk: Disk | None = None, progress: OnProgress | Non
 
 
 def _room_needed(directory: Path, disk: Disk) -> int:
-    """A size for segments with which opening the folder does not grow its last one, unless that is cut short."""
+    """Return a segment size with which opening the folder does not grow the last segment, unless that was cut short."""
     segments = _segments(directory, disk)
     if not segments:
         return StoreSettings().segment_bytes
@@ -104,7 +104,7 @@ def _locked(directory: Path, disk: Disk) -> Iterator[None]:
     names = disk.list_directory(directory)
     if LOG not in names:
         raise StoreError(f"{directory} is no data folder: it has no {LOG}")
-    lock = disk.lock(directory / LOCK) if LOCK in names else None  # without the file no broker can be there
+    lock = disk.lock(directory / LOCK) if LOCK in names else None  # without the file no broker can be running
     try:
         yield
     finally:
@@ -118,7 +118,7 @@ def _segments(directory: Path, disk: Disk) -> list[tuple[int, Path]]:
 
 
 def _documents(directory: Path, disk: Disk) -> list[Path]:
-    """All documents and their copies."""
+    """Return the paths of all documents and their backups."""
     found = []
     for folder in FOLDERS_OF_DOCUMENTS:
         for name in disk.list_directory(directory / folder):
@@ -129,7 +129,7 @@ def _documents(directory: Path, disk: Disk) -> list[Path]:
 
 
 def _restore(disk: Disk, path: Path) -> None:
-    """Replace a damaged document by its copy, or a damaged copy by its document."""
+    """Replace a damaged document by its backup, or a damaged backup by its document, if that one is intact."""
     if path.name.endswith(BACKUP):
         source = path.with_name(path.name.removesuffix(BACKUP))
     else:
@@ -146,17 +146,17 @@ def _restore(disk: Disk, path: Path) -> None:
 
 
 class _Queue:
-    """One partition: the units on disk, and how far the walk through the log has come."""
+    """The queue of one partition: its units on disk, and the progress of the walk through the log."""
 
     def __init__(self, directory: Path, disk: Disk, topic: str) -> None:
         self.directory = directory
         self.overhead = plain_overhead(topic)
         self.next = -1
-        """Ordinal that the log should bring next; −1 before the first."""
+        """The ordinal that the next record should have; −1 before the first record."""
         self.text_end = -1
         self.missing: tuple[int, int] | None = None
-        """First ordinal and log offset of a record that has no unit."""
-        self.files: list[tuple[int, int, Path, File]] = []  # first ordinal, ordinal behind the last, path, file
+        """Ordinal and log offset of the first record that has no unit."""
+        self.files: list[tuple[int, int, Path, File]] = []  # first ordinal, ordinal after the last, path, file
         self.holes: list[tuple[int, Path]] = []
         for name in disk.list_directory(directory):
             if is_segment_name(name):
@@ -171,7 +171,7 @@ class _Queue:
         self._chunk: list[tuple[int, int, int]] = []
 
     def unit(self, ordinal: int) -> tuple[int, int, int] | None:
-        """Log offset, size and tag hash; ``None`` when there is no such unit."""
+        """Return log offset, size and tag hash of a unit; ``None`` when there is no such unit."""
         index = ordinal - self._chunk_from
         if not 0 <= index < len(self._chunk):
             for base, end, _, file in self.files:
@@ -185,7 +185,7 @@ class _Queue:
         return self._chunk[index]
 
     def place(self, ordinal: int) -> tuple[Path, int]:
-        """Where a unit is, or would be."""
+        """Return the file and the offset in it at which a unit is, or would be."""
         for base, end, path, _ in self.files:
             if base <= ordinal < end:
                 return path, (ordinal - base) * UNIT_SIZE
@@ -212,6 +212,7 @@ class _Verifier:
         self._begin = bases[0][0] if bases else 0
 
     def run(self) -> Report:
+        """Check everything, and return the report. Raises ``UnknownVersion``."""
         self._check_documents()
         checkpoint, _ = read_checkpoint(self._disk, self._directory)
         self._live = read_live(self._disk, self._directory)
@@ -270,7 +271,7 @@ class _Verifier:
     # -- log ----------------------------------------------------------------------------------------------------------
 
     def _check_log(self) -> int:
-        """Walk the whole log; return where its last intact record ends."""
+        """Check every record of the log; return the log offset at which the last intact one ends."""
         for segment, following in zip(self._segments, self._segments[1:], strict=False):
             size = self._files[segment.base].size()
             if size < following.base - segment.base:
@@ -297,7 +298,7 @@ class _Verifier:
         return end
 
     def _next_place(self, end: int) -> int:
-        """Where the record behind one that ends at ``end`` begins: in the next segment when a blank record stands between."""
+        """Return where the record after one that ends at ``end`` begins: in the next segment when a blank record follows."""
         for segment in self._segments:
             if segment.base < end <= segment.end - BLANK_SIZE:
                 blank = self._files[segment.base].read(BLANK_SIZE, end - segment.base)
@@ -359,11 +360,11 @@ class _Verifier:
                 self._queues[key] = self._open_queue(key)
 
     def _trusted(self, key: TopicPartition, queue: _Queue) -> int:
-        """The units before this ordinal must be right; recovery cuts those behind."""
+        """Return the ordinal before which units must be right; recovery cuts later ones."""
         return queue.end if self._live is not None else min(queue.end, self._partitions.get(key, NOTHING).durable_units)
 
     def _check_lost(self, key: TopicPartition, queue: _Queue, ordinal: int) -> None:
-        """A unit whose record the walk did not meet: a filler, aged out, or of a record in a bad range."""
+        """Check a unit whose record the walk did not find: it must be a filler, or of a record known to be gone."""
         unit = queue.unit(ordinal)
         if unit is None or ordinal >= self._trusted(key, queue):
             return
@@ -373,7 +374,7 @@ class _Verifier:
             self._add(*queue.place(ordinal), f"{key}: unit {ordinal} says {unit}, where no record of it is")
 
     def _is_lost(self, log_offset: int) -> bool:
-        """Whether a record that was there has aged out or is in a bad range."""
+        """Return whether a record at a log offset is known to be gone: it has aged out or is in a bad range."""
         return log_offset < self._begin or any(gap.start <= log_offset < gap.end for gap in self._bad)
 
     def _check_queue_end(self, key: TopicPartition, queue: _Queue) -> None:

@@ -28,7 +28,7 @@ def build() -> str:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """What a producer sends. An empty attribute is not the same as none."""
+    """A message that a producer sends. An empty attribute is not the same as none."""
 
     topic: str
     payload: bytes
@@ -199,7 +199,7 @@ class JavaClient(JavaProcess):
 
 @dataclass(frozen=True)
 class Placed:
-    """What the client says of a put through ZooKeeper."""
+    """The client's result of a put through ZooKeeper."""
 
     success: bool
     broker: int | None

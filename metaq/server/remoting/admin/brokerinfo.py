@@ -1,4 +1,4 @@
-"""The broker itself: its settings, what it is doing, what it has counted: 25, 26, 28, 315 (specs: remoting protocol, 3.3)."""
+"""The broker's settings, state and statistics: 25, 26, 28, 315 (specs: remoting protocol, 3.3)."""
 
 import logging
 import shutil
@@ -33,14 +33,14 @@ from metaq.store.log.retention import HOUR_MS
 logger = logging.getLogger(__name__)
 
 VERSION_NAME: Final = "V4_9_8"
-"""What ``VERSION`` is called."""
+"""RocketMQ's name for ``VERSION``."""
 UNBOUNDED: Final = str((1 << 31) - 1)
 DAY_S: Final = 86_400
 GIB: Final = 1024**3
 
 
 class BrokerInfoHandler:
-    """Shows, and changes the little that can be changed while the broker runs."""
+    """Shows the broker's settings and state, and changes the few settings that can be changed while it runs."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class BrokerInfoHandler:
         advertised: Address,
         owner: Configurable,
     ) -> None:
-        """``positions`` says up to which ordinal the messages of each delay level are delivered.
+        """Prepare. ``positions`` returns, for each delay level, the ordinal up to which its messages are delivered.
 
-        ``transactions`` tells numbers by name, ``owner`` has the settings in force.
+        ``transactions`` returns figures by name; ``owner`` has the settings in force.
         """
         self._context = context
         self._store = context.store
@@ -65,10 +65,10 @@ class BrokerInfoHandler:
         self._advertised = advertised
         self._owner = owner
         self._started_ms = context.store.clock.now_ms()
-        self._version = 0  # changes of the settings since then
+        self._version = 0  # number of changes to the settings since then
 
     def requests(self) -> dict[int, RequestHandler]:
-        """Code → method."""
+        """Return the handler methods by request code."""
         return {
             Request.UPDATE_BROKER_CONFIG: self.update_settings,
             Request.GET_BROKER_CONFIG: self.settings,
@@ -79,7 +79,7 @@ class BrokerInfoHandler:
     # -- settings -----------------------------------------------------------------------------------------------------
 
     def settings(self, session: RemotingSession, _: RemotingCommand) -> Answer:
-        """26: under RocketMQ's names, then under metaq's own."""
+        """Return the settings (26): under RocketMQ's names, then under metaq's own."""
         demand(session.principal, Action.INSPECT)
         own = self._context.settings.model_dump(mode="json", exclude={"topics"})
         version = encode_data_version(DataVersion(self._started_ms, self._version)).decode()
@@ -120,13 +120,17 @@ class BrokerInfoHandler:
         }
 
     def _role(self) -> str:
-        """RocketMQ's word for it."""
+        """Return RocketMQ's name of this replica's role."""
         if not self._context.replicas.is_master:
             return "SLAVE"
         return "SYNC_MASTER" if self._context.settings.durability.on_replicas else "ASYNC_MASTER"
 
     def update_settings(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """25: all of them or none; in force until a reload says something else, or the process ends."""
+        """Change settings (25): all of them or none.
+
+        The changes last until a reload changes them, or the process ends. Raise ``BadRequest`` for a setting that cannot be
+        changed, or a bad value.
+        """
         demand(session.principal, Action.ADMINISTER)
         changes: dict[str, Any] = {}
         for name, value in decode_settings(request.body).items():
@@ -147,7 +151,8 @@ class BrokerInfoHandler:
     # -- what it is doing ---------------------------------------------------------------------------------------------
 
     def runtime(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """28: every name that RocketMQ has; 0 for what this broker has no such thing of."""
+        """Return the broker's state and statistics (28), with every name that RocketMQ has; 0 where this broker has no such
+        thing."""
         demand(session.principal, Action.INSPECT)
         self._later.read(session, request, self._runtime)
 
@@ -173,7 +178,7 @@ class BrokerInfoHandler:
         }
 
     def _refusal(self) -> str | None:
-        """Why nothing can be stored now."""
+        """Return the reason why nothing can be stored now, or ``None``."""
         try:
             self._store.check_writable()
         except MetaqError as error:
@@ -220,7 +225,10 @@ class BrokerInfoHandler:
         }
 
     def _waiting(self) -> dict[str, object]:
-        """Puts wait for the disk, and so do reads of what is not in memory; there are no other queues."""
+        """Return the queues of waiting work: puts wait for the disk, as do reads of what is not in memory.
+
+        There are no others.
+        """
         settings = self._context.settings
         return {
             "sendThreadPoolQueueSize": self._turns.waiting,
@@ -238,7 +246,7 @@ class BrokerInfoHandler:
         return table
 
     def rates(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """315."""
+        """Return the rates of one statistic (315)."""
         header = decode_header(ViewStats, request.fields)
         demand(session.principal, Action.INSPECT)
         rates = self._context.statistics.rates(header.stats_name, header.stats_key)
@@ -269,11 +277,11 @@ _NOTHING: Final[dict[str, object]] = {
     "timerOffsetBehind": 0,
     "timerReadBehind": 0,
 }
-"""What RocketMQ tells, and this broker has nothing of."""
+"""Values that RocketMQ reports and that have no counterpart in this broker."""
 
 
 def _averages(rates: tuple[float, ...]) -> str:
-    """Of 10 s, 1 min and 10 min: tools take the first and fail without any."""
+    """Return averages over 10 s, 1 min and 10 min as text: tools read the first, and fail if there is none."""
     return " ".join(f"{rate:.2f}" for rate in rates)
 
 
@@ -314,4 +322,4 @@ _CHANGEABLE: Final[Mapping[str, tuple[str, Callable[[str, str], int]]]] = {
     "fileReservedTime": ("keep_hours", _keep_hours),
     "deleteWhen": ("delete_hour", lambda name, value: _whole_number(name, value, 23)),
 }
-"""By RocketMQ's name: the setting, and what reads a value of it; ``BadRequest`` for a wrong one."""
+"""By RocketMQ's name: the setting, and the function that reads its value and raises ``BadRequest`` for a bad one."""

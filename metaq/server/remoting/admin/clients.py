@@ -1,7 +1,7 @@
-"""Questions of administrators that clients answer: 307, 309 and 223, which is asked as 221.
+"""Administrators' requests that clients answer: 307, 309, and 223, which is sent to clients as 221.
 
-(Specs: remoting protocol, sections 3.3 and 3.5.) The broker passes the question on over the client's own connection, and the
-answer back. It asks in its own name: a client that saw the signature of an administrator could send that again.
+(Specs: remoting protocol, sections 3.3 and 3.5.) The broker passes the request on over the client's own connection, and passes
+the answer back. It sends the request unsigned: a client that saw an administrator's signature could replay it.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,11 +29,11 @@ KNOWS_RUNNING_INFO: Final = 62
 KNOWS_STATUS: Final = 28
 """V3_0_7: older clients do not answer 221."""
 MOST_OFFSETS_BYTES: Final = 256 * 1024
-"""Of what a client answers to 221, which is not plain JSON and so is read in a thread: some 4,000 queues."""
+"""Bytes of a client's answer to 221: some 4,000 queues. It is not plain JSON, so it is parsed in a thread."""
 
 
 class ClientAdminHandler:
-    """Relays to one client of a group, or to all of them."""
+    """Relays requests to one client of a group, or to all of them."""
 
     def __init__(self, context: Context, later: Later, run: Run) -> None:
         self._context = context
@@ -41,7 +41,7 @@ class ClientAdminHandler:
         self._run, self._read = run, read_through(run)
 
     def requests(self) -> dict[int, RequestHandler]:
-        """Code → method."""
+        """Return the handler methods by request code."""
         return {
             Request.GET_CONSUMER_RUNNING_INFO: self.running_info,
             Request.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
@@ -51,7 +51,7 @@ class ClientAdminHandler:
     # -- one client ---------------------------------------------------------------------------------------------------
 
     def running_info(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """307."""
+        """Return the running state of one consumer, as it reports it (307)."""
         header = decode_header(RunningInfo, request.fields)
         demand(session.principal, Action.INSPECT, header.consumer_group)
         member = self._member(header.consumer_group, header.client_id)
@@ -59,7 +59,7 @@ class ClientAdminHandler:
         self._later.run(session, request, lambda: self._relay(member, code, fields, b""))
 
     def consume_directly(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """309: the client consumes one stored message, now, and says how that went."""
+        """Have a client consume one stored message now, and return the result that it reports (309)."""
         header = decode_header(ConsumeDirectly, request.fields)
         demand(session.principal, Action.ADMINISTER, header.consumer_group)
         if header.client_id is None or header.msg_id is None:
@@ -96,7 +96,8 @@ class ClientAdminHandler:
     # -- all clients of a group ---------------------------------------------------------------------------------------
 
     def status(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """223: the offsets that each client of the group has at hand, or one of them (``client_addr`` is its id)."""
+        """Return the current offsets of all clients of a group, or of the one with the id ``client_addr``, as they report them
+        (223)."""
         header = decode_header(ConsumerStatus, request.fields)
         demand(session.principal, Action.INSPECT, header.group)
         online = self._context.clients.consumer_group(header.group)
@@ -119,7 +120,10 @@ class ClientAdminHandler:
 
 
 def _ask(members: Iterable[Member], code: int, fields: dict[str, str], body: bytes) -> list[RemotingCommand | None]:
-    """What each of them answers; ``None`` for one that does not. Waits in the calling greenlet."""
+    """Send a request to each member and return their answers; ``None`` for one that does not answer.
+
+    Waits in the calling greenlet.
+    """
     results = []
     for member in members:
         result: AsyncResult[RemotingCommand | None] = AsyncResult()

@@ -1,4 +1,4 @@
-"""How far delayed messages are delivered, for administrators: 45."""
+"""The delivery progress of delayed messages, for administrators: 45."""
 
 from metaq.engine.schedule import Schedule
 from metaq.protocol.remoting import fastjson
@@ -9,7 +9,7 @@ from metaq.server.remoting.session import Answer, RemotingSession, RequestHandle
 
 
 class DelayHandler:
-    """Answers from the schedule."""
+    """Handles requests about the schedule of delayed messages."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -18,6 +18,6 @@ class DelayHandler:
         return {Request.GET_ALL_DELAY_OFFSET: self.all_positions}
 
     def all_positions(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """Code 45: the position of each level that ever held a message."""
+        """Return the position of each delay level that ever held a message (45)."""
         demand(session.principal, Action.INSPECT)
         return Answer(body=(fastjson.encode({"offsetTable": self._schedule.positions()}),))

@@ -39,7 +39,7 @@ from metaq.server.wire.listeners import written
 
 
 class GroupAdminHandler:
-    """Makes, shows and deletes subscription groups, and shows who is connected. A change is confirmed when it is durable."""
+    """Creates, shows and deletes subscription groups, and shows connected clients. A change is confirmed when it is durable."""
 
     def __init__(self, context: Context, duties: Duties, later: Later) -> None:
         self._context = context
@@ -50,7 +50,7 @@ class GroupAdminHandler:
         self._started_ms = context.store.clock.now_ms()
 
     def requests(self) -> dict[int, RequestHandler]:
-        """Code → method."""
+        """Return the handler methods by request code."""
         return {
             Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.put,
             Request.DELETE_SUBSCRIPTIONGROUP: self.delete,
@@ -67,7 +67,7 @@ class GroupAdminHandler:
     # -- groups -------------------------------------------------------------------------------------------------------
 
     def put(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """200."""
+        """Create or change a subscription group (200)."""
         row = fastjson.decode_plain(request.body)
         if not isinstance(row, dict):
             raise BadRequest("the body is no subscription group")
@@ -81,7 +81,7 @@ class GroupAdminHandler:
         return DONE
 
     def delete(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """207."""
+        """Delete a subscription group, and its offsets if requested (207)."""
         header = decode_header(DeleteGroup, request.fields)
         name = header.group_name
         demand(session.principal, Action.ADMINISTER, name)
@@ -98,12 +98,12 @@ class GroupAdminHandler:
         return DONE
 
     def all_groups(self, session: RemotingSession, _: RemotingCommand) -> Answer:
-        """201."""
+        """Return all subscription groups (201)."""
         demand(session.principal, Action.INSPECT)
         return Answer(body=(fastjson.encode(self._groups.content(self._started_ms)),))
 
     def group(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """352."""
+        """Return one subscription group (352)."""
         name = decode_header(GroupOnly, request.fields).group
         demand(session.principal, Action.INSPECT, name)
         group = self._groups.get(name)
@@ -114,14 +114,14 @@ class GroupAdminHandler:
     # -- connections --------------------------------------------------------------------------------------------------
 
     def consumers(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """203."""
+        """Return the connected consumers of a group, with their subscriptions and the differences between them (203)."""
         group = self._online(session, decode_header(ConsumerGroupOnly, request.fields).consumer_group)
         connections = self._connections(group.members.values())
         differences = {difference.topic: difference.wanted for difference in group.differences}
         return Answer(body=(encode_consumers(connections, group.latest, group.subscriptions, differences),))
 
     def producers(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """204."""
+        """Return the connected producers of a group (204)."""
         name = decode_header(ProducerGroupOnly, request.fields).producer_group
         demand(session.principal, Action.INSPECT, name)
         members = self._clients.producers(name)
@@ -130,7 +130,7 @@ class GroupAdminHandler:
         return Answer(body=(encode_producers(self._connections(members)),))
 
     def all_producers(self, session: RemotingSession, _: RemotingCommand) -> Answer:
-        """328."""
+        """Return all connected producers, by group (328)."""
         demand(session.principal, Action.INSPECT)
         groups = {name: self._connections(self._clients.producers(name)) for name in self._clients.producer_groups()}
         return Answer(body=(encode_all_producers(groups),))
@@ -153,20 +153,20 @@ class GroupAdminHandler:
     # -- who consumes what --------------------------------------------------------------------------------------------
 
     def groups_of_topic(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """300: the groups that are connected, or have offsets."""
+        """Return the groups of a topic: those that subscribe to it, and those that have offsets (300)."""
         topic = decode_header(TopicOnly, request.fields).topic
         demand(session.principal, Action.INSPECT, topic)
         groups = {*self._clients.consumers_of(topic), *self._context.offsets.groups_of(topic)}
         return Answer(body=(encode_group_list(sorted(groups)),))
 
     def topics_of_group(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """343: the topics that the group subscribes to, or has offsets of."""
+        """Return the topics to which a group subscribes, or in which it has offsets (343)."""
         name = decode_header(GroupOnly, request.fields).group
         demand(session.principal, Action.INSPECT, name)
         return Answer(body=(encode_topic_list(sorted(topics_of(self._context, name))),))
 
     def subscription(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """345."""
+        """Return a group's subscription to a topic (345)."""
         header = decode_header(GroupAndTopic, request.fields)
         demand(session.principal, Action.INSPECT, header.group)
         group, topic = self._clients.consumer_group(header.group), header.topic or ""
@@ -175,6 +175,6 @@ class GroupAdminHandler:
 
 
 def topics_of(context: Context, group: str) -> set[str]:
-    """The topics that a group subscribes to or has offsets of."""
+    """Return the topics to which a group subscribes, or in which it has offsets."""
     online = context.clients.consumer_group(group)
     return {*context.offsets.topics_of(group), *(() if online is None else online.subscriptions)}

@@ -1,4 +1,4 @@
-"""How far all groups are, for whoever keeps or reports it: 30040."""
+"""The offsets and lags of all groups, for programs that store or report them: 30040."""
 
 from functools import partial
 from typing import Final
@@ -17,11 +17,11 @@ from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
 
 PAGE_S: Final = 2.0
-"""After which a page ends, however few rows it has: what comes from a slow disk must come within the time that clients wait."""
+"""Seconds after which a page ends, however few rows it has: reads from a slow disk must not exceed the clients' timeout."""
 
 
 class OffsetExportHandler:
-    """Answers page by page. Nothing is kept between two: each begins with a list of what there is then."""
+    """Answers page by page. No state is kept between pages: each begins with a list of the groups and topics of that moment."""
 
     def __init__(self, context: Context, later: Later, export: OffsetExport) -> None:
         self._context = context
@@ -29,11 +29,11 @@ class OffsetExportHandler:
         self._export = export
 
     def requests(self) -> dict[int, RequestHandler]:
-        """Code → method."""
+        """Return the handler methods by request code."""
         return {Request.EXPORT_OFFSETS: self.export}
 
     def export(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """30040; a slave answers it, too."""
+        """Return one page of the offsets of all groups (30040); slaves answer it too."""
         header = decode_header(ExportOffsets, request.fields)
         demand(session.principal, Action.INSPECT)
         if not 1 <= header.limit <= MOST_ROWS:
@@ -56,7 +56,7 @@ class OffsetExportHandler:
 
 
 def _place(text: str) -> tuple[int, Subject]:
-    """Time and subject behind which a page begins, as ``_page`` has written them."""
+    """Return the time and the subject after which a page begins, as written by ``_page``. Raise ``BadRequest``."""
     try:
         ts_ms, kind, group, topic = orjson.loads(text)
         return int(ts_ms), Subject(str(kind), str(group), str(topic))

@@ -1,4 +1,4 @@
-"""How far groups are, for administrators, and moving them: 208, 303, 317, 222 with 220, 314, 308, 321.
+"""The progress of groups, and moving them, for administrators: 208, 303, 317, 222 with 220, 314, 308, 321.
 
 (Specs: remoting protocol, section 3.3.)
 """
@@ -49,23 +49,23 @@ from metaq.store.files.filecache import Read, Run, read_through
 from metaq.store.queues.consumequeue import UNIT, ConsumeQueue
 
 END: Final = -1
-"""Stands for the end of a queue where a time is asked for."""
+"""Stands for the end of a queue in the place of a time."""
 BEYOND: Final = (1 << 63) - 1
-"""Stands in 308 for: as far as there is anything."""
+"""Stands for "no limit" in the answer to 308."""
 MOST_ENTRIES: Final = 1024
-"""In one answer to 321."""
+"""Entries in one answer to 321."""
 OLDEST_CLIENT: Final = 28
 """V3_0_7: older clients do not know request 220."""
 CPP: Final = "CPP"
 REST_S: Final = 0.001
-"""After each topic, when all are asked for; a sleep of 0 would not let connections go on."""
+"""Pause after each topic when all are requested; with a sleep of 0, connections would not go on."""
 
 
 class OffsetAdminHandler:
     """Shows and sets the offsets of groups."""
 
     def __init__(self, context: Context, later: Later, address: tuple[str, int], run: Run) -> None:
-        """``address`` is the one that clients are told."""
+        """Prepare. ``address`` is the one that clients receive."""
         self._context = context
         self._store = context.store
         self._later = later
@@ -73,7 +73,7 @@ class OffsetAdminHandler:
         self._read = read_through(run)
 
     def requests(self) -> dict[int, RequestHandler]:
-        """Code → method."""
+        """Return the handler methods by request code."""
         return {
             Request.GET_CONSUME_STATS: self.stats,
             Request.GET_BROKER_CONSUME_STATS: self.all_stats,
@@ -87,7 +87,7 @@ class OffsetAdminHandler:
     # -- how far a group is -------------------------------------------------------------------------------------------
 
     def stats(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """208."""
+        """Return a group's progress in one topic, or in all topics that it consumes (208)."""
         header = decode_header(ConsumeStatsHeader, request.fields)
         group = header.consumer_group
         demand(session.principal, Action.INSPECT, group)
@@ -102,13 +102,13 @@ class OffsetAdminHandler:
         self._later.read(session, request, look)
 
     def all_stats(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """317: of all groups; with ``is_order`` only in topics that are ordered."""
+        """Return the progress of all groups (317); with ``is_order`` only in ordered topics."""
         ordered = decode_header(BrokerConsumeStats, request.fields).is_order
         demand(session.principal, Action.INSPECT)
         self._later.run(session, request, partial(self._all_stats, ordered))
 
     def _all_stats(self, ordered: bool) -> Answer:
-        """One group and one topic at a time, since there may be very many of both."""
+        """Collect the progress of one group and one topic at a time, since there may be very many of both."""
         table: dict[str, list[ConsumeStats]] = {}
         for group in list(self._context.groups):
             gevent.sleep(0)
@@ -119,7 +119,7 @@ class OffsetAdminHandler:
         return Answer(body=(encode_all_consume_stats(self._address, table),))
 
     def _consumed(self, group: str) -> list[str]:
-        """The topics in which a group has progress: of one that is connected, not those it has left."""
+        """Return the topics in which a group has progress; for a connected group only those to which it still subscribes."""
         online = self._context.clients.consumer_group(group)
         if online is not None and online.subscriptions:
             return sorted(online.subscriptions)
@@ -142,13 +142,13 @@ class OffsetAdminHandler:
         return MessageQueue(topic.name, self._context.settings.broker_name, number)
 
     def _stored_ms(self, queue: ConsumeQueue | None, ordinal: int, read: Read) -> int:
-        """When a message was stored; 0 when it is not there."""
+        """Return when a message was stored; 0 when it does not exist."""
         if queue is None or not self._store.first(queue, read)[0] <= ordinal < queue.readable:
             return 0
         return self._store.reader.store_time(queue, ordinal, read) or 0
 
     def time_spans(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """303."""
+        """Return, for each partition of a topic, the time span of its messages and the group's place in it (303)."""
         header = decode_header(GroupAndTopic, request.fields)
         demand(session.principal, Action.INSPECT, header.group)
         topic = self._topic(header.topic or "")
@@ -183,7 +183,10 @@ class OffsetAdminHandler:
     # -- moving a group -----------------------------------------------------------------------------------------------
 
     def reset(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """222: to a time, or (5.x) one partition to an offset. Its members are told, and drop what they hold."""
+        """Move a group to a time, or (5.x) in one partition to an offset (222).
+
+        Its members are notified with 220, and drop the messages that they hold.
+        """
         header = decode_header(ResetOffset, request.fields)
         demand(session.principal, Action.ADMINISTER, header.group)
         topic = self._context.topics.get(header.topic)
@@ -210,7 +213,7 @@ class OffsetAdminHandler:
         numbers = range(topic.all_partitions) if header.queue_id == END else [header.queue_id]
         wanted = {number: self._target(header, number, read) for number in numbers}
         offsets, now_s = self._context.offsets, self._store.clock.monotonic()
-        for number, offset in wanted.items():  # nothing from here on waits or fails
+        for number, offset in wanted.items():  # no step from here on waits or fails
             known = offsets.get(group.name, topic.name, number)
             if not header.is_force and known is not None and known < offset:
                 wanted[number] = known
@@ -219,7 +222,7 @@ class OffsetAdminHandler:
         table = {self._queue(topic, number): offset for number, offset in wanted.items()}
         fields = {"topic": header.topic, "group": header.group, "timestamp": str(header.timestamp)}
         fields["isForce"] = str(header.is_force).lower()
-        online = self._context.clients.consumer_group(group.name)  # those that are here now; telling one may find it gone
+        online = self._context.clients.consumer_group(group.name)  # look again: sending to one may close others
         for member in [] if online is None else list(online.members.values()):
             encode: Callable[[dict[MessageQueue, int]], bytes]
             encode = encode_offset_list if member.client.language == CPP else encode_offsets
@@ -240,7 +243,7 @@ class OffsetAdminHandler:
         return self._store.reader.at_time(queue, header.timestamp, read)
 
     def clone(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """314: a group goes on where another one is, in one topic or in all."""
+        """Set a group's offsets to those of another group, in one topic or in all (314)."""
         header = decode_header(CloneOffset, request.fields)
         demand(session.principal, Action.ADMINISTER, header.dest_group)
         offsets, now_s = self._context.offsets, self._store.clock.monotonic()
@@ -253,7 +256,8 @@ class OffsetAdminHandler:
         return DONE
 
     def corrections(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """308: per partition where the slowest group is, but for ``filter_groups``; ``BEYOND`` when ``compare_group`` is."""
+        """Return, per partition, the offset of the slowest group except ``filter_groups``; ``BEYOND`` where ``compare_group``
+        is slower than all of these (308)."""
         header = decode_header(CorrectionOffset, request.fields)
         demand(session.principal, Action.INSPECT, header.topic)
         offsets, left_out = self._context.offsets, (header.filter_groups or "").split(",")
@@ -267,7 +271,7 @@ class OffsetAdminHandler:
     # -- what is in a queue -------------------------------------------------------------------------------------------
 
     def entries(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """321: units of a consume queue; ``eval`` says whether the tags that the group subscribes to let them pass."""
+        """Return units of a consume queue (321); ``eval`` in each is whether the group's tag subscription accepts it."""
         header = decode_header(QueryConsumeQueue, request.fields)
         demand(session.principal, Action.INSPECT, header.topic)
         topic = self._topic(header.topic)

@@ -1,7 +1,7 @@
-"""Topics by command: 17, 215, 21, 351, 202, 305, and what cleans up: 306, 316, 329 (specs: remoting protocol, section 3.3).
+"""Topics, for administrators: 17, 215, 21, 351, 202, 305, clean-up: 306, 316, 329 (specs: remoting protocol, section 3.3).
 
-A deleted topic is forgotten at once, with the offsets of its consumers. Its messages stay in the log until they age out, but
-nobody is shown them: a topic of the same name made later begins behind them, with a minimum offset above 0.
+A topic is deleted at once, together with its consumers' offsets. Its messages stay in the log until retention deletes them, but
+are no longer visible: a later topic of the same name begins after them, with a minimum offset above 0.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ ANY_PERMISSION: Final = READ | WRITE | INHERIT
 
 
 class TopicsHandler:
-    """Makes, shows and deletes topics. A change is confirmed when it is durable, and in force before."""
+    """Creates, shows and deletes topics. A change is in force at once, and is confirmed when it is durable."""
 
     def __init__(
         self,
@@ -38,7 +38,8 @@ class TopicsHandler:
         forget: Callable[[str], None],
         wait_told: Callable[[], None],
     ) -> None:
-        """``forget`` is told the name of a topic that is deleted; ``wait_told`` returns when the registries know of changes."""
+        """Prepare. ``forget`` is called with the name of a deleted topic; ``wait_told`` returns when the registries know of
+        changes."""
         self._context = context
         self._topics = context.topics
         self._store = context.store
@@ -49,7 +50,7 @@ class TopicsHandler:
         self._started_ms = context.store.clock.now_ms()
 
     def requests(self) -> dict[int, RequestHandler]:
-        """Code → method."""
+        """Return the handler methods by request code."""
         return {
             Request.UPDATE_AND_CREATE_TOPIC: self.create,
             Request.DELETE_TOPIC_IN_BROKER: self.delete,
@@ -65,12 +66,12 @@ class TopicsHandler:
     # -- changing -----------------------------------------------------------------------------------------------------
 
     def create(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """17."""
+        """Create or change a topic (17)."""
         header = decode_header(CreateTopic, request.fields)
         self._check_allowed(session.principal, header.topic)
         self._check_ours(header.topic)
         counts = (header.read_queue_nums, header.write_queue_nums)
-        if min(counts) < 0 or max(counts) < 1:  # with none to write it is drained
+        if min(counts) < 0 or max(counts) < 1:  # a topic with no partition to write is being drained
             numbers = f"{header.write_queue_nums} to write, {header.read_queue_nums} to read"
             raise BadRequest(f"the topic {header.topic} needs a partition, and cannot have fewer than none: {numbers}")
         if not 0 <= header.perm <= ANY_PERMISSION:
@@ -84,21 +85,21 @@ class TopicsHandler:
         demand(principal, Action.CREATE if self._topics.get(name) is None else Action.ADMINISTER, name)
 
     def _create(self, principal: Principal, topic: Topic) -> Answer:
-        self._check_allowed(principal, topic.name)  # it may have been made since it was asked
+        self._check_allowed(principal, topic.name)  # another request may have created it meanwhile
         self._topics.put(topic)
         self._duties.save_topics()
-        self._wait_told()  # who made the topic looks for its route next
+        self._wait_told()  # clients look for the new topic's route next
         return DONE
 
     def delete(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """215."""
+        """Delete a topic (215)."""
         name = decode_header(TopicOnly, request.fields).topic
         demand(session.principal, Action.ADMINISTER, name)
         self._check_ours(name)
         self._later.run(session, request, partial(self._delete, name))
 
     def _delete(self, name: str) -> Answer:
-        self._duties.settle()  # an append that fails takes back what comes next
+        self._duties.settle()  # should this turn's append fail, it would undo what follows
         queues = {key: queue for key, queue in self._store.queues.items() if key.topic == name}
         for queue in queues.values():
             queue.hide_before(queue.next)
@@ -114,12 +115,12 @@ class TopicsHandler:
             )
 
     def clean(self, session: RemotingSession, _: RemotingCommand) -> Answer:
-        """306, 316: there is never anything left to clean, since queue files go with the log's oldest segment."""
+        """Do nothing (306, 316): nothing is ever left to clean, since queue files are deleted with the log's oldest segment."""
         demand(session.principal, Action.ADMINISTER)
         return DONE
 
     def delete_expired(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """329."""
+        """Delete expired segments of the log now (329)."""
         demand(session.principal, Action.ADMINISTER)
         self._later.run(session, request, self._delete_expired)
 
@@ -130,24 +131,24 @@ class TopicsHandler:
     # -- showing ------------------------------------------------------------------------------------------------------
 
     def all_topics(self, session: RemotingSession, _: RemotingCommand) -> Answer:
-        """21."""
+        """Return all topics (21)."""
         demand(session.principal, Action.INSPECT)
         configs = {topic.name: config_of(topic, topic.permission) for topic in self._topics}
         table = TopicTable(DataVersion(self._started_ms, self._topics.version), configs)
         return Answer(fields={}, body=(encode_topic_table(table),))
 
     def topic(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """351."""
+        """Return one topic (351)."""
         topic = self._known(session, request)
         return Answer(body=(fastjson.encode(topic_row(config_of(topic, topic.permission))),))
 
     def system_topics(self, session: RemotingSession, *_: Any) -> Answer:
-        """305."""
+        """Return the names of the broker's own topics (305)."""
         demand(session.principal, Action.INSPECT)
         return Answer(body=(encode_topic_list(self._topics.of_broker()),))
 
     def stats(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """202."""
+        """Return the offsets of each partition of a topic, and when its newest message was stored (202)."""
         self._later.read(session, request, partial(self._stats, self._known(session, request)))
 
     def _stats(self, topic: Topic, read: Read) -> Answer:

@@ -1,4 +1,4 @@
-"""Undecided transactions, shown and decided by operators: 30010, 30011, 30012, and the numbers of ``stats`` and 28."""
+"""Undecided transactions, shown and decided by operators: 30010, 30011, 30012, and the figures for ``stats`` and 28."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,13 +52,13 @@ logger = logging.getLogger(__name__)
 OUTCOMES: Final = (*(outcome.value for outcome in Outcome), FORGET)
 
 PAGE_BYTES: Final = 4 << 20
-"""Of half messages that are read for one page, about: a body may have megabytes."""
+"""Bytes of half messages that are read for one page, roughly: a body may have megabytes."""
 
 T = TypeVar("T", tuple[int, str], tuple[str, Outcome], int)
 
 
 class Tables(NamedTuple):
-    """What there is of transactions in one broker."""
+    """The transactions of one broker."""
 
     transactions: Transactions
     local: LocalBranches[Held]
@@ -67,7 +67,7 @@ class Tables(NamedTuple):
 
 
 class TransactionAdminHandler:
-    """Shows what is undecided, and takes the decisions of operators about XA branches; those about half messages are 37."""
+    """Shows undecided transactions, and takes operators' decisions about XA branches; decisions about half messages are 37."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class TransactionAdminHandler:
         self._oldest: tuple[tuple[str, int], int] | None = None
 
     def requests(self) -> dict[int, RequestHandler]:
-        """Code → method."""
+        """Return the handler methods by request code."""
         return {
             Request.LIST_TRANSACTIONS: self.list_,
             Request.GET_TRANSACTION: self.get,
@@ -95,7 +95,7 @@ class TransactionAdminHandler:
     # -- lists --------------------------------------------------------------------------------------------------------
 
     def list_(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """30010."""
+        """Return a page of the transactions in one state (30010)."""
         header = decode_header(ListTransactions, request.fields)
         demand(session.principal, Action.INSPECT)
         if not 1 <= header.limit <= MOST_ROWS:
@@ -109,7 +109,7 @@ class TransactionAdminHandler:
         return None
 
     def _prepared(self, after: int, limit: int, read: Read) -> Answer:
-        """In the order of the log, where a branch may move to the end but never to the front."""
+        """Return a page in the order of the log, in which a branch may move towards the end but never towards the front."""
         places = ((place, key) for key, place in self._transactions.branches.places() if place > after)
         chosen, following = _cut(places, limit)
         rows = [self._branch(key, place, read) for place, key in chosen]
@@ -118,7 +118,7 @@ class TransactionAdminHandler:
     def _branch(self, key: str, place: int, read: Read) -> Branch:
         try:
             return Branch(key, State.PREPARED, *self._transactions.prepared(place, read))
-        except CorruptRecord:  # counted and reported by reading it; the operator needs the key all the same
+        except CorruptRecord:  # reading it has counted and logged the damage; the operator needs the key all the same
             return Branch(key, State.PREPARED)
 
     def _heuristic(self, after: str, limit: int) -> Page[Branch]:
@@ -134,7 +134,7 @@ class TransactionAdminHandler:
         for number, ordinal in enumerate(chosen, 1):
             half = self._halves.find(ordinal)
             stored = None if half is None else self._context.store.record_at_offset(half.log_offset, read)
-            if half is None or stored is None:  # decided meanwhile, or damaged, which reading it has reported
+            if half is None or stored is None:  # decided meanwhile, or damaged, which was logged when it was read
                 continue
             rows.append(_half_row(decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size])), half))
             size += stored.size
@@ -146,7 +146,7 @@ class TransactionAdminHandler:
     # -- one ----------------------------------------------------------------------------------------------------------
 
     def get(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """30011."""
+        """Return one undecided transaction (30011)."""
         text = decode_header(TransactionKey, request.fields).key
         demand(session.principal, Action.INSPECT)
         if ":" not in text:
@@ -167,7 +167,7 @@ class TransactionAdminHandler:
         held: Sequence[Held] = ()
         try:
             held = self._transactions.messages(Work([], place), read)
-        except CorruptRecord as error:  # it can still be rolled back, for which it is shown
+        except CorruptRecord as error:  # it can still be rolled back, so it is shown
             problem = str(error)
         messages = [
             BranchMessage(
@@ -178,7 +178,7 @@ class TransactionAdminHandler:
         return Answer(body=(encode_branch(branch, messages, problem),))
 
     def _show_half(self, offset_id: str, log_offset: int, read: Read) -> Answer:
-        """By the place where it is now, or was first: of both the record says which half message it is."""
+        """Return the half message that is, or first was, at a log offset: in both places the record names the half message."""
         self._halves.follow(read)
         stored = self._context.store.record_at_offset(log_offset, read)
         if stored is not None:
@@ -192,7 +192,10 @@ class TransactionAdminHandler:
     # -- decisions ----------------------------------------------------------------------------------------------------
 
     def decide(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """30012: answered when the decision, and what it makes visible, is as durable as promised."""
+        """Commit, roll back or forget a branch by an operator's order (30012).
+
+        Answered when the decision, and the messages that it makes visible, are as durable as promised.
+        """
         header = decode_header(DecideTransaction, request.fields)
         demand(session.principal, Action.ADMINISTER)
         key = _branch_key(header.key)
@@ -214,7 +217,7 @@ class TransactionAdminHandler:
     def _staged(self, key: str, outcome: Outcome) -> Step:
         transactions = self._transactions
         self._turns.check_load()
-        transactions.learn_topics(self._read)  # what is decided has no messages that would tell them
+        transactions.learn_topics(self._read)  # the record of the decision has no messages from which to learn them
         work = transactions.decide(key, outcome)
         try:
             messages = transactions.messages(work, self._read) if outcome is Outcome.COMMIT else ()
@@ -232,7 +235,7 @@ class TransactionAdminHandler:
     # -- numbers ------------------------------------------------------------------------------------------------------
 
     def numbers(self, read: Read) -> Mapping[str, object]:
-        """By name. Raises ``ColdRead`` as ``read`` does."""
+        """Return the figures of transactions by name. Raise ``ColdRead`` as ``read`` does."""
         xa, local = self._transactions.branches.counts(), self._local.counts()
         return {
             "tx_open": xa.open + local.open,
@@ -260,7 +263,7 @@ class TransactionAdminHandler:
         return self._oldest[1]
 
     def _seconds_since(self, since_ms: int | None) -> int:
-        """0 when there is nothing."""
+        """Return the whole seconds since a time; 0 for ``None``."""
         return 0 if since_ms is None else max(0, self._context.store.clock.now_ms() - since_ms) // 1000
 
 
@@ -295,7 +298,7 @@ class _Settled:
 
 
 def _cut(rows: Iterable[T], limit: int) -> tuple[list[T], bool]:
-    """The smallest ``limit`` of them, and whether there are more."""
+    """Return the smallest ``limit`` rows, and whether there are more."""
     chosen: list[T] = nsmallest(limit + 1, rows)
     return chosen[:limit], len(chosen) > limit
 
@@ -315,7 +318,7 @@ def _half_row(record: Record, half: UndecidedHalf) -> Half:
 
 
 def _branch_key(text: str) -> str:
-    """The canonical key of a branch."""
+    """Return the canonical key of a branch. Raise ``BadRequest`` for a local transaction."""
     key = parse_key(text)
     if not isinstance(key, Xid):
         raise BadRequest(f"{text[:80]} is a local transaction, which ends with its connection: there is nothing to decide")

@@ -1,4 +1,7 @@
-"""Bulk fetches, 30030: much of a partition in one answer (metaq.protocol.remoting.bulk has the format). They are never held."""
+"""Bulk fetches, 30030: large parts of a partition in one answer, which is never held.
+
+``metaq.protocol.remoting.bulk`` defines the format.
+"""
 
 import time
 from collections.abc import Sequence
@@ -22,34 +25,39 @@ from metaq.store.files.filecache import ColdRead, Read
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 MOST_BYTES: Final = 8 * 1024 * 1024
-"""Of records in one answer, but for a first one that is larger; with its units it stays below the limit of a frame."""
+"""Bytes of records in one answer, unless the first one alone is larger; with its units an answer stays below the frame
+limit."""
 MOST_MESSAGES: Final = 128 * 1024
-"""In one answer: 2 MiB of units."""
+"""Messages in one answer: 2 MiB of units."""
 MOST_S: Final = 0.003
-"""How long an answer from memory may take, in which nobody else goes on; then it ends where it is."""
+"""Seconds that building an answer from memory may take, during which the loop does nothing else; then the answer ends."""
 MOST_READING_S: Final = 1.0
-"""How long an answer from the disk may take: the messages of one partition may lie far apart."""
+"""Seconds that reading an answer from the disk may take: the messages of one partition may lie far apart."""
 MOST_READING: Final = 8
 """Fetches that read from the disk at once, and so hold up to 8 MiB each; the others wait in line."""
 RETRY_MS: Final = 100
 
 
 class BulkHandler:
-    """Answers bulk fetches."""
+    """Handles bulk fetches."""
 
     def __init__(self, context: Context, looks: Looks) -> None:
         self.context = context
         self.reader = BulkReader(context.store.log, context.store.reader)
         self.line = BoundedSemaphore(MOST_READING)
         self.owing: set[RemotingSession] = set()
-        """Sessions with a fetch that reads from the disk, or waits for its turn to."""
+        """Sessions with a fetch that reads from the disk, or waits in line for that."""
         self._looks = looks
 
     def requests(self) -> dict[int, RequestHandler]:
         return {Request.BULK_FETCH: self.fetch}
 
     def fetch(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """Answer one fetch, now or owed. What a client can make the broker hold is one answer more than it has read."""
+        """Answer one fetch, now or owed.
+
+        A session may owe only one at a time, so a client can make the broker hold at most one answer besides those that it has
+        not read. Raise ``Overloaded`` for a second one.
+        """
         header = decode_header(BulkFetch, request.fields)
         self.context.counters.get.add(1)
         self.context.topic_counters(header.topic).get.add(1)
@@ -61,7 +69,7 @@ class BulkHandler:
 
 
 class _Fetch(Question):
-    """A fetch on its way to its answer."""
+    """A fetch in progress."""
 
     __slots__ = ("_handler", "_header", "_request", "session")
 
@@ -73,7 +81,7 @@ class _Fetch(Question):
 
     @property
     def _owed(self) -> bool:
-        """Whether it may wait for the disk."""
+        """True when it may wait for the disk."""
         return isinstance(self._request, Kept)
 
     def look(self, read: Read) -> Answer:
@@ -94,7 +102,7 @@ class _Fetch(Question):
         pieces: list[Piece] = []
         if queue is not None and least <= offset < end:
             pieces = self._pieces(queue, offset, end, read)
-            least = store.first(queue, read)[0]  # what is missing may have aged out meanwhile
+            least = store.first(queue, read)[0]  # what is missing may have been deleted meanwhile
         if offset < least:
             return _answer(Response.PULL_OFFSET_MOVED, least, least, end, f"{offset} lies before the oldest message, {least}")
         if pieces:
@@ -102,18 +110,18 @@ class _Fetch(Question):
             body = [encode_bulk_head(units), *(buffer for piece in pieces for buffer in piece.records)]
             verified = all(piece.verified for piece in pieces)
             return _answer(Response.SUCCESS, offset + len(units) // UNIT_SIZE, least, end, body=body, verified=verified)
-        if offset == end or not self._handler.context.replicas.is_master:  # a slave has yet to copy what its reader had
+        if offset == end or not self._handler.context.replicas.is_master:  # a slave may lack what its reader has read
             return _answer(Response.PULL_NOT_FOUND, offset, least, end)
         return _answer(Response.PULL_OFFSET_MOVED, end, least, end, f"{offset} lies behind the end of the partition, {end}")
 
     def _pieces(self, queue: ConsumeQueue, offset: int, end: int, read: Read) -> list[Piece]:
-        """What the answer will hold, one message at least. ``ColdRead`` when only a read that may wait can tell."""
+        """Return the contents of the answer, at least one message. Raise ``ColdRead`` when they must be read from the disk."""
         reader, now = self._handler.reader, time.monotonic
         end = min(end, offset + min(max(self._header.max_msg_nums, 1), MOST_MESSAGES))
         left = min(self._header.max_bytes, MOST_BYTES)
         pieces: list[Piece] = []
         deadline = now() + (MOST_READING_S if self._owed else MOST_S)
-        # while the disk is waited for, files may go at either end, at the later one those of a slave
+        # while this waits for the disk, retention may remove files at the begin, and a slave's log may be cut at the end
         while queue.base <= offset < min(end, queue.readable) and not (pieces and (left <= 0 or now() > deadline)):
             piece = reader.hot(queue, offset, end - offset, left, read)
             if piece is None:

@@ -24,12 +24,13 @@ from metaq.store.files.filecache import Read
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 YOUNG_SHARE: Final = 0.4
-"""A partition whose first message lies no further behind the end of the log than this share of the memory is young."""
+"""A partition is young when its first message is no further before the end of the log than this share of the machine's
+memory."""
 UPPER: Final = "UPPER"
 
 
 class ConsumerHandler:
-    """Answers where a consumer goes on, and who has which queue."""
+    """Handles requests about the offsets of groups and partitions, and about queue locks."""
 
     def __init__(self, context: Context, later: Later, locks: LockLog, offsets: OffsetLog) -> None:
         self._context = context
@@ -55,7 +56,10 @@ class ConsumerHandler:
     # -- offsets of groups --------------------------------------------------------------------------------------------
 
     def offset(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """14: where the group goes on. Without a stored offset 0 on a young partition, else 22: then the client decides."""
+        """Return the group's offset (14).
+
+        If there is none, return 0 for a young partition, otherwise code 22: then the client decides.
+        """
         header = decode_header(QueryConsumerOffset, request.fields)
         _check_member(session.principal, header.consumer_group, header.topic)
         place = (header.consumer_group, header.topic, header.queue_id)
@@ -78,14 +82,17 @@ class ConsumerHandler:
         return None
 
     def _is_young(self, queue: ConsumeQueue, read: Read) -> bool:
-        """Whether nothing of a partition has aged out, and its first message may well be in memory."""
+        """Return whether no message of a partition has been deleted, and the first one may still be in memory."""
         return not self._store.first(queue, read)[0] and self._store.log.end - queue.unit(0, read)[0] <= self._young_bytes
 
     def commit(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """15: from a consumer forward only. An administrator's tool sets the offset of a group without members like this.
+        """Commit a group's offset (15).
 
-        A master that may have been replaced takes none: the next one would not know it. Nor does one whose replicas lack what
-        was committed before, for too long.
+        A consumer can only move it forward, unless the partition has lost messages in a power cut. An administrator's tool can
+        set it freely when the group has no members.
+
+        A master that may have been replaced refuses, since the next master would not know the commit. Raise ``Overloaded`` when
+        the replicas have lacked earlier commits for too long.
         """
         self._store.check_master()
         self._offsets.check()
@@ -98,7 +105,7 @@ class ConsumerHandler:
         return EMPTY
 
     def all_offsets(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """43."""
+        """Return all offsets of all groups (43)."""
         demand(session.principal, Action.INSPECT)
         table = {f"{topic}@{group}": dict(offsets) for group, topic, offsets in self._context.offsets}
         return Answer(body=(fastjson.encode({"offsetTable": table}),))
@@ -106,12 +113,12 @@ class ConsumerHandler:
     # -- offsets of partitions ----------------------------------------------------------------------------------------
 
     def most(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """30: the offset of the message that comes next."""
+        """Return the offset of the next message to come (30)."""
         queue = self._queue(session, decode_header(QueueOnly, request.fields))
         return _offset(0 if queue is None else queue.readable)
 
     def least(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """31: the offset of the oldest message."""
+        """Return the offset of the oldest message (31)."""
         queue = self._queue(session, decode_header(QueueOnly, request.fields))
         if queue is None:
             return _offset(0)
@@ -119,7 +126,10 @@ class ConsumerHandler:
         return None
 
     def offset_at(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """29: the first message stored at a time or later, at the end the next one; UPPER: the last one until then."""
+        """Return the offset of the first message stored at a time or later, or the end if there is none (29).
+
+        With the boundary UPPER, return that of the last message stored until then.
+        """
         header = decode_header(SearchOffset, request.fields)
         queue = self._queue(session, QueueOnly(header.topic, header.queue_id))
         if queue is None:
@@ -130,7 +140,7 @@ class ConsumerHandler:
         return None
 
     def oldest(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """32: when the oldest message was stored, -1 without any."""
+        """Return when the oldest message was stored, or -1 if there is none (32)."""
         queue = self._queue(session, decode_header(QueueOnly, request.fields))
         if queue is None:
             return Answer(fields={"timestamp": "-1"})
@@ -144,14 +154,14 @@ class ConsumerHandler:
         return None
 
     def _queue(self, session: RemotingSession, header: QueueOnly) -> ConsumeQueue | None:
-        """The partition; ``None`` when nothing was ever put there."""
+        """Return the partition; ``None`` when it never had a message."""
         demand(session.principal, Action.SUBSCRIBE, header.topic)
         return self._store.queues.get(TopicPartition(header.topic, header.queue_id))
 
     # -- locks --------------------------------------------------------------------------------------------------------
 
     def lock(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """41."""
+        """Lock queues for a client and return those that it has locked (41)."""
         wanted = decode_queue_set(request.body)
         demand(session.principal, Action.CONSUME, wanted.group)
         owner = f"{session.principal.name}@{session.address[0]}"
@@ -159,7 +169,7 @@ class ConsumerHandler:
         return None if taken is None else _locked(taken)
 
     def unlock(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """42."""
+        """Unlock queues of a client (42)."""
         given = decode_queue_set(request.body)
         demand(session.principal, Action.CONSUME, given.group)
         self._locks.unlock(given)
@@ -172,7 +182,11 @@ def _check_member(principal: Principal, group: str, topic: str) -> None:
 
 
 def commit(context: Context, group: str, partition: TopicPartition, offset: int, *, by_command: bool = False) -> None:
-    """Take the offset that a consumer commits; nothing of a broadcasting group, whose clients keep their own."""
+    """Store the offset that a consumer commits.
+
+    Nothing is stored for a broadcasting group, whose clients keep their own offsets. Raise ``UnknownTopic`` or
+    ``WrongPartition``.
+    """
     topic = context.topics.get(partition.topic)
     if topic is None:
         raise UnknownTopic(f"the topic {partition.topic} does not exist on this broker")
@@ -183,7 +197,7 @@ def commit(context: Context, group: str, partition: TopicPartition, offset: int,
     queue, known = context.store.queues.get(partition), context.offsets.get(group, *partition) or 0
     end = 0 if queue is None else queue.next
     untrue = known > end >= offset and not (connected is not None and connected.broadcasts)
-    if offset >= 0 and (by_command or untrue):  # an offset beyond the end is of messages that a power cut has taken
+    if offset >= 0 and (by_command or untrue):  # an offset beyond the end is of messages lost in a power cut
         context.offsets.reset(group, *partition, offset)
     elif connected is None or not connected.broadcasts:
         context.offsets.commit(group, *partition, offset, context.store.clock.monotonic())
@@ -203,7 +217,7 @@ def _locked(taken: Sequence[MessageQueue]) -> Answer:
 
 
 class _Locking:
-    """A client that waits for its locks to be safe. It has none that are not."""
+    """A client that waits for its locks to become durable. Until then it has none of them."""
 
     __slots__ = ("_answer", "_request", "_session", "size")
 

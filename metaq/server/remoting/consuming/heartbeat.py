@@ -17,17 +17,17 @@ from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
 
 INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
-"""The producer group that every Java client is in, whatever it does."""
+"""The producer group that every Java client joins, whatever it does."""
 UNIT_SUBSCRIBED: Final = 2
 """Bit of a topic's system flag: consumed by units of a partitioned application."""
 NO_SQL_FILTER: Final = "this broker does not filter by SQL92 expressions (sql_filter)"
 
 EMPTY: Final = Answer(fields={})
-"""Success, with the empty header that clients look into."""
+"""Success, with the empty header that clients expect."""
 
 
 class HeartbeatHandler:
-    """Takes heartbeats and goodbyes, and tells who is in a group."""
+    """Handles heartbeats and unregistrations, and lists the members of groups."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -41,7 +41,10 @@ class HeartbeatHandler:
         }
 
     def beat(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """34: whoever it concerns has been told of the change before this is answered."""
+        """Take a client's heartbeat, and notify the members of the groups that it changes (34).
+
+        In a large group, some of them receive that only after this is answered.
+        """
         heartbeat = decode_heartbeat(request.body)
         self._check(session.principal, heartbeat)
         self._context.clients.check_room(session, heartbeat)
@@ -51,7 +54,11 @@ class HeartbeatHandler:
         return DONE
 
     def _check(self, principal: Principal, heartbeat: Heartbeat) -> None:
-        """A producer is asked about transactional messages, and so is shown them; every client id may be sent replies."""
+        """Raise ``AccessDenied`` when the client may not join.
+
+        Producers are asked about transactional messages and receive them, and any client id may be sent replies, so these need
+        a right to publish.
+        """
         is_producer = any(group != INNER_PRODUCER for group in heartbeat.producers)
         if is_producer or not (heartbeat.consumers or principal.named):
             demand(principal, Action.PUBLISH)
@@ -61,7 +68,7 @@ class HeartbeatHandler:
                 demand(principal, Action.SUBSCRIBE, subscription.topic)
 
     def _make_group(self, data: ConsumerData) -> None:
-        """The group and its retry topic. A group that is not created is shown to administrators all the same."""
+        """Make the group and its retry topic. A group that may not be created is still shown to administrators."""
         groups, topics = self._context.groups, self._context.topics
         try:
             group = groups.ensure(data.group)
@@ -72,7 +79,7 @@ class HeartbeatHandler:
             topics.put(Topic(group.retry_topic, count, count, sys_flag=UNIT_SUBSCRIBED * data.unit_mode))
 
     def unregister(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """35."""
+        """Remove a client from its groups (35)."""
         header = decode_header(UnregisterClient, request.fields)
         if header.consumer_group:
             demand(session.principal, Action.CONSUME, header.consumer_group)
@@ -80,7 +87,7 @@ class HeartbeatHandler:
         return EMPTY
 
     def members(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """38: all members see the same list, each client once."""
+        """Return the client ids of a consumer group (38). All members see the same list, with each client once."""
         header = decode_header(ConsumerGroupOnly, request.fields)
         demand(session.principal, Action.CONSUME, header.consumer_group)
         group = self._context.clients.consumer_group(header.consumer_group)
@@ -90,7 +97,10 @@ class HeartbeatHandler:
         return Answer(fields={}, body=(orjson.dumps({"consumerIdList": group.client_ids}),))
 
     def check(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """46: whether a subscription can be made."""
+        """Check that a subscription is possible (46).
+
+        Raise an error when its SQL92 expression is invalid, or such filters are off.
+        """
         subscription = decode_client_check(request.body)
         demand(session.principal, Action.SUBSCRIBE, subscription.topic)
         if subscription.kind is ExpressionKind.SQL92:

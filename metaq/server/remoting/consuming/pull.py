@@ -1,4 +1,4 @@
-"""Pulling: 11 and 361, with hold (specs: remoting protocol, section 3.2.3)."""
+"""Pulling: 11 and 361, with long polling (specs: remoting protocol, section 3.2.3)."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -29,19 +29,19 @@ from metaq.store.messagestore import MessageStore
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
 
 MOST_MESSAGES: Final = 1024
-"""In one answer, whatever the client asks for."""
+"""Messages in one answer, whatever the client asks for."""
 MOST_BYTES: Final = 256 * 1024
-"""In one answer, but for a first message that is larger."""
+"""Bytes in one answer, unless the first message alone is larger."""
 MOST_SCANNED: Final = 800
-"""Units that one look at a partition compares with the filter when few match; more when more messages are asked for."""
+"""Units that one look at a partition compares with the filter when few match; more when more messages are requested."""
 MOST_EXAMINED_BYTES: Final = 4 * 1024 * 1024
-"""Of records that one look evaluates an SQL92 expression on."""
+"""Bytes of records on which one look evaluates an SQL92 expression."""
 MOST_S: Final = 0.008
-"""Of the processor for one look with an SQL92 expression, in which nobody else goes on; then it ends where it is."""
+"""Processor seconds of one look with an SQL92 expression, during which the loop does nothing else; then the look ends."""
 FILTERS_KEPT: Final = 512
-"""Subscriptions that are read, and expressions that are compiled, once."""
+"""Parsed subscriptions and compiled expressions that are cached."""
 LONG: Final = 1024
-"""Characters beyond which an expression takes much memory: of these, fewer are kept."""
+"""Characters beyond which an expression takes much memory: fewer of these are cached."""
 LONG_FILTERS_KEPT: Final = 8
 
 
@@ -49,33 +49,33 @@ Expression = Callable[[Mapping[str, str]], bool]
 
 
 class Filter(NamedTuple):
-    """What a consumer wants of a partition."""
+    """A consumer's filter on a partition."""
 
     codes: frozenset[int] | None = None
-    """Tag hashes; ``None`` takes every tag."""
+    """Tag hashes; ``None`` accepts every tag."""
     matches: Expression | None = None
     """An SQL92 expression over the properties."""
 
 
 class Found(NamedTuple):
-    """What one look at a partition brought."""
+    """The result of one look at a partition."""
 
     code: int
     status: str
     next: int
-    """Where the consumer goes on."""
+    """The offset at which the consumer goes on."""
     least: int
     most: int
-    """The ordinals of the partition: the oldest one, and the one after the newest."""
+    """The offsets of the partition: that of the oldest message, and the one after the newest."""
     body: list[Buffer]
     messages: int = 0
-    """How many there are in the body."""
+    """The number of messages in the body."""
     behind_bytes: int = 0
-    """How much of the log lies behind the first message that was looked at."""
+    """The bytes of the log after the first message that was looked at."""
 
 
 class PullHandler:
-    """Answers pulls. A consumer that is at the end is held until something comes."""
+    """Answers pulls. A pull at the end of its partition is held until a message arrives."""
 
     def __init__(self, context: Context, holds: Holds, looks: Looks, loop: Any) -> None:
         self.context = context
@@ -88,7 +88,7 @@ class PullHandler:
         return {Request.PULL_MESSAGE: self.pull, Request.LITE_PULL_MESSAGE: self.pull}
 
     def pull(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """Answer one pull, now or owed. The offset that comes with it is taken at once, also when the pull is held."""
+        """Answer one pull, now or owed. An offset that comes with it is committed at once, even when the pull is held."""
         header = decode_header(PullMessage, request.fields)
         self.context.counters.get.add(1)
         self.context.topic_counters(header.topic).get.add(1)
@@ -111,7 +111,7 @@ class PullHandler:
         return group
 
     def _filter(self, session: RemotingSession, header: PullMessage, group: Group) -> Filter:
-        """What the consumer wants: as this pull says, else as its heartbeats have said."""
+        """Return the filter for a pull: from the pull itself, or else from the consumer's heartbeats."""
         if header.sys_flag & PULL_HAS_SUBSCRIPTION:
             expression = EVERYTHING if header.subscription is None else header.subscription
             subscription = _parse(header.topic, expression, kind=header.expression_type or ExpressionKind.TAG)
@@ -157,7 +157,7 @@ def _filter_of(subscription: Subscription) -> Filter:
 
 
 def check_readable(context: Context, principal: Principal, name: str, partition: int) -> None:
-    """Raise why somebody may not read a partition of a topic: it may not be read, or is not there."""
+    """Raise the reason why a principal may not read a partition: ``AccessDenied``, ``UnknownTopic`` or ``WrongPartition``."""
     demand(principal, Action.SUBSCRIBE, name)
     topic = context.topics.get(name)
     if topic is None:
@@ -168,7 +168,7 @@ def check_readable(context: Context, principal: Principal, name: str, partition:
 
 
 class _Pull(Question):
-    """A pull on its way to its answer."""
+    """A pull in progress."""
 
     __slots__ = ("_deadline", "_filter", "_handler", "_header", "_hold", "_offset", "_request", "session")
 
@@ -198,7 +198,7 @@ class _Pull(Question):
         key = TopicPartition(header.topic, header.queue_id)
         found = look(store, key, self._offset, most, self._filter, read)
         if self._offset > found.most and not self._handler.context.replicas.is_master:
-            # this slave has yet to copy what the reader has had from the master: to take it back would repeat that
+            # This slave has yet to copy what the reader has already read from the master: moving it back would repeat messages.
             return found._replace(code=Response.PULL_NOT_FOUND, next=self._offset)
         if found.least <= self._offset < found.most:
             log_offset = store.queues[key].unit(self._offset, read)[0]
@@ -206,9 +206,9 @@ class _Pull(Question):
         return found
 
     def found(self, answer: Found) -> None:
-        """Answer; at the end of the partition hold, as long as the consumer wants to wait.
+        """Answer; at the end of the partition, hold the pull for as long as the consumer is willing to wait.
 
-        A pull that has not been held yet and has passed messages is answered at once, so that the consumer moves on.
+        A pull that has not been held yet and has skipped messages is answered at once, so that the consumer moves on.
         """
         self._offset = answer.next
         nothing = answer.code in (Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY)
@@ -218,7 +218,7 @@ class _Pull(Question):
         self._count(answer)
         code = answer.code
         if code == Response.PULL_NOT_FOUND and answer.next != self._header.queue_offset:
-            code = Response.PULL_RETRY_IMMEDIATELY  # messages that did not match were passed: 19 would not move the consumer
+            code = Response.PULL_RETRY_IMMEDIATELY  # messages that did not match were skipped: 19 would not move the consumer
         fields = {
             "suggestWhichBrokerId": str(self._suggested(answer)),
             "nextBeginOffset": str(answer.next),
@@ -260,7 +260,7 @@ class _Pull(Question):
     def owe(self) -> None:
         if not isinstance(self._request, Kept):
             self._request = self.session.owe(self._request)
-            self._header = self._header._replace(subscription=None)  # which may be long, and is in the filter
+            self._header = self._header._replace(subscription=None)  # it may be long, and the filter has it
 
     def fail(self, error: MetaqError) -> None:
         self._answer(Answer(error.code, remark=str(error)))
@@ -273,7 +273,10 @@ class _Pull(Question):
 
 
 def look(store: MessageStore, key: TopicPartition, offset: int, most: int, wanted: Filter, read: Read) -> Found:
-    """At most ``most`` messages of a partition from an ordinal on, as far as readers may see and ``wanted`` says."""
+    """Return at most ``most`` messages of a partition from an offset on that readers may see and that match ``wanted``.
+
+    Raise ``ColdRead`` as ``read`` does.
+    """
     queue = store.queues.get(key)
     if queue is None or not queue.readable:
         code = Response.PULL_OFFSET_MOVED if offset else Response.PULL_NOT_FOUND
@@ -295,7 +298,7 @@ def look(store: MessageStore, key: TopicPartition, offset: int, most: int, wante
 def _collect(
     store: MessageStore, queue: ConsumeQueue, ordinal: int, most: int, wanted: Filter, read: Read
 ) -> tuple[list[Buffer], int]:
-    """The records that match, and the ordinal after the last one that was looked at."""
+    """Return the records that match, and the ordinal after the last one that was looked at."""
     if wanted.matches is not None:
         return _evaluate(store, queue, ordinal, most, wanted.matches, read)
     if wanted.codes is not None:
@@ -319,7 +322,7 @@ def _collect(
 def _compare(
     store: MessageStore, queue: ConsumeQueue, ordinal: int, most: int, codes: frozenset[int], read: Read
 ) -> tuple[list[Buffer], int]:
-    """The same for records with one of these tag hashes."""
+    """Collect records with one of these tag hashes."""
     body: list[Buffer] = []
     size, end = 0, min(queue.readable, ordinal + max(MOST_SCANNED, most))
     while ordinal < end:
@@ -337,7 +340,7 @@ def _compare(
 def _evaluate(
     store: MessageStore, queue: ConsumeQueue, ordinal: int, most: int, matches: Expression, read: Read
 ) -> tuple[list[Buffer], int]:
-    """The same by what the properties say: at least one record is looked at, and as many as there is time for."""
+    """Collect records whose properties match an expression: at least one record is looked at, and as many as time allows."""
     body: list[Buffer] = []
     size = examined = 0
     began, end = time.thread_time(), min(queue.readable, ordinal + MOST_SCANNED)

@@ -1,4 +1,4 @@
-"""Single messages: by key 12, by place 33 (specs: remoting protocol, section 3.2.5)."""
+"""Single messages: by key (12), by log offset (33) (specs: remoting protocol, section 3.2.5)."""
 
 from typing import Final
 
@@ -15,15 +15,15 @@ from metaq.server.remoting.session import Answer, RemotingSession, RequestHandle
 from metaq.store.files.filecache import Read
 
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
-"""Field that says: the key is a unique one."""
+"""The field that marks the key as a unique key."""
 MOST_UNIQUE: Final = 32
-"""Messages with one unique key: the original, its retries and its dead letter are of different topics."""
+"""Messages with one unique key: the original, its retries and its dead letter, which are in different topics."""
 EVER: Final = 1 << 62
-"""A time that does not come."""
+"""A time beyond all others."""
 
 
 class QueryHandler:
-    """Finds messages."""
+    """Handles queries for single messages."""
 
     def __init__(self, context: Context, later: Later) -> None:
         self._store = context.store
@@ -33,10 +33,10 @@ class QueryHandler:
         return {Request.QUERY_MESSAGE: self.query, Request.VIEW_MESSAGE_BY_ID: self.view}
 
     def query(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """12: the newest messages with a key that were stored in a time; 22 when there is none.
+        """Return the newest messages with a key that were stored in a period (12); code 22 when there are none.
 
-        A unique key says by itself which message is meant. Clients guess the time from it, by the clock and the time zone of
-        whoever made it, so the time is not asked.
+        For a unique key the period is ignored, since the key alone identifies the message. Clients derive the period from the
+        key, and so from the clock and the time zone of the message's producer.
         """
         header = decode_header(QueryMessage, request.fields)
         demand(session.principal, Action.SUBSCRIBE, header.topic)
@@ -49,7 +49,7 @@ class QueryHandler:
             if not found:
                 hint = f"no message of the topic {header.topic} has the key {header.key!r} and was stored in that time"
                 return Answer(Response.QUERY_NOT_FOUND, remark=hint)
-            # all that is stored until now was searched
+            # everything stored so far was searched
             fields = {"indexLastUpdateTimestamp": self._store.clock.now_ms(), "indexLastUpdatePhyoffset": self._store.log.end}
             texts = {name: str(value) for name, value in fields.items()}
             return Answer(fields=texts, body=[_bytes(stored) for stored in found])
@@ -58,7 +58,7 @@ class QueryHandler:
         return None
 
     def view(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """33: the message at a log offset, which is the end of its id."""
+        """Return the message at a log offset, which is the end of its message id (33)."""
         header = decode_header(ViewMessage, request.fields)
         principal = session.principal
 

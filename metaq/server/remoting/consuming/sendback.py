@@ -1,7 +1,7 @@
 """Messages that consumers could not process: 36 (specs: remoting protocol, sections 3.2.2 and 5.3).
 
-A copy is parked at a delay level and then delivered to the group's retry topic; after too many times it goes to the group's
-dead-letter topic, where it stays until somebody looks.
+A copy is parked at a delay level and then delivered to the group's retry topic. After too many retries it goes to the group's
+dead-letter topic, where it stays for an operator to look at.
 """
 
 import logging
@@ -29,20 +29,20 @@ from metaq.store.files.filecache import Read
 logger = logging.getLogger(__name__)
 
 FIRST_LEVEL: Final = 3
-"""Delay level of the first retry when the consumer leaves that to the broker; the next one is a level higher."""
+"""Delay level of the first retry when the consumer leaves it to the broker; each further retry is one level higher."""
 MOST_TIMES: Final = (1 << 31) - 1
-"""How often a message may have been sent back: the field has 32 bits, and its first value is the sender's."""
+"""How often a message can have been sent back: the field has 32 bits, and its first value comes from the sender."""
 UNIT_SUBSCRIBED: Final = 2
 """Bit of a topic's system flag: consumed by units of a partitioned application."""
 
 
 def most_retries(group: Group, version: int, wanted: int | None) -> int:
-    """How often a message is delivered again: as the client says, if its version means it, else as the group says."""
+    """Return how often a message is redelivered: the client's number, if its version has that field, otherwise the group's."""
     return group.retry_max_times if wanted is None or version < VERSION_WITH_MAX_RECONSUME else wanted
 
 
 def dead_letter(context: Context, group: Group, draft: Draft) -> Draft:
-    """The same message on its way to the dead-letter topic of a group, which is made when there is none."""
+    """Return the message as a draft for a group's dead-letter topic, which is created if needed."""
     topic = context.topics.get(group.dead_topic) or context.topics.put(Topic(group.dead_topic, 1, 1))
     pairs = {name: value for name, value in draft.properties.items() if name != properties.DELAY}
     return Draft(
@@ -51,7 +51,7 @@ def dead_letter(context: Context, group: Group, draft: Draft) -> Draft:
 
 
 def report_dead_letter(context: Context, draft: Draft) -> None:
-    """Raise the alarm: a message was given up, and is in the dead-letter topic now."""
+    """Count and log a message that was given up and is now in the dead-letter topic."""
     context.counters.dead_letter.add(1)
     pairs, group = draft.properties, draft.topic.removeprefix(DEAD_PREFIX)
     message_id = pairs.get(properties.UNIQUE_KEY) or pairs.get(properties.ORIGIN_ID)
@@ -62,7 +62,7 @@ def report_dead_letter(context: Context, draft: Draft) -> None:
 
 
 class SendBackHandler:
-    """Takes messages back."""
+    """Handles messages that consumers send back."""
 
     def __init__(self, context: Context, turns: Turns, looks: Looks) -> None:
         self.context = context
@@ -73,7 +73,10 @@ class SendBackHandler:
         return {Request.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def send_back(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """Answered when the copy is as durable as any message."""
+        """Store a copy of the message for a retry, or as a dead letter (36).
+
+        Answered when the copy is as durable as any message.
+        """
         header = decode_header(SendBack, request.fields)
         demand(session.principal, Action.CONSUME, header.group)
         group = self.context.groups.ensure(header.group)
@@ -87,7 +90,7 @@ class SendBackHandler:
 
 
 def check_retry_topic(context: Context, group: Group, *, unit: bool) -> None:
-    """Have the retry topic of a group, or raise why nothing may be stored there."""
+    """Create the retry topic of a group if needed. Raise ``AccessDenied`` when the topic may not be written."""
     name, count = group.retry_topic, group.retry_queue_nums
     topic = context.topics.get(name) or context.topics.put(Topic(name, count, count, sys_flag=UNIT_SUBSCRIBED * unit))
     if not context.topics.permission_of(topic) & WRITE:
@@ -95,7 +98,7 @@ def check_retry_topic(context: Context, group: Group, *, unit: bool) -> None:
 
 
 class _SendBack(Change):
-    """A request on its way: the message is read, then its copy is stored."""
+    """A request in progress: the message is read, then its copy is stored."""
 
     __slots__ = ("_group", "_header")
 
@@ -116,7 +119,7 @@ class _SendBack(Change):
         record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
         demand(self.principal, Action.SUBSCRIBE, record.topic)
         self.check_load()
-        check_retry_topic(context, self._group, unit=self._header.unit_mode)  # it may be gone since the message was asked for
+        check_retry_topic(context, self._group, unit=self._header.unit_mode)  # it may have gone during the read
         draft = self._again(record)
         stage(context, draft)
         context.counters.sent_back.add(1)
@@ -126,7 +129,7 @@ class _SendBack(Change):
         self.answer_stored(len(record.body))
 
     def _again(self, record: Record) -> Draft:
-        """The copy, as it is to be stored."""
+        """Return the copy to be stored."""
         group, header = self._group, self._header
         pairs = properties.parse(record.properties.decode(errors="replace"))
         pairs.setdefault(properties.RETRY_TOPIC, record.topic)

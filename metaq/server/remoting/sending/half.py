@@ -1,6 +1,6 @@
 """Transactional messages: half sends, 37, 323 (specs: remoting protocol, sections 3.2.8 and 5.5).
 
-A half message is parked in the half topic until its producer decides. A commit must be able to store what it brings about: so
+A half message is parked in the half topic until its producer decides. Its commit must always be able to store the message, so
 whatever could be wrong with the message is refused when it is sent.
 """
 
@@ -32,7 +32,7 @@ UNKNOWN: Final = 0
 
 
 class HalfHandler:
-    """Takes decisions of transactional messages."""
+    """Handles decisions about transactional messages."""
 
     def __init__(self, messages: HalfMessages, looks: Looks) -> None:
         self._messages = messages
@@ -42,18 +42,22 @@ class HalfHandler:
         return {Request.END_TRANSACTION: self.end, Request.RESUME_CHECK_HALF_MESSAGE: self.resume}
 
     def end(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """37: 1 when there is no undecided message that is exactly the one meant, and nothing happens then."""
+        """Commit or roll back a transactional message (37).
+
+        The answer is 1 when no undecided message is exactly the one meant; then nothing is changed.
+        """
         header = decode_header(EndTransaction, request.fields)
         demand(session.principal, Action.PUBLISH)
         if header.commit_or_rollback == UNKNOWN:
-            return DONE  # the producers are asked again
+            return DONE  # the producers will be asked again
         if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
             raise BadRequest(f"commitOrRollback is {header.commit_or_rollback}: 8 commits, 12 rolls back, 0 does not know")
         self._looks.look(_End(self._messages, session, request, header))
         return None
 
     def resume(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """323: producers are asked again about a message that was given up, or with a new count about one that was not."""
+        """Have producers asked again about a message that was given up, or with a new count about one that is still undecided
+        (323)."""
         header = decode_header(ResumeCheck, request.fields)
         demand(session.principal, Action.ADMINISTER)
         self._looks.look(_Resume(self._messages, session, request, decode_offset_id(header.msg_id).log_offset))
@@ -61,7 +65,7 @@ class HalfHandler:
 
 
 class _End(Change):
-    """A decision on its way: the half message is read, then what it says is compared."""
+    """A decision in progress: the half message is read first, then compared with the request."""
 
     __slots__ = ("_header", "_messages")
 
@@ -95,7 +99,7 @@ class _End(Change):
         self.answer_stored(len(record.body))
 
     def _check(self, record: Record, pairs: dict[str, str]) -> None:
-        """The message must be the one that is meant: after a power cut another one may have its ordinal."""
+        """Raise ``RequestFailed`` when the message is not the one meant: after a power cut another one may have its ordinal."""
         header, origin = self._header, origin_of(record, pairs)
         offset_id = f"{record.store_host.hex().upper()}{origin.log_offset:016X}"
         if header.producer_group != pairs[properties.PRODUCER_GROUP]:
@@ -111,7 +115,7 @@ class _End(Change):
 
 
 class _Resume(Change):
-    """A message that was given up becomes a half message again, known by its first ordinal as before."""
+    """Turns a message that was given up into a half message again, with its first ordinal as before."""
 
     __slots__ = ("_log_offset", "_messages")
 

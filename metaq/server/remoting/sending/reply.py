@@ -1,10 +1,11 @@
-"""Replies to requests: 324 and 325, handed on as 326 (specs: remoting protocol, section 3.2.9).
+"""Replies to requests: 324 and 325, passed on as 326 (specs: remoting protocol, section 3.2.9).
 
-A request is an ordinary message that names its sender. Whoever consumes it sends the reply to any broker that the sender is
-connected to, and that one pushes it over the sender's connection.
+A request is an ordinary message that names its sender. Its consumer sends the reply to any broker to which that sender is
+connected, and the broker pushes the reply over the sender's connection.
 
-Who may reply is who may publish to the reply topic of the cluster, which no reply may leave. Whom it reaches is what its sender
-says; that it belongs to a request the requester sees by the correlation id, which only those know who may read the request.
+To reply, a client must be allowed to publish to the cluster's reply topic; a reply to any other topic is refused. The replying
+client names the recipient freely. The recipient matches the reply to its request by the correlation id, which is known only to
+those that may read the request.
 """
 
 import logging
@@ -34,19 +35,19 @@ RETRY_MS: Final = 1000
 
 
 class _Reply(NamedTuple):
-    """A reply on its way."""
+    """A reply in progress."""
 
     session: RemotingSession
-    """Of the one who replied."""
+    """The session of the client that replied."""
     request: Kept
     header: SendMessage
     body: bytes
     queue: ConsumeQueue
-    """Where it is kept."""
+    """The partition in which it is stored."""
 
 
 class ReplyHandler:
-    """Hands replies on."""
+    """Pushes replies to the requesters."""
 
     def __init__(self, context: Context, turns: Turns, sends: SendHandler) -> None:
         self._context = context
@@ -61,10 +62,13 @@ class ReplyHandler:
         return {Request.SEND_REPLY_MESSAGE: self.reply, Request.SEND_REPLY_MESSAGE_V2: self.reply}
 
     def reply(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """Answered when the requester has taken the reply and it is stored, if replies are."""
+        """Push a reply to its requester (324, 325).
+
+        Answered when the requester has taken the reply and, if replies are stored, it is durable.
+        """
         header = read_header(request)
         demand(session.principal, Action.PUBLISH, header.topic)
-        if header.topic != self._topic:  # who may publish anywhere else has no say here
+        if header.topic != self._topic:  # the right to publish to other topics does not count here
             raise AccessDenied(f"replies go to the topic {self._topic}, not to {header.topic:.255}")
         queue = self._sends.admit(session, header, request.body)
         if self._pushed_bytes > self._context.settings.max_waiting_bytes:
@@ -101,14 +105,14 @@ class ReplyHandler:
         self._pushed(reply, failure)
 
     def _pushed(self, reply: _Reply, failure: str | None) -> None:
-        """Store the reply, taken or not, and have the one who replied answered."""
+        """Store the reply, taken or not, if replies are stored, and answer the client that replied."""
         session, request = reply.session, reply.request
         code = Response.SUCCESS if failure is None else Response.SYSTEM_ERROR
         answer = Answer(code, {"msgId": "0", "queueId": "0", "queueOffset": "0"}, failure)
         if self._context.settings.store_replies:
             try:
                 answer = answer._replace(fields=self._store(reply))
-            except MetaqError as error:  # whoever waits for it has it all the same
+            except MetaqError as error:  # the requester has the reply all the same
                 logger.warning("reply not stored topic=%s reason=%s", reply.header.topic, error)
             else:
                 owe(self._turns, session, request, answer, len(reply.body))
@@ -116,7 +120,7 @@ class ReplyHandler:
         session.pay(request, answer)
 
     def _store(self, reply: _Reply) -> dict[str, str]:
-        """Stage the reply; return the fields that say where it is."""
+        """Stage the reply; return the fields that report where it is."""
         session, _, header, body, queue = reply
         self._turns.check_load()
         self._context.store.check_writable()

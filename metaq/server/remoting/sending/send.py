@@ -31,17 +31,17 @@ from metaq.store.queues.consumequeue import ConsumeQueue
 
 NO_BATCH: Final = "a message of a batch can be neither delayed nor transactional nor a request"
 BESIDE_BODY: Final = 33 * 1024
-"""Of a record: at most 32 KiB of properties and less than 1 KiB of everything else."""
+"""Bytes of a record besides the body: at most 32 KiB of properties and less than 1 KiB of everything else."""
 BATCH_GROWTH: Final = 4
 """A batch takes at most this many times ``max_message_bytes`` in the log, where each of its messages is a whole record."""
 MOST_BATCH_PROPERTIES: Final = 1 << 20
-"""Characters of the properties of a batch, with those of all its messages for each of them: they are looked into one by one."""
+"""Characters of properties in a batch, its shared properties counted once per message: they are parsed for each message."""
 UNUSUAL: Final = ~(COMPRESSED | COMPRESSION_KIND)
-"""Bits of a sender's sysFlag that take the long way."""
+"""Bits of a sender's sysFlag that exclude a message from the fast path."""
 SEND_V2: Final = int(Request.SEND_MESSAGE_V2)
 _INT32: Final = 1 << 31
 _new: Final = tuple.__new__
-"""A third of the cost of a named tuple's own constructor."""
+"""Costs a third of the named tuple's own constructor."""
 
 _SENT_JSON: Final = (
     b'{"code":%d,"extFields":{"queueId":"%d","TRACE_ON":"true","MSG_REGION":"DefaultRegion","msgId":"%b","queueOffset":"%d"'
@@ -55,9 +55,10 @@ Filled = tuple[int, bytes | None, int, tuple[str, ...]]
 
 
 class Sent(NamedTuple):
-    """The reply to one send, which holds when the turn's append succeeds.
+    """The reply to one send, which is valid when the turn's append succeeds.
 
-    It does not keep the request: freed at once, its memory is still in the processor's cache when the next one needs some.
+    It keeps no reference to the request: freed at once, the request's memory is still in the processor's cache for the next
+    one.
     """
 
     opaque: int
@@ -97,7 +98,7 @@ class SendOutcome:
         self.turn = turn
         self.requests = 0
         self.sent: list[Sent] = []
-        """Of the requests those that are to be answered."""
+        """The replies due: one per request, except one-way requests."""
         self.size = 0
 
     def stored(self) -> None:
@@ -126,12 +127,12 @@ class SendHandler:
         self._store = context.store
         self._host = context.store_host.hex().upper().encode()
         self.configure(context.settings)
-        self._known: dict[tuple[str, str], ConsumeQueue] = {}  # partitions that are known to take messages, as they are sent
+        self._known: dict[tuple[str, str], ConsumeQueue] = {}  # by topic and number as sent: those that take messages
         self._tags: dict[str, tuple[int, int]] = {}  # hash, and text size without body
-        self._known_for = -1  # the version of the topic table that this holds for
+        self._known_for = -1  # the version of the topic table for which _known is valid
 
     def configure(self, settings: Settings) -> None:
-        """Take over the size of the largest message."""
+        """Take over the limits for the size of a message and a batch."""
         room = settings.segment_bytes - BESIDE_BODY
         self._most_bytes = min(settings.max_message_bytes, room)
         self._most_batch_bytes = min(BATCH_GROWTH * settings.max_message_bytes, room)
@@ -144,7 +145,7 @@ class SendHandler:
         }
 
     def _counted(self, handle: RequestHandler, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """What is refused at once is a put that failed."""
+        """Handle a send, and count it as a failed put when it is refused at once."""
         try:
             return handle(session, request)
         except MetaqError as error:
@@ -157,11 +158,11 @@ class SendHandler:
     # -- one message --------------------------------------------------------------------------------------------------
 
     def sends(self, session: RemotingSession, requests: Sequence[RemotingCommand], at: int) -> int:
-        """Stage the run of plain sends at ``at``; each reply is owed from then on. Returns where the run ends."""
+        """Stage the run of plain sends at ``at``; each reply is owed from then on. Return where the run ends."""
         try:
             self._refresh()
         except MetaqError:
-            return at  # the long way says so
+            return at  # the slow path reports the error
         sent: list[Sent] = []
         size = 0
         end = at
@@ -179,7 +180,7 @@ class SendHandler:
         return end
 
     def _stage_short(self, session: RemotingSession, request: RemotingCommand, now_ms: int) -> Sent | None:
-        """Stage one message the short way; ``None`` when there is anything unusual about it, and nothing is done yet."""
+        """Stage one message on the fast path. Return ``None``, with nothing done yet, when the message needs the slow path."""
         fields, body = request.fields, request.body
         try:
             topic = fields["b"]
@@ -199,6 +200,7 @@ class SendHandler:
             if record is None:
                 return None
             ordinal = queue.next
+            # RocketMQ stores the body CRC without its highest bit, as a non-negative int
             offset = self._store.put(queue, flag, body, zlib.crc32(body) & 0x7FFFFFFF, middle, *record)
         except (KeyError, ValueError, struct.error, MetaqError):
             return None
@@ -207,7 +209,7 @@ class SendHandler:
         )
 
     def _fill(self, queue: ConsumeQueue, text: str | None, body: bytes) -> Filled | None:
-        """What a message adds to its record; ``None`` when its properties ask for more than to be kept."""
+        """Return what a message adds to its record, or ``None`` when its properties require work by the broker."""
         if not text:
             return HEADER_SIZE_TEXT + len(body), None, 0, ()
         kept = properties.as_sent(text)
@@ -230,7 +232,7 @@ class SendHandler:
         if header.batch:
             return self.send_batch(session, request)
         group = None
-        if header.topic.startswith(RETRY_PREFIX):  # a consumer could not send a message back and publishes it itself
+        if header.topic.startswith(RETRY_PREFIX):  # a consumer could not send a message back, and publishes it itself
             demand(session.principal, Action.PUBLISH, header.topic)
             group = self._context.groups.ensure(header.topic.removeprefix(RETRY_PREFIX))  # no topic without its group
         queue = self.admit(session, header, request.body)
@@ -248,16 +250,17 @@ class SendHandler:
         if prepared.topic == HALF_TOPIC:
             self._halves.staged()
             transaction_id = prepared.properties.get(properties.UNIQUE_KEY, "")
-        # a delayed or transactional message answers with the partition that was asked for, and the place where it is parked
+        # A delayed or transactional message is answered with the partition that was requested, and the place where it is
+        # parked.
         place = (queue.partition, placed.ordinal, self.message_id(placed))
         sent = Sent(request.opaque, request.serialization, *place, transaction_id)
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
         return None
 
     def _prepare(self, header: SendMessage, draft: Draft) -> Draft:
-        """What the broker does to a message before it is stored."""
+        """Return the message as the broker stores it: parked if it is delayed or transactional. Raise ``MessageIllegal``."""
         pairs = draft.properties
-        if properties.REPLY_TO in pairs:  # who answers derives the topic of replies from it
+        if properties.REPLY_TO in pairs:  # the consumer derives the reply topic from the cluster's name
             pairs[properties.CLUSTER] = self._context.settings.cluster_name
         if is_half(draft):
             return half_of(draft, header.producer_group)
@@ -268,7 +271,7 @@ class SendHandler:
     # -- many ---------------------------------------------------------------------------------------------------------
 
     def send_batch(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """Stage all messages of a batch, which become visible together, or none; one reply is owed."""
+        """Stage all messages of a batch, or none; they become visible together, and one reply is owed."""
         header = read_header(request)
         if header.sys_flag & TRANSACTION_TYPE:
             raise MessageIllegal(NO_BATCH)
@@ -287,12 +290,15 @@ class SendHandler:
         return None
 
     def _read_batch(self, queue: ConsumeQueue, middle: bytes, shared: str, data: bytes) -> tuple[list[Message], int]:
-        """The messages of a batch, and the bytes of their records; ``shared`` are properties of them all."""
+        """Return the messages of a batch, and the bytes of their records; ``shared`` are properties of all messages.
+
+        Raise ``MessageIllegal``.
+        """
         messages: list[Message] = []
         size, short_tail = 0, len(queue.tail)
         kept = properties.as_sent(shared)
         if kept is not None and not kept[0]:
-            shared = ""  # said to the broker only
+            shared = ""  # only meant for the broker
         items = decode_batch(data)
         characters = sum(len(item.properties) for item in items) + len(items) * len(shared)
         if characters > MOST_BATCH_PROPERTIES:
@@ -315,11 +321,11 @@ class SendHandler:
     # -- what both need -----------------------------------------------------------------------------------------------
 
     def message_id(self, placed: Placed) -> bytes:
-        """The offset message id: host, port and log offset in hexadecimal digits."""
+        """Return the offset message id: host, port and log offset in hexadecimal digits."""
         return b"%b%016X" % (self._host, placed.log_offset)
 
     def _owe(self, session: RemotingSession, size: int, sent: list[Sent], requests: int = 1) -> None:
-        """The replies are due when the turn's append holds."""
+        """Make the replies owed; they are sent when the turn's append is as durable as promised."""
         turns, outcome = self._turns, session.outcome
         if outcome is None or outcome.turn != turns.number:
             session.outcome = outcome = SendOutcome(session, turns.number, self._context.counters)
@@ -332,7 +338,7 @@ class SendHandler:
         session.owed_bytes += size
 
     def admit(self, session: RemotingSession, header: SendMessage, body: bytes) -> ConsumeQueue:
-        """The partition that a message goes to, when it may."""
+        """Return the partition for a message. Raise ``MetaqError`` when the message cannot be taken."""
         self._refresh()
         queue = self._partition(session, header)
         if len(body) > self._most_bytes:
@@ -340,7 +346,10 @@ class SendHandler:
         return queue
 
     def _refresh(self) -> None:
-        """Raise why no message at all can be taken now; forget what is known of partitions when topics have changed."""
+        """Raise the reason why no message at all can be taken now, if there is one.
+
+        Forget known partitions when topics have changed.
+        """
         if self._turns.overloaded or not self._store.writable:
             self._turns.check_load()
             self._store.check_writable()
@@ -368,7 +377,10 @@ class SendHandler:
         return queue
 
     def _create(self, principal: Principal, header: SendMessage) -> Topic:
-        """The topic that a client creates by sending to it; ``UnknownTopic`` says why it may not."""
+        """Create the topic to which a client sends, and return it.
+
+        Raise ``UnknownTopic`` with the reason why that is not possible.
+        """
         topics, name = self._context.topics, header.topic
         template = topics.get(header.default_topic)
         reason = f"there is no template topic {header.default_topic}"
@@ -386,7 +398,10 @@ class SendHandler:
 
 
 def read_header(request: RemotingCommand) -> SendMessage:
-    """The header of 10 or 324 by names, of the others by letters; ``BadRequest`` names what is wrong."""
+    """Return a send's header, with fields named in full for 10 and 324, by letters for the others.
+
+    Raise ``BadRequest`` for a bad field.
+    """
     fields = request.fields
     if request.code in NAMED:
         return decode_header(SendMessage, fields)
