@@ -128,16 +128,23 @@ class Election:
 
     # -- while it leads -----------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """The fence before each append: ``Fenced`` when another replica may be master by now."""
-        zookeeper = self._zookeeper
-        if self._leading is None or zookeeper.session != self._session or self._monotonic() >= zookeeper.lease_end:
+    def check(self, epoch: int) -> None:
+        """The fence before each append of an epoch: ``Fenced`` when another replica may be master by now, or this one anew."""
+        zookeeper, leading = self._zookeeper, self._leading
+        if (
+            leading is None
+            or leading.epoch != epoch
+            or zookeeper.session != self._session
+            or self._monotonic() >= zookeeper.lease_end
+        ):
             raise Fenced("this replica may not be the master any more: ZooKeeper has not confirmed it for a while; try again")
 
-    def agree(self, in_sync: frozenset[int]) -> bool:
-        """Have the master elected from these replicas from now on. ``OutcomeUnknown``, ``RegistryUnavailable``."""
+    def agree(self, epoch: int, in_sync: frozenset[int]) -> bool:
+        """Have the master elected from these replicas from now on; false for an epoch that is over, even if this replica was
+        elected again: its next epoch begins with the set that it was elected with. ``OutcomeUnknown``, ``RegistryUnavailable``.
+        """
         leading = self._leading
-        if leading is None or not self._is_own(leading):
+        if leading is None or leading.epoch != epoch or not self._is_own(leading):
             return False
         wanted, version = leading._replace(in_sync=tuple(sorted(in_sync))), self._version
         if not self._zookeeper.commit([Set(self._state_path, wanted.encode(), version)]):
