@@ -133,20 +133,25 @@ class Election:
 
     # -- while it leads -----------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Raise ``Fenced`` when another replica may be master by now; called before each append."""
-        zookeeper = self._zookeeper
-        if self._leading is None or zookeeper.session != self._session or self._monotonic() >= zookeeper.lease_end:
+    def check(self, epoch: int) -> None:
+        """Raise ``Fenced`` when another replica may be master by now, or this one anew; called before each append of an epoch."""
+        zookeeper, leading = self._zookeeper, self._leading
+        if (
+            leading is None
+            or leading.epoch != epoch
+            or zookeeper.session != self._session
+            or self._monotonic() >= zookeeper.lease_end
+        ):
             raise Fenced("this replica may not be the master any more: ZooKeeper has not confirmed it for a while; try again")
 
-    def agree(self, in_sync: frozenset[int]) -> bool:
-        """Have the next master elected from these replicas from now on; return whether that is agreed.
+    def agree(self, epoch: int, in_sync: frozenset[int]) -> bool:
+        """Have the master elected from these replicas from now on; return whether that is agreed.
 
-        It is not when this replica is no longer master, or the state has changed meanwhile. Raises ``OutcomeUnknown`` or
-        ``RegistryUnavailable`` when ZooKeeper does not answer.
+        False for an epoch that is over, even if this replica was elected again: its next epoch begins with the set that it was
+        elected with. ``OutcomeUnknown``, ``RegistryUnavailable``.
         """
         leading = self._leading
-        if leading is None or not self._is_own(leading):
+        if leading is None or leading.epoch != epoch or not self._is_own(leading):
             return False
         wanted, version = leading._replace(in_sync=tuple(sorted(in_sync))), self._version
         if not self._zookeeper.commit([Set(self._state_path, wanted.encode(), version)]):

@@ -10,6 +10,7 @@ Replay one case: ``python -m tests.cluster.suspects --seed N``.
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from metaq.errors import Fenced, OutcomeUnknown, RegistryUnavailable
@@ -175,6 +176,8 @@ class Process:
         self.zookeeper.kept = f"{GROUP}/replicas/{machine.number}", self.election._describe
         self.wanted: Any = ()
         self.in_sync: InSync | None = None
+        self.epoch = 0
+        """Of a master: the one that it was elected for."""
         self.waiting: list[Entry] = []
         self.follows: Process | None = None
         self.joined: InSync | None = None
@@ -189,11 +192,19 @@ class Process:
         self.in_sync, self.waiting = None, []
         if wanted is not None:
             epoch, eligible = wanted
+            self.epoch = epoch
             machine, world = self.machine, self.machine.world
             machine.log.append(Entry(epoch, machine.number, world.number()))
             machine.suspect = None
             self.in_sync = InSync(
-                *(machine.number, MINIMUM, 3.0, lambda: world.now, lambda: len(machine.log), self.election.agree),
+                *(
+                    machine.number,
+                    MINIMUM,
+                    3.0,
+                    lambda: world.now,
+                    lambda: len(machine.log),
+                    partial(self.election.agree, epoch),
+                ),
                 *(lambda: None,),
                 eligible=eligible,
             )
@@ -201,7 +212,7 @@ class Process:
     def put(self) -> None:
         if self.in_sync is not None and self.election.leading:
             try:
-                self.election.check()
+                self.election.check(self.epoch)
             except Fenced:
                 return
             entry = Entry(self.machine.epoch(), self.machine.number, self.machine.world.number())

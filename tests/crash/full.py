@@ -84,6 +84,9 @@ def _start_while_full(driver: Driver, counts: dict[str, int]) -> None:
                 counts["refused"] += 1
         for key in KEYS:
             driver.read_partition(key)
+        if driver.store.log._leftover:  # see the module
+            disk.full_from = None
+            _go_on(driver)
     disk.full_from = None
     _go_on(driver)
     _restart(driver)

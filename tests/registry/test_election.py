@@ -8,7 +8,7 @@ import gevent
 import pytest
 
 from metaq.clock import SystemClock
-from metaq.errors import RegistryUnavailable
+from metaq.errors import Fenced, RegistryUnavailable
 from metaq.registry.zookeeper import ZooKeeper
 from metaq.replication.election import GRACE_S, LOOK_S, Election
 from metaq.replication.nodes import Candidate, Log, Master, State
@@ -20,6 +20,8 @@ DEADLINE_S: Final = 60.0
 GROUP: Final = "c/b"
 STATE: Final = f"/metaq/groups/{GROUP}/state"
 MASTER: Final = f"/metaq/groups/{GROUP}/master"
+FIRST: Final = 2
+"""Epoch of the first master that a group elects."""
 
 
 def election(server: ZooKeeperProcess, replica: int, log: Log, deposed: Callable[[], None] = lambda: None) -> Election:
@@ -48,10 +50,14 @@ def test_a_replaced_master_changes_nothing(tmp_path: Path) -> None:
         replica.start()
         try:
             wait(lambda: replica.leading, "the only replica is elected")
-            assert replica.agree(frozenset((1, 2)))
+            assert replica.agree(FIRST, frozenset((1, 2)))
+            assert not replica.agree(FIRST - 1, frozenset((1,))), "an epoch that is over, of the same replica"
+            with pytest.raises(Fenced):
+                replica.check(FIRST - 1)
+            replica.check(FIRST)
             later = State(epoch=7, master=2, in_sync=(2, 3)).encode()
             other.set(STATE, later)
-            assert [replica.agree(frozenset((1,))) for _ in range(3)] == [False] * 3
+            assert [replica.agree(FIRST, frozenset((1,))) for _ in range(3)] == [False] * 3
             assert other.get(STATE)[0] == later
         finally:
             replica.stop()
@@ -65,7 +71,7 @@ def test_a_master_that_cannot_hand_over_hears_of_the_next_one(tmp_path: Path) ->
         replica.start()
         try:
             wait(lambda: replica.leading, "the only replica is elected")
-            assert replica.agree(frozenset((1, 2)))
+            assert replica.agree(FIRST, frozenset((1, 2)))
             other.set(STATE, State(epoch=7, master=2, in_sync=(2, 3)).encode())
             with pytest.raises(RegistryUnavailable, match="has changed meanwhile"):
                 replica.hand_over(2)
@@ -86,7 +92,7 @@ def test_a_master_makes_the_state_anew_if_nobody_was_elected_later(tmp_path: Pat
         replica.start()
         try:
             wait(lambda: replica.leading, "the only replica is elected")
-            assert replica.agree(frozenset((1, 2)))
+            assert replica.agree(FIRST, frozenset((1, 2)))
             server.kill()
             server.wipe()
             server.start()

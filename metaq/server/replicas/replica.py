@@ -17,6 +17,7 @@ see. For a master with a fixed role it also remembers the in-sync set, which Zoo
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import gevent
@@ -225,9 +226,10 @@ class Replica:
         self._due = None if broker.role.shortage is None else role
         if broker.role.is_master:
             broker.run(broker.store.suspicion.clear)  # what it lacks is lost: from now on the others copy this log
-            self.side = MasterSide(broker, self.settings, self._agree if self._election is None else self._election.agree)
+            agree = self._agree if self._election is None else partial(self._election.agree, role.epoch)
+            self.side = MasterSide(broker, self.settings, agree)
             if self._election is not None:
-                broker.store.log.fence = self._election.check
+                broker.store.log.fence = partial(self._election.check, role.epoch)
         else:
             self.side = SlaveSide(broker, self.settings, self._find_master, self._reopen)
         broker.add_family(ReplicaHandler(self, broker.later))
