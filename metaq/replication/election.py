@@ -134,7 +134,7 @@ class Election:
     # -- while it leads -----------------------------------------------------------------------------------------------
 
     def check(self, epoch: int) -> None:
-        """Raise ``Fenced`` when another replica may be master by now, or this one anew; called before each append of an epoch."""
+        """Raise ``Fenced`` when another replica, or this one anew, may be master by now; called before each append."""
         zookeeper, leading = self._zookeeper, self._leading
         if (
             leading is None
