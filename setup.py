@@ -16,7 +16,7 @@ VERSION = re.findall(r'^__version__ = "(.+)"$', (HERE / "metaq" / "__init__.py")
 # The linters change their rules between releases, so these two are held to one series; `make lint` stays reproducible.
 LINTERS = ["mypy~=2.4.0", "ruff~=0.17.0"]
 
-# What metaq.client.transactions.datamanager works with.
+# What metaq.client.datamanager works with.
 TRANSACTION = ["transaction>=4.0", "zope.interface>=5.0"]
 
 # What metaq.registry.zookeeper works with.

@@ -4,8 +4,8 @@ from types import TracebackType
 from typing import Self
 
 from metaq.aio.faces import OneByOne, Threads, alone
-from metaq.client.transactions.xa import XaSession as BlockingSession
-from metaq.client.transactions.xa import Xid
+from metaq.client.xa import XaSession as BlockingSession
+from metaq.client.xa import Xid
 from metaq.errors import ClientError
 
 
@@ -35,7 +35,7 @@ class XaSession:
         await self.close()
 
     def xid(self, format_id: int, gtrid: str | bytes, bqual: str | bytes) -> Xid:
-        """Return a branch id: see ``metaq.client.transactions.xa.XaSession.xid``."""
+        """Return a branch id: see ``metaq.client.xa.XaSession.xid``."""
         return self._blocking.xid(format_id, gtrid, bqual)
 
     @property

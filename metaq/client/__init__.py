@@ -10,8 +10,8 @@ from metaq.client.message import OutgoingMessage, ReceivedMessage, SendResult, S
 from metaq.client.sending.producer import Producer
 from metaq.client.text.textclient import Batch, PutManyFailed, TextClient, parse_stats
 from metaq.client.transactions.transactions import HalfMessage, Outcome, TransactionProducer, TransactionResult
-from metaq.client.transactions.xa import XaSession
 from metaq.client.transactions.xaerrors import OutcomeUnknown, XaFailed
+from metaq.client.xa import XaSession
 
 __all__ = [
     "Admin",

@@ -238,8 +238,7 @@ class MessageStore:
     def append(self) -> list[ConsumeQueue]:
         """Write all staged messages; return the queues in which readers now see more.
 
-        On failure nothing of the turn is stored. After ``DiskFull`` or ``Fenced`` the store goes on; any other ``StoreError``
-        makes it read-only.
+        On failure nothing of the turn is stored. Any ``StoreError`` but ``DiskFull`` and ``Fenced`` makes the store read-only.
         """
         touched = self._touched
         if not touched:
@@ -272,10 +271,7 @@ class MessageStore:
         return self.publish(self.log.end) if self.settings.durability is Durability.MEMORY else []
 
     def publish(self, end: int) -> list[ConsumeQueue]:
-        """Let readers see every append that ends at or before ``end``; return the queues in which they see more.
-
-        With durability MEMORY or DISK the store itself calls this.
-        """
+        """Let readers see every append that ends at or before ``end``; return the queues in which they see more."""
         seen = []
         while self._unpublished and self._unpublished[0][0] <= end:
             for queue, ordinal, text_end in self._unpublished.popleft()[1]:
@@ -371,10 +367,7 @@ class MessageStore:
         return self.files.open(self.directory / LIVE_NAME)
 
     def index_keys(self, run: Run = run_here) -> None:
-        """Enter one round of the keys not yet indexed; to be called every sweep interval. One call at a time.
-
-        A ``DiskFailed`` makes the store read-only and is raised again.
-        """
+        """Enter one round of the keys not yet indexed, every sweep interval. One call at a time. ``DiskFailed`` is final."""
         if self.failure is not None:
             return
         try:

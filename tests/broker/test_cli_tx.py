@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-import metaq.client.transactions.xa
+import metaq.client.xa
 from metaq.client import Client, Outcome, connect
-from metaq.client.transactions.xa import XaFailed, XaSession
+from metaq.client.xa import XaFailed, XaSession
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.tx.branches import XaCode
 from metaq.tx.xid import Xid
@@ -36,7 +36,7 @@ def cli(broker: BrokerProcess) -> Cli:
 
 @pytest.fixture
 def session(broker: BrokerProcess) -> Iterator[XaSession]:
-    with metaq.client.transactions.xa.connect(broker.address, qualifier="tests") as session:
+    with metaq.client.xa.connect(broker.address, qualifier="tests") as session:
         yield session
 
 

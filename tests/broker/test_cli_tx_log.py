@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 from typing import Final
 
-import metaq.client.transactions.xa
+import metaq.client.xa
 from metaq.client import Outcome, connect
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.undecided import State
@@ -21,7 +21,7 @@ XID: Final = Xid(1, b"order", b"metaq", "shop")
 
 def prepare(broker: BrokerProcess, *bodies: bytes) -> None:
     """A branch that nobody decides."""
-    with metaq.client.transactions.xa.connect(broker.address, qualifier="shop") as session:
+    with metaq.client.xa.connect(broker.address, qualifier="shop") as session:
         session.tpc_begin(XID)
         for body in bodies:
             session.send("orders", body)

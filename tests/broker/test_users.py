@@ -16,7 +16,7 @@ import pytest
 
 import metaq
 import metaq.aio
-import metaq.client.transactions.xa
+import metaq.client.xa
 from metaq.config import load
 from metaq.errors import BadRequest, ConfigError, ConnectionFailed, MetaqError, Refused, SendFailed
 from metaq.protocol.remoting.codes import Request, Response
@@ -117,13 +117,13 @@ def test_the_text_client_with_a_user(broker: BrokerProcess, certificates: Certif
 def test_branches_with_a_user(broker: BrokerProcess, certificates: Certificates) -> None:
     """E-05: the XA session logs in, and who may publish nowhere can begin nothing."""
     ca = str(certificates.authority)
-    with metaq.client.transactions.xa.connect(broker.address, user="writer", password=WRITER.secret, tls=ca) as session:
+    with metaq.client.xa.connect(broker.address, user="writer", password=WRITER.secret, tls=ca) as session:
         xid = session.xid(1, "order-1", "metaq")
         session.tpc_begin(xid)
         session.send(TOPIC, b"in a branch")
         session.tpc_prepare()
         session.tpc_commit()
-    of_reader = metaq.client.transactions.xa.connect(broker.address, user="reader", password=READER.secret)
+    of_reader = metaq.client.xa.connect(broker.address, user="reader", password=READER.secret)
     with of_reader as session, pytest.raises(MetaqError, match="reader may not"):
         session.tpc_begin(session.xid(1, "order-2", "metaq"))
 

@@ -11,9 +11,8 @@ import transaction
 from transaction.interfaces import IDataManager, TransactionFailedError
 from zope.interface.verify import verifyObject
 
-from metaq.client import TextClient
+from metaq.client import TextClient, datamanager, xa
 from metaq.client.text.textclient import Batch
-from metaq.client.transactions import datamanager, xa
 from metaq.errors import ClientError
 from metaq.tx.xid import Xid
 from tests.broker.test_text_transactions import is_gone
@@ -188,7 +187,7 @@ def test_what_is_certain_but_not_confirmed_is_no_failure(
     manager: transaction.TransactionManager, second: tuple[int, str] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """MQ-076, MQ-078: the marker is committed, so whoever repeated the transaction would do it twice."""
-    with caplog.at_level(logging.ERROR, "metaq.client.transactions.datamanager"):
+    with caplog.at_level(logging.ERROR, "metaq.client.datamanager"):
         xid = finish(Resource(), [None, second], manager)
     assert f"branch not committed yet, resolve() will do it xid={xid}" in caplog.text
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from metaq.client import Client, connect
-from metaq.client.transactions.xa import connect as connect_xa
+from metaq.client.xa import connect as connect_xa
 from tests.support.broker import BrokerProcess
 
 DEADLINE_S = 120.0
@@ -272,8 +272,8 @@ def test_a_branch_stays_with_the_parent(process: BrokerProcess) -> None:
     """SG-135: the child's session is in no branch, and its end rolls nothing back."""
     told = run(
         """
-        import metaq.client.transactions.xa
-        session = metaq.client.transactions.xa.connect(sys.argv[1], qualifier="forks")
+        import metaq.client.xa
+        session = metaq.client.xa.connect(sys.argv[1], qualifier="forks")
         session.tpc_begin(session.xid(1, "order", "messages"))
         session.send("orders", b"of the parent")
 

@@ -9,7 +9,7 @@ import pytest
 
 import metaq
 import metaq.testing
-from metaq.client.transactions import xa
+from metaq.client import xa
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.headers import CreateTopic, Int32
 from tests.support.broker import BrokerProcess

@@ -10,7 +10,7 @@ import pytest
 from metaq.client import TextClient
 from metaq.client import connect as connect_registry
 from metaq.client.transactions.branchplaces import Named
-from metaq.client.transactions.xa import XaFailed, connect, resolve
+from metaq.client.xa import XaFailed, connect, resolve
 from metaq.errors import RouteNotFound
 from metaq.tx.branches import XaCode
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until

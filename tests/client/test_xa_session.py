@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from metaq.client.transactions.xa import OutcomeUnknown, Resolved, XaFailed, connect, default_qualifier, resolve
+from metaq.client.xa import OutcomeUnknown, Resolved, XaFailed, connect, default_qualifier, resolve
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused
 from metaq.protocol.text.commands import NO_OPAQUE, Command, Put, Stats, Transaction
 from metaq.protocol.text.replies import write_result

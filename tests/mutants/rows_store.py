@@ -304,7 +304,7 @@ TRANSACTIONS: Final = [
     ),
     M(
         "MQ-077",
-        "client/transactions/xa.py",
+        "client/xa.py",
         'self._step(branch.address, xid, "BEGIN", timeout=True)',
         "pass",
         "client/test_data_manager.py::test_joining_starts_a_branch_with_its_time",
@@ -312,7 +312,7 @@ TRANSACTIONS: Final = [
     ),
     M(
         "MQ-077",
-        "client/transactions/xa.py",
+        "client/xa.py",
         "(self.branch_timeout_s,) if timeout and self.branch_timeout_s else ()",
         "()",
         "client/test_data_manager.py::test_joining_starts_a_branch_with_its_time",
@@ -320,14 +320,14 @@ TRANSACTIONS: Final = [
     ),
     M(
         "xa",
-        "client/transactions/datamanager.py",
+        "client/datamanager.py",
         'return f"~~metaq:{self._xid}"',
         'return f"metaq:{self._xid}"',
         "client/test_data_manager.py::test_it_is_what_the_package_asks_for",
     ),
     M(
         "xa",
-        "client/transactions/datamanager.py",
+        "client/datamanager.py",
         "self._session.tpc_prepare()",
         "pass",
         "client/test_data_manager.py::test_a_refused_vote",

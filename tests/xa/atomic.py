@@ -26,8 +26,7 @@ from typing import Final, NamedTuple
 import sqlalchemy as sa
 from psycopg import sql
 
-from metaq.client import TextClient
-from metaq.client.transactions import xa
+from metaq.client import TextClient, xa
 from metaq.message import TextPosition
 from metaq.tx.xid import Xid
 from tests.crash.command import Result

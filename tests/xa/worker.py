@@ -11,7 +11,7 @@ import transaction
 import zope.sqlalchemy
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from metaq.client.transactions import datamanager, xa
+from metaq.client import datamanager, xa
 
 QUALIFIER: Final = "orders"
 TOPIC: Final = "orders"

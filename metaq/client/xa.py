@@ -107,7 +107,7 @@ class XaSession:
 
     ::
 
-        with metaq.client.transactions.xa.connect("127.0.0.1:8123") as session:
+        with metaq.client.xa.connect("127.0.0.1:8123") as session:
             session.tpc_begin(session.xid(1, "order-2003", "metaq"))
             session.send("orders", b"paid 2003")
             session.tpc_prepare()

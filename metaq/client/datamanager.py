@@ -5,13 +5,13 @@ It needs ``pip install 'metaq-broker[transaction]'``.
 ::
 
     with transaction.manager:
-        xid = metaq.client.transactions.datamanager.join(session)
+        xid = metaq.client.datamanager.join(session)
         database.add(Order(number=2003))
         database.add(Sent(gtrid=xid.gtrid))
         session.send("orders", b"paid 2003")
 
 The row ``Sent`` is the *marker*: the transaction was committed if and only if the database has it, whichever process failed. So
-a prepared branch is never rolled back here. Only the marker can decide, and ``metaq.client.transactions.xa.resolve`` asks for
+a prepared branch is never rolled back here. Only the marker can decide, and ``metaq.client.xa.resolve`` asks for
 it.
 """
 
@@ -23,7 +23,7 @@ import transaction
 from transaction.interfaces import IDataManager
 from zope.interface import implementer
 
-from metaq.client.transactions.xa import OutcomeUnknown, XaFailed, XaSession
+from metaq.client.xa import OutcomeUnknown, XaFailed, XaSession
 from metaq.errors import ClientError
 from metaq.tx.branches import XaCode
 from metaq.tx.xid import Xid
