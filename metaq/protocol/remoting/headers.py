@@ -391,12 +391,6 @@ class CorrectionOffset(NamedTuple):
     filter_groups: str | None = None
 
 
-class MessageId(NamedTuple):
-    """Ask the broker to check a half message again (323)."""
-
-    msg_id: str
-
-
 # -- reading and writing them -----------------------------------------------------------------------------------------
 
 LETTERS: Final = {
