@@ -11,7 +11,7 @@ SMALL: Final = ("--segment-bytes", "1048576", "--max-body-bytes", "65536")
 class Controlled(BrokerProcess):
     """A broker at DISK whose syncs a test stalls and fails."""
 
-    program = ("-m", "tests.broker.controlled")
+    program = ("tests.broker.controlled",)
 
     def __init__(self, data: Path, *flags: str) -> None:
         super().__init__(data, *SMALL, "--checkpoint-interval-ms", "600000", *flags, durability="disk")

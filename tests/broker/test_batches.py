@@ -18,7 +18,7 @@ SMALL: Final = ("--segment-bytes", "65536", "--max-body-bytes", "4096", "--sweep
 class Cramped(BrokerProcess):
     """A broker that a test can take the room from."""
 
-    program = ("-m", "tests.broker.nospace")
+    program = ("tests.broker.nospace",)
 
 
 def send_batch(client: RemotingClient, bodies: list[bytes], pairs: str = "") -> RemotingCommand:

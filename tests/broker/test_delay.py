@@ -133,7 +133,7 @@ def test_a_copy_that_a_power_cut_has_torn_is_made_again(tmp_path: Path) -> None:
 class Controlled(BrokerProcess):
     """A broker whose clock a test sets for its next start."""
 
-    program = ("-m", "tests.broker.controlled")
+    program = ("tests.broker.controlled",)
 
     def restart_later(self, seconds: int) -> None:
         """Start again with a clock that is so much ahead of the machine's."""

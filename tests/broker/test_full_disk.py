@@ -23,7 +23,7 @@ HINTS: Final = ("--keep-hours", "--segment-bytes")
 class Cramped(BrokerProcess):
     """A broker whose disk gets full when a test says so."""
 
-    program = ("-m", nospace.__name__)
+    program = (nospace.__name__,)
 
     def fill(self, how: str = "") -> None:
         self.data.with_name("full").write_text(how, "ascii")

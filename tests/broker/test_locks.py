@@ -28,7 +28,7 @@ LOCKS: Final = "METAQ_SYS_LOCKS"
 class Cramped(BrokerProcess):
     """A broker that a test can take the room from, by a file ``full`` beside its folder."""
 
-    program = ("-m", nospace.__name__)
+    program = (nospace.__name__,)
 
 
 def fill(text: TextClient, size: int) -> None:

@@ -99,7 +99,7 @@ def test_filters_that_take_long(client: RemotingClient) -> None:
 class Controlled(BrokerProcess):
     """A broker whose syncs a test controls."""
 
-    program = ("-m", "tests.broker.controlled")
+    program = ("tests.broker.controlled",)
 
 
 def test_changes_of_keys_that_wait_for_the_disk(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.life import EXCUSED
 from tests.cluster.lives import check_excused
-from tests.crash.model import Violation
+from tests.crash.command import Violation
 from tests.support.canary import Canary
 
 STOPPED_S: Final = 0.5

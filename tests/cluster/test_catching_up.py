@@ -26,7 +26,7 @@ BYTES_PER_S: Final = 200_000
 class Cramped(ReplicaProcess):
     """A replica that a test can take the room from, by a file ``full`` in the folder of the cluster."""
 
-    program = ("-m", nospace.__name__)
+    program = (nospace.__name__,)
 
 
 def bodies(seed: int, number: int) -> Iterator[bytes]:

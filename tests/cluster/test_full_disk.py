@@ -17,7 +17,7 @@ SMALL: Final = ("--segment-bytes", "65536", "--max-body-bytes", "20000", "--swee
 class Cramped(ReplicaProcess):
     """A replica whose disk gets full when a test says so."""
 
-    program = ("-m", nospace.__name__)
+    program = (nospace.__name__,)
 
     def fill(self) -> None:
         self.data.with_name("full").write_text(nospace.BRIM, "ascii")

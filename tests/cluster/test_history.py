@@ -9,7 +9,7 @@ import pytest
 from metaq.client import TextClient
 from metaq.message import TopicPartition
 from tests.cluster.history import OFFSET_BITS, TOPICS, Commit, History, Progress
-from tests.crash.model import Violation
+from tests.crash.command import Violation
 from tests.support.broker import BrokerProcess
 
 PLACE = TopicPartition("orders", 0)

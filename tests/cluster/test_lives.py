@@ -1,5 +1,6 @@
 """Lives that run at the same time end together, and fail together."""
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -7,8 +8,8 @@ import pytest
 
 from tests.cluster.life import Campaign, Fault, Life
 from tests.cluster.lives import run_lives
+from tests.crash.command import expect
 from tests.crash.driver import CaseFailed
-from tests.crash.model import expect
 
 pytestmark = pytest.mark.partner("java")
 
@@ -32,15 +33,13 @@ class Doomed(Life):
 
 
 def running_in(folder: Path) -> list[str]:
-    """Command lines of processes that have to do with a folder."""
+    """Return what processes have open in a folder, or name in their command lines."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-            continue
-        if str(folder) in line:
-            found.append(line)
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            names = [str(path.readlink()) for path in (process / "fd").iterdir()]
+            names.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            found += [f"{process.name}: {name}" for name in names if str(folder) in name]
     return found
 
 

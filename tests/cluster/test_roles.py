@@ -298,7 +298,7 @@ def places(replica: ReplicaProcess) -> list[tuple[int, int]]:
 class Cramped(ReplicaProcess):
     """A replica that a test can take the room from, by a file ``full`` in the folder of the cluster."""
 
-    program = ("-m", nospace.__name__)
+    program = (nospace.__name__,)
 
 
 def test_a_slave_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(tmp_path: Path) -> None:

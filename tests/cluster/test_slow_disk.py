@@ -19,7 +19,7 @@ assert LEAST_SYNCS * SYNC_S > SESSION_MS / 1000
 
 
 class SlowMember(Member):
-    program: ClassVar[tuple[str, ...]] = ("-m", "tests.support.slowsyncs")
+    program: ClassVar[tuple[str, ...]] = ("tests.support.slowsyncs",)
 
 
 def test_who_is_elected_is_heard_of_while_the_disk_takes_its_time(tmp_path: Path) -> None:

@@ -28,8 +28,7 @@ from metaq.protocol.remoting.headers import encode_header
 from metaq.protocol.sysflag import TRANSACTION_PREPARED
 from metaq.protocol.text.codec import write_get, write_line, write_offset, write_put
 from metaq.protocol.text.replies import ReplyReader
-from tests.crash.command import Result, run_until
-from tests.crash.garbage import Violation
+from tests.crash.command import Result, Violation, run_until
 from tests.support.admin import fields_of
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess
 from tests.support.messages import send_header
@@ -243,7 +242,7 @@ class RemotingSpeaker(Speaker):
 class Speaking(BrokerProcess):
     """A broker whose reads find nothing in memory while there is a file ``cold``."""
 
-    program = ("-m", "tests.broker.controlled")
+    program = ("tests.broker.controlled",)
 
 
 def run_turn(broker: BrokerProcess, speakers: list[Speaker], chance: Chance, cold: Path) -> tuple[int, int]:

@@ -70,7 +70,7 @@ class Member(ReplicaProcess):
 class DetouredMember(Member):
     """One that reaches the other ones through proxies."""
 
-    program: ClassVar[tuple[str, ...]] = ("-m", "tests.support.detour")
+    program: ClassVar[tuple[str, ...]] = ("tests.support.detour",)
 
 
 class Ways(NamedTuple):

@@ -356,7 +356,7 @@ def _changed(fd: int, durable: int) -> list[int]:
 
 # -- programs ---------------------------------------------------------------------------------------------------------
 
-PROGRAM: Final = ("-m", "tests.support.powercuts")
+PROGRAM: Final = ("tests.support.powercuts",)
 
 
 class PoweredBroker(BrokerProcess):
