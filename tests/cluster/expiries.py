@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.cluster.registered import LATE_S, Registered
-from tests.crash.command import Result
+from tests.crash.command import Result, expect
 from tests.crash.driver import CaseFailed
-from tests.crash.model import expect
 from tests.support.proxy import Direction
 from tests.support.zookeeper import ZooKeeperProcess
 

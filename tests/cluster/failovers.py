@@ -10,8 +10,7 @@ from typing import Final
 from metaq.protocol.remoting.codes import Request
 from tests.cluster.life import Fault, Life
 from tests.cluster.lives import main, run_lives
-from tests.crash.command import Result
-from tests.crash.model import expect
+from tests.crash.command import Result, expect
 
 ROUNDS: Final = 30
 """In one life."""

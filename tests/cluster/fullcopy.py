@@ -19,8 +19,7 @@ from typing import Any, Final
 
 from metaq.client.text.textclient import TextClient
 from tests.cluster.traffic import TOPIC
-from tests.crash.command import Result
-from tests.crash.model import expect
+from tests.crash.command import Result, expect
 from tests.support.cli import Cli
 from tests.support.cluster import Cluster, ReplicaProcess, compare_logs, wait_caught_up
 

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from metaq.client import TextClient
 from metaq.message import Message, TopicPartition
-from tests.crash.model import expect
+from tests.crash.command import expect
 
 TOPICS: Final = {"orders": 3, "others": 2, "half": 1}
 PARTITIONS: Final = [TopicPartition(topic, number) for topic, count in TOPICS.items() for number in range(count)]

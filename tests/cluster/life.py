@@ -19,7 +19,7 @@ from metaq.store.recovery.verify import verify
 from tests.cluster.history import TOPICS, History, Progress
 from tests.cluster.load import Consumer, Load, Putter, Reader, Sender
 from tests.cluster.transactional import CHECKS, Brancher, HalfSender
-from tests.crash.model import expect
+from tests.crash.command import expect
 from tests.support.admin import ask
 from tests.support.broker import wait_until
 from tests.support.canary import Canary

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.cluster.life import EXCUSED, CalledOff, Campaign, Life
-from tests.crash.command import Result
+from tests.crash.command import Result, expect
 from tests.crash.driver import CaseFailed
-from tests.crash.model import expect
 from tests.support.canary import MOST_EXCUSED
 from tests.support.zookeeper import ZooKeeperProcess
 

@@ -18,7 +18,7 @@ from metaq.errors import ClientError, RequestTimeout
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.routes import decode_cluster_info
 from metaq.registry.paths import TOPICS_TO_SUBSCRIBE, Layout, Member, Replica
-from tests.crash.model import expect
+from tests.crash.command import expect
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.proxy import Proxy
 from tests.support.remoting import RemotingClient

@@ -10,31 +10,24 @@ is never lost; puts are acknowledged; the process prints no traceback, and memor
 ``python -m tests.cluster.replication_garbage --seed 7 --count 100000`` runs it; a failure names the seed and the connection.
 """
 
-import argparse
 import contextlib
 import errno
-import random
 import socket
 import struct
 import tempfile
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from metaq.replication.frames import LENGTH, MAGIC, REPORT, Hello
 from tests.cluster.traffic import try_put
-from tests.crash.command import Result
-from tests.crash.garbage import LEECHES, MAX_GROWTH_KB, Violation, hang_up, resident_kb, send_some
+from tests.crash.attack import Attack, Chance, hang_up, main, send_some
+from tests.crash.command import Result, Violation
 from tests.support.broker import SEGMENT_BYTES, SOCKET_TIMEOUT_S, wait_until
 from tests.support.cluster import DEADLINE_S, Cluster, ReplicaProcess, check_prefix
 
-WARM_UP_SHARE: Final = 10
-"""One in so many frames is sent before memory is measured for the first time."""
-CHECK_EVERY: Final = 50
-"""Connections between two looks at how the master stands."""
 STRANGER: Final = 9
 """Number of a replica that is none."""
 NUMBERS: Final = [0, 1, 2, -1, -(1 << 63), (1 << 63) - 1, 1 << 31, 1 << 40, 255]
@@ -55,57 +48,58 @@ VALUES: Final[list[Any]] = [
     [[0, 0, 0]] * 2000,
 ]
 
-Chance = random.Random
+
+class Said(NamedTuple):
+    """What one connection says."""
+
+    kind: str
+    frames: list[bytes]
 
 
-class Attack:
-    """One master under garbage."""
+class ReplicationAttack(Attack[Said]):
+    """One master under garbage, while a real slave follows it."""
+
+    check_every = 50
 
     def __init__(self, master: ReplicaProcess, slave: ReplicaProcess, seed: int) -> None:
+        super().__init__(master, seed)
         self._master = master
         self._slave = slave
-        self._seed = seed
         self._host, _, port = master.replication.rpartition(":")
         self._port = int(port)
-        self._leeches: list[socket.socket] = []
         self._kinds: list[Callable[[Chance], list[bytes]]] = [
-            *(self._noise, self._rocketmq, self._mutated, self._odd_values, self._lengths, self._claims, self._reports)
+            self._noise,
+            self._rocketmq,
+            self._mutated,
+            self._odd_values,
+            self._lengths,
+            self._claims,
+            self._reports,
         ]
-        self.details: Counter[str] = Counter()
         self._standing = master.status()
 
-    def run(self, frames: int) -> None:
-        """Send so many frames."""
-        end = self.details["frames"] + frames
-        while self.details["frames"] < end:
-            number = self.details["connections"]
-            chance = Chance(f"{self._seed}/{number}")
-            kind = chance.choice(self._kinds)
-            try:
-                self._one(chance, kind(chance))
-                if number % CHECK_EVERY == 0:
-                    self.check()
-            except (OSError, AssertionError) as error:
-                raise Violation(f"seed {self._seed}, connection {number}, {kind.__name__}: {error}") from error
-            self.details[kind.__name__.strip("_").replace("_", " ")] += 1
-            self.details["connections"] += 1
+    def draw(self, chance: Chance) -> Said:
+        kind = chance.choice(self._kinds)
+        return Said(kind.__name__.strip("_").replace("_", " "), kind(chance))
 
-    def _one(self, chance: Chance, frames: list[bytes]) -> None:
+    def shown(self, drawn: Said) -> bytes:
+        return b"".join(drawn.frames)
+
+    def attack(self, chance: Chance, drawn: Said) -> int:
+        """One connection: it waits for the end, or hangs up, or stays."""
         connection = socket.create_connection((self._host, self._port), SOCKET_TIMEOUT_S)
         behaviour = chance.choices(("ends", "hangs up", "stays"), (8, 1, 1))[0]
-        send_some(connection, b"".join(frames))
-        self.details["frames"] += len(frames)
+        send_some(connection, b"".join(drawn.frames))
         if behaviour == "hangs up":
             hang_up(connection)
         elif behaviour == "stays":
-            self._leeches.append(connection)
-            if len(self._leeches) > LEECHES:
-                hang_up(self._leeches.pop(chance.randrange(LEECHES)))
+            self.stay(chance, connection)
         else:
             with connection:
                 connection.settimeout(SOCKET_TIMEOUT_S)
                 read_to_the_end(connection)
-        self.details[behaviour] += 1
+        self.details.update((behaviour, drawn.kind))
+        return len(drawn.frames)
 
     # -- what is said -------------------------------------------------------------------------------------------------
 
@@ -195,8 +189,8 @@ class Attack:
 
     # -- what must hold -----------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Nothing has moved, and puts are taken."""
+    def check(self, chance: Chance) -> None:
+        """Nothing has moved, puts are taken, and the slave's connection was never lost."""
         status = self._master.status()
         for name in ("in_sync", "begin", "end", "readable_end", "epoch"):
             if status[name] != self._standing[name]:
@@ -209,30 +203,15 @@ class Attack:
             raise Violation(f"a put was answered with {answer}")
         self._standing = self._master.status()
         self.details["puts"] += 1
-        for words in ("Traceback", f"slave gone address={self._address} "):
-            if words in self._master.stderr():
-                raise Violation(f"{words!r} in what the master says:\n{self._master.stderr()[-5000:]}")
-
-    @property
-    def _address(self) -> str:
         (own,) = [slave for slave in self._standing["slaves"] if slave["replica"] == self._slave.number]
-        return str(own["address"])
+        if f"slave gone address={own['address']} " in self._master.stderr():
+            raise Violation(f"the real slave was lost:\n{self._master.stderr()[-5000:]}")
 
-    def memory_kb(self) -> dict[str, int]:
-        """Resident memory when all other connections are closed."""
-        for leech in self._leeches:
-            hang_up(leech)
-        self._leeches.clear()
-
+    def settle(self) -> None:
         def alone() -> bool:
             return [slave["replica"] for slave in self._master.status()["slaves"]] == [self._slave.number]
 
         wait_until(alone, DEADLINE_S, "all strangers are gone")
-        return resident_kb(self._master.pid)
-
-    def close(self) -> None:
-        for leech in self._leeches:
-            leech.close()
 
 
 def read_to_the_end(connection: socket.socket) -> None:
@@ -254,28 +233,12 @@ def run(seed: int, count: int) -> Result:
     ):
         master, slave = cluster.pair()
         assert try_put(master, b"before") == (200, "")
-        with contextlib.closing(Attack(master, slave, seed)) as attack:
-            attack.run(count // WARM_UP_SHARE)
-            before = attack.memory_kb()
-            attack.run(count - count // WARM_UP_SHARE)
-            after = attack.memory_kb()
-            attack.check()
+        with contextlib.closing(ReplicationAttack(master, slave, seed)) as attack:
+            attack.run_within(count)
+            attack.check(Chance(seed))
         check_prefix(master, slave)
-        details = attack.details
-    for name in before:
-        details[f"{name}_growth_kb"] = after[name] - before[name]
-    if max(after[name] - before[name] for name in before) >= MAX_GROWTH_KB:
-        raise Violation(f"seed {seed}: memory grew from {before} to {after} kB, more than {MAX_GROWTH_KB} kB")
-    return Result("replication_garbage", range(seed, seed + 1), details["frames"], dict(details))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=10_000)
-    options = parser.parse_args()
-    print(run(options.seed, options.count))
+    return Result("replication_garbage", range(seed, seed + 1), attack.details["frames"], dict(attack.details))
 
 
 if __name__ == "__main__":
-    main()
+    main(run, count=10_000)

@@ -18,9 +18,8 @@ from metaq.registry.session import Check, Create, Delete, Node, Operation, Set
 from metaq.replication.election import Election
 from metaq.replication.insync import InSync
 from metaq.replication.nodes import Log, State
-from tests.crash.command import Result, main, run_until
+from tests.crash.command import Result, expect, main, run_until
 from tests.crash.driver import case
-from tests.crash.model import expect
 
 NUMBERS: Final = (1, 2, 3)
 GROUP: Final = "/metaq/groups/c/b"

@@ -15,7 +15,7 @@ from metaq.protocol.text.codec import write_line, write_put
 from metaq.protocol.text.replies import OK, Reply
 from tests.cluster.history import PARTITIONS
 from tests.cluster.load import Load, RemotingWorker, TextWorker, in_doubt
-from tests.crash.model import Violation
+from tests.crash.command import Violation
 from tests.support.messages import send_header
 
 NOT_STARTED: Final = "has not been started"

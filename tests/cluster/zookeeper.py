@@ -18,9 +18,8 @@ from typing import Final
 from tests.cluster.life import Life
 from tests.cluster.load import Reader
 from tests.cluster.registered import LATE_S, Registered
-from tests.crash.command import Result
+from tests.crash.command import Result, expect
 from tests.crash.driver import CaseFailed
-from tests.crash.model import expect
 from tests.support.group import SESSION_MS
 from tests.support.zookeeper import ZooKeeperProcess
 

@@ -41,9 +41,8 @@ from metaq.tx.branches import Room
 from metaq.tx.halves import HALVES, OPS, Halves
 from metaq.tx.journal import MARKS, TOPIC, Held, content_of
 from metaq.tx.manager import Transactions
-from tests.crash.command import Result, main, run_until
+from tests.crash.command import Result, expect, main, run_until
 from tests.crash.driver import case
-from tests.crash.model import expect
 from tests.support.faultydisk import DATA, FaultyDisk
 
 T = TypeVar("T")

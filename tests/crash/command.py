@@ -8,6 +8,16 @@ from typing import NamedTuple
 OneCase = Callable[[int], dict[str, int]]
 
 
+class Violation(AssertionError):
+    """The broker broke a promise; the text says which, and how to see it again."""
+
+
+def expect(condition: bool, text: str, *details: object) -> None:
+    """``assert`` that is never optimised away and formats only on failure."""
+    if not condition:
+        raise Violation(f"{text}: {' '.join(map(repr, details))}")
+
+
 class Result(NamedTuple):
     """The counts of a run without a violation; a violation raises instead."""
 

@@ -33,9 +33,8 @@ from metaq.errors import ClientError
 from metaq.message import MessageQueue
 from tests.client.poison import POISON, send_packed
 from tests.crash import asyncconsumers
-from tests.crash.command import Result, main
+from tests.crash.command import Result, expect, main
 from tests.crash.driver import CaseFailed
-from tests.crash.model import expect
 from tests.support.broker import BrokerProcess
 
 DEADLINE_S: Final = 60.0

@@ -9,8 +9,9 @@ from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
+from tests.crash.command import expect
 from tests.crash.driver import Driver, random_settings
-from tests.crash.model import Sent, compare, delivered, expect
+from tests.crash.model import Sent, compare, delivered
 from tests.support.faultydisk import DATA, FaultyDisk
 
 

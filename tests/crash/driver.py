@@ -19,7 +19,8 @@ from metaq.store.messagestore import LOG
 from metaq.store.recovery.recovery import Recovery, open_store
 from metaq.store.recovery.verify import repair, verify
 from metaq.store.settings import StoreSettings
-from tests.crash.model import KEYS, MARKS, Model, Put, compare, expect, random_message
+from tests.crash.command import expect
+from tests.crash.model import KEYS, MARKS, Model, Put, compare, random_message
 from tests.support.faultydisk import DATA, EMPTY, FaultyDisk
 
 T = TypeVar("T")

@@ -19,10 +19,9 @@ from metaq.store.index.indexfile import HEADER, HEADER_SIZE, ITEM, ITEM_SIZE, SL
 from metaq.store.messagestore import INDEX, LOG, QUEUES, MessageStore
 from metaq.store.queues.consumequeue import UNIT_SIZE
 from metaq.store.recovery.verify import verify
-from tests.crash.command import Result, main, run_until
+from tests.crash.command import Result, expect, main, run_until
 from tests.crash.damage import Folder, Place, lost_messages, make_folder, reopen
 from tests.crash.driver import case
-from tests.crash.model import expect
 from tests.support.faultydisk import DATA
 
 FLIPS_A_FOLDER: Final = 40

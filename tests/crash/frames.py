@@ -12,10 +12,8 @@ in use goes down again.
 ``python -m tests.crash.frames --seed 7 --count 300000`` runs it; a failure names the seed and the connection.
 """
 
-import argparse
 import contextlib
 import json
-import random
 import select
 import socket
 import struct
@@ -28,8 +26,18 @@ from typing import Final, NamedTuple
 from metaq.protocol.remoting.codes import COMPACT, JSON, Request
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request, encode_response
 from metaq.protocol.remoting.signature import Credentials
-from tests.crash.command import Result
-from tests.crash.garbage import LEECHES, NUMBERS, Chance, Control, Violation, converse, hang_up, resident_kb, send_some
+from tests.crash.attack import (
+    MAX_GROWTH_KB,
+    SETTLE_DEADLINE_S,
+    Attack,
+    Chance,
+    converse,
+    hang_up,
+    main,
+    send_some,
+)
+from tests.crash.command import Result, Violation
+from tests.crash.garbage import NUMBERS, Control
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
 from tests.support.messages import records, send, send_header, sent
 from tests.support.metrics import Values
@@ -42,13 +50,8 @@ FLAGS: Final = (
     *("--max-message-bytes", "8192", "--max-unsent-bytes", "65536", "--max-hold-ms", "3", "--segment-bytes", str(2 << 20)),
     *("--max-topics", "300", "--max-groups", "100", "--index-slots", "10000", "--index-entries", "40000"),
 )
-MAX_GROWTH_KB: Final = 10 * 1024
 MOST_TURN_MS: Final = 100
 """Of the processor for one turn of the loop: 10 for all requests together, 20 for one, and room for slow machines."""
-SETTLE_DEADLINE_S: Final = 60.0
-WARM_UP_SHARE: Final = 10
-"""One in so many frames is sent before memory is measured for the first time."""
-CONTROL_EVERY: Final = 10
 CONTROL_TOPIC: Final = "control-frames"
 FIRST_BYTES: Final = (0, 1)
 """With which a connection speaks this protocol."""
@@ -326,118 +329,68 @@ class RemotingControl:
 # -- the run ----------------------------------------------------------------------------------------------------------
 
 
-class Attack:
-    """One broker under mutated frames."""
+class FrameAttack(Attack[Stream]):
+    """A broker under mutated frames. Control connections of both protocols put and get all along, as ``control`` if given."""
 
-    def __init__(
-        self,
-        broker: BrokerProcess,
-        seed: int,
-        draw: Callable[[Chance], Stream] = draw_stream,
-        control: Credentials | None = None,
-    ) -> None:
-        """``control`` is who the control connections are."""
-        self._broker = broker
-        self._seed = seed
-        self._draw = draw
-        self._pid = broker.pid
-        self._control = control
-        self._controls = (Control(broker, control), RemotingControl(broker, control))
-        self._leeches: list[socket.socket] = []
-        self.details: Counter[str] = Counter()
+    def __init__(self, broker: BrokerProcess, seed: int, control: Credentials | None = None) -> None:
+        super().__init__(broker, seed)
+        self._secret = "" if control is None else control.secret
+        self._text = Control(broker, control)
+        self._remoting = RemotingControl(broker, control)
 
-    def run(self, frames: int) -> None:
-        """Send so many frames."""
-        end = self.details["frames"] + frames
-        while self.details["frames"] < end:
-            number = self.details["connections"]
-            chance = random.Random(f"{self._seed}/{number}")
-            stream = self._draw(chance)
-            try:
-                self._one(chance, stream)
-                if number % CONTROL_EVERY == 0:
-                    for control in self._controls:
-                        control.check(chance)
-                    self.check_process()
-            except (OSError, AssertionError) as error:
-                shown = stream.data if len(stream.data) < 3000 else stream.data[:1500] + b" ... " + stream.data[-1500:]
-                raise Violation(f"seed {self._seed}, connection {number}: {error}\nit said {shown!r}") from error
-            self.details.update(frames=stream.frames, connections=1)
+    def draw(self, chance: Chance) -> Stream:
+        return draw_stream(chance)
 
-    def _one(self, chance: Chance, stream: Stream) -> None:
+    def shown(self, drawn: Stream) -> bytes:
+        return drawn.data
+
+    def attack(self, chance: Chance, drawn: Stream) -> int:
         """One connection: it reads all its answers, or hangs up, or stays and never reads."""
-        connection = self._broker.connect()
+        connection = self.broker.connect()
         behaviour = chance.choices(("reads", "hangs up", "stays"), (8, 1, 1))[0]
-        if any(request.code == Request.HEART_BEAT for request in stream.requests):
+        if any(request.code == Request.HEART_BEAT for request in drawn.requests):
             behaviour = "reads"  # a client that is known and does not read would make others wait for what it is asked
         if behaviour == "reads":
-            pieces = [stream.data] if chance.random() < 0.5 else random_slices(stream.data, chance.randrange(1 << 32))
+            pieces = [drawn.data] if chance.random() < 0.5 else random_slices(drawn.data, chance.randrange(1 << 32))
             with connection:
-                if stream.data[0] in FIRST_BYTES:
-                    talk = Talk(connection, stream, pieces, chance)
+                if drawn.data[0] in FIRST_BYTES:
+                    talk = Talk(connection, drawn, pieces, chance)
                     talk.collect()
-                    check_responses(stream, talk.responses)
-                    self.details.update(responses=len(talk.responses), lost=stream.lost)
+                    check_responses(drawn, talk.responses)
+                    self.details.update(responses=len(talk.responses), lost=drawn.lost)
                 else:
                     converse(connection, pieces)
                     self.details["other protocols"] += 1
         elif behaviour == "hangs up":
-            send_some(connection, stream.data)
+            send_some(connection, drawn.data)
             hang_up(connection)
         else:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that the broker is soon stuck with answers
-            send_some(connection, stream.data)
-            self._leeches.append(connection)
-            if len(self._leeches) > LEECHES:
-                hang_up(self._leeches.pop(chance.randrange(LEECHES)))
+            send_some(connection, drawn.data)
+            self.stay(chance, connection)
         self.details[behaviour] += 1
+        return drawn.frames
 
-    def check_process(self) -> None:
-        if not self._broker.running or self._broker.pid != self._pid:
-            raise Violation(f"the broker is gone:\n{self._broker.stderr()}")
-        if "Traceback" in self._broker.stderr():
-            raise Violation(f"the broker printed a traceback:\n{self._broker.stderr()[-5000:]}")
+    def check(self, chance: Chance) -> None:
+        self._text.check(chance)
+        self._remoting.check(chance)
 
-    def memory_kb(self) -> dict[str, int]:
-        """Resident memory when all other connections are closed."""
-        for leech in self._leeches:
-            hang_up(leech)
-        self._leeches.clear()
-        text, remoting = self._controls
-        wait_until(lambda: text.connections() == 2, SETTLE_DEADLINE_S, "the broker has closed what was hung up")
-        remoting.check_all()
-        return resident_kb(self._pid)
+    def settle(self) -> None:
+        wait_until(lambda: self._text.connections() == 2, SETTLE_DEADLINE_S, "the broker has closed what was hung up")
+        self._remoting.check_all()
 
-    def longest_turn_ms(self) -> int:
-        """Return the longest turn of the broker's loop since its start, in milliseconds of processor time."""
-        secret = "" if self._control is None else self._control.secret
-        return round(1000 * Values(self._broker, secret).get("metaq_longest_turn_seconds"))
+    def run_within(self, frames: int, most_growth_kb: int = MAX_GROWTH_KB) -> None:
+        """The same, and ``Violation`` when a turn of the broker's loop took long."""
+        super().run_within(frames, most_growth_kb)
+        longest_ms = round(1000 * Values(self.broker, self._secret).get("metaq_longest_turn_seconds"))
+        self.details["longest_turn_ms"] = longest_ms
+        if longest_ms > MOST_TURN_MS:
+            raise Violation(f"a turn of the loop took {longest_ms} ms of the processor, more than {MOST_TURN_MS} ms")
 
     def close(self) -> None:
-        for leech in self._leeches:
-            leech.close()
-        for control in self._controls:
-            control.close()
-
-
-def attack(running: Attack, count: int, most_growth_kb: int = MAX_GROWTH_KB) -> Counter[str]:
-    """Send ``count`` frames; what was counted, how memory grew, and the longest turn of the loop."""
-    running.run(count // WARM_UP_SHARE)
-    before = running.memory_kb()
-    running.run(count - count // WARM_UP_SHARE)
-    after = running.memory_kb()
-    running.check_process()
-    details = running.details
-    for name in before:
-        details[f"{name}_growth_kb"] = after[name] - before[name]
-    details["longest_turn_ms"] = running.longest_turn_ms()
-    if max(after[name] - before[name] for name in before) >= most_growth_kb:
-        raise Violation(f"memory grew from {before} to {after} kB, more than {most_growth_kb} kB")
-    if details["longest_turn_ms"] > MOST_TURN_MS:
-        raise Violation(
-            f"a turn of the loop took {details['longest_turn_ms']} ms of the processor, more than {MOST_TURN_MS} ms"
-        )
-    return details
+        super().close()
+        self._text.close()
+        self._remoting.close()
 
 
 def run(seed: int, count: int) -> Result:
@@ -445,19 +398,11 @@ def run(seed: int, count: int) -> Result:
     with (
         tempfile.TemporaryDirectory() as folder,
         BrokerProcess(Path(folder) / "data", *FLAGS) as broker,
-        contextlib.closing(Attack(broker, seed)) as running,
+        contextlib.closing(FrameAttack(broker, seed)) as attack,
     ):
-        details = attack(running, count)
-    return Result("frames", range(seed, seed + 1), details["frames"], dict(details))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=30_000)
-    options = parser.parse_args()
-    print(run(options.seed, options.count))
+        attack.run_within(count)
+    return Result("frames", range(seed, seed + 1), attack.details["frames"], dict(attack.details))
 
 
 if __name__ == "__main__":
-    main()
+    main(run, count=30_000)

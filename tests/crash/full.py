@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import Final
 
 from metaq.errors import DiskFull
-from tests.crash.command import Result, main, run_until
+from tests.crash.command import Result, expect, main, run_until
 from tests.crash.driver import Driver, case, random_settings
-from tests.crash.model import KEYS, expect
+from tests.crash.model import KEYS
 from tests.support.faultydisk import FaultyDisk
 
 STEPS_WHILE_FULL: Final = 15

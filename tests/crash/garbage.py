@@ -10,17 +10,11 @@ gets exactly one well-formed reply, in order, with its opaque; memory in use goe
 ``python -m tests.crash.garbage --seed 7 --count 300000`` runs it; a failure names the seed and the connection.
 """
 
-import argparse
 import contextlib
-import errno
-import random
 import re
-import select
 import socket
-import struct
 import tempfile
 import typing
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -39,8 +33,9 @@ from metaq.protocol.text.codec import (
 from metaq.protocol.text.commands import Command, Get, Invalid, Put, Quit, Stats, Transaction, Version
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, decode_messages
 from metaq.protocol.text.replies import MOVED, NOT_FOUND, OK, VALUE, Reply, ReplyReader
-from tests.crash.command import Result
-from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
+from tests.crash.attack import SETTLE_DEADLINE_S, Attack, Chance, converse, hang_up, main, send_some
+from tests.crash.command import Result, Violation
+from tests.support.broker import BrokerProcess, wait_until
 from tests.support.wire import random_slices
 from tests.wire.corpus import read_corpus
 
@@ -50,13 +45,6 @@ FLAGS: Final = (
     *("--max-body-bytes", str(LIMITS.max_body_bytes), "--max-transfer-bytes", "16384", "--max-unsent-bytes", "65536"),
     *("--max-topics", "20", "--max-hold-ms", "3", "--segment-bytes", str(64 << 20)),
 )
-MAX_GROWTH_KB: Final = 10 * 1024
-SETTLE_DEADLINE_S: Final = 60.0
-WARM_UP_SHARE: Final = 10
-"""One in so many frames is sent before memory is measured for the first time."""
-LEECHES: Final = 20
-CONTROL_EVERY: Final = 10
-
 TOPICS: Final = ["garbage-a", "garbage-b", "garbage-c", "t", "no topic", "", "x" * 200]
 LIMIT_NUMBERS: Final = [
     str(sign * (1 << bits) + more) for bits in (15, 31, 32, 63, 64, 200) for sign in (1, -1) for more in (-1, 0, 1)
@@ -73,13 +61,6 @@ CORPUS: Final = [
     )
     if len(case.data) < 2000
 ]
-
-Chance = random.Random
-
-
-class Violation(AssertionError):
-    """The broker broke a promise; the text says how to see it again."""
-
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 
@@ -174,7 +155,7 @@ class Stream(NamedTuple):
 
     data: bytes
     frames: int
-    """Those that the broker looks at: what stands behind a lost stream or a quit is not counted."""
+    """Those that the broker looks at: what follows a lost stream or a quit is not counted."""
     commands: list[Command]
     """What the broker must make of it, up to where it stops listening."""
 
@@ -270,62 +251,7 @@ def check_replies(commands: list[Command], data: bytes, *, reset: bool) -> int:
     return len(replies)
 
 
-# -- connections ------------------------------------------------------------------------------------------------------
-
-
-def converse(connection: socket.socket, pieces: list[bytes]) -> tuple[bytes, bool]:
-    """Send everything, read meanwhile, and read to the end; what came, and whether the end was a reset."""
-    connection.setblocking(False)
-    poll = select.poll()
-    poll.register(connection, select.POLLIN | select.POLLOUT)
-    pending, received = list(reversed(pieces)), bytearray()
-    reset = False
-    while True:
-        events = poll.poll(SOCKET_TIMEOUT_S * 1000)
-        if not events:
-            raise Violation(f"no answer within {SOCKET_TIMEOUT_S} s; {len(received)} bytes came")
-        readable = events[0][1] & ~select.POLLOUT
-        try:
-            if readable:
-                data = connection.recv(1 << 16)
-                if not data:
-                    return bytes(received), reset
-                received += data
-            elif pending:
-                piece = pending.pop()
-                sent = connection.send(piece)
-                if sent < len(piece):
-                    pending.append(piece[sent:])
-            else:
-                poll.modify(connection, select.POLLIN)
-                connection.shutdown(socket.SHUT_WR)
-        except OSError as error:
-            if error.errno not in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN):
-                raise
-            if readable:
-                return bytes(received), True
-            reset = True  # the broker no longer listens; read what it said before
-            poll.modify(connection, select.POLLIN)
-
-
-def send_some(connection: socket.socket, data: bytes) -> None:
-    """Send as much as goes without waiting, and ignore that the broker may have closed."""
-    connection.setblocking(False)
-    with contextlib.suppress(BlockingIOError, ConnectionResetError, BrokenPipeError):
-        while data:
-            data = data[connection.send(data) :]
-
-
-def hang_up(connection: socket.socket) -> None:
-    """Close with a reset, as a killed client does."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
-
-
-def resident_kb(pid: int) -> dict[str, int]:
-    """Resident memory of a process in kB: all of it (VmRSS), and what is its own (RssAnon)."""
-    lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text("ascii").splitlines()]
-    return {name[:-1]: int(rest[0]) for name, *rest in lines if name in ("VmRSS:", "RssAnon:")}
+# -- the run ----------------------------------------------------------------------------------------------------------
 
 
 class Control:
@@ -373,76 +299,48 @@ class Control:
         self._connection.close()
 
 
-# -- the run ----------------------------------------------------------------------------------------------------------
-
-
-class Attack:
-    """One broker under garbage."""
+class GarbageAttack(Attack[Stream]):
+    """A broker that is sent text, valid and not. A control connection puts and gets all along."""
 
     def __init__(self, broker: BrokerProcess, seed: int) -> None:
-        self._broker = broker
-        self._seed = seed
-        self._pid = broker.pid
+        super().__init__(broker, seed)
         self._control = Control(broker)
-        self._leeches: list[socket.socket] = []
-        self.details: Counter[str] = Counter()
 
-    def run(self, frames: int) -> None:
-        """Send so many frames."""
-        end = self.details["frames"] + frames
-        while self.details["frames"] < end:
-            number = self.details["connections"]
-            chance = Chance(f"{self._seed}/{number}")
-            stream = draw_stream(chance)
-            try:
-                self._one(chance, stream)
-                if number % CONTROL_EVERY == 0:
-                    self._control.check(chance)
-                    self.check_process()
-            except (OSError, AssertionError) as error:
-                shown = stream.data if len(stream.data) < 3000 else stream.data[:1500] + b" ... " + stream.data[-1500:]
-                raise Violation(f"seed {self._seed}, connection {number}: {error}\nit said {shown!r}") from error
-            self.details.update(frames=stream.frames, connections=1)
+    def draw(self, chance: Chance) -> Stream:
+        return draw_stream(chance)
 
-    def _one(self, chance: Chance, stream: Stream) -> None:
+    def shown(self, drawn: Stream) -> bytes:
+        return drawn.data
+
+    def attack(self, chance: Chance, drawn: Stream) -> int:
         """One connection: it reads all its answers, or hangs up, or stays and never reads."""
-        connection = self._broker.connect()
+        connection = self.broker.connect()
         behaviour = chance.choices(("reads", "hangs up", "stays"), (8, 1, 1))[0]
         if behaviour == "reads":
-            pieces = [stream.data] if chance.random() < 0.5 else random_slices(stream.data, chance.randrange(1 << 32))
+            pieces = [drawn.data] if chance.random() < 0.5 else random_slices(drawn.data, chance.randrange(1 << 32))
             with connection:
                 data, reset = converse(connection, pieces)
-            self.details["replies"] += check_replies(stream.commands, data, reset=reset)
+            self.details["replies"] += check_replies(drawn.commands, data, reset=reset)
             self.details["resets"] += reset
         elif behaviour == "hangs up":
-            send_some(connection, stream.data)
+            send_some(connection, drawn.data)
             hang_up(connection)
         else:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that the broker is soon stuck with answers
             gets = b"".join(write_get(chance.choice(TOPICS[:3]), "g", 0, 0, 1 << 20, 1) for _ in range(50))
-            send_some(connection, stream.data + chance.choice((b"", gets)))
-            self._leeches.append(connection)
-            if len(self._leeches) > LEECHES:
-                hang_up(self._leeches.pop(chance.randrange(LEECHES)))
+            send_some(connection, drawn.data + chance.choice((b"", gets)))
+            self.stay(chance, connection)
         self.details[behaviour] += 1
+        return drawn.frames
 
-    def check_process(self) -> None:
-        if not self._broker.running or self._broker.pid != self._pid:
-            raise Violation(f"the broker is gone:\n{self._broker.stderr()}")
-        if "Traceback" in self._broker.stderr():
-            raise Violation(f"the broker printed a traceback:\n{self._broker.stderr()[-5000:]}")
+    def check(self, chance: Chance) -> None:
+        self._control.check(chance)
 
-    def memory_kb(self) -> dict[str, int]:
-        """Resident memory when all other connections are closed."""
-        for leech in self._leeches:
-            hang_up(leech)
-        self._leeches.clear()
+    def settle(self) -> None:
         wait_until(lambda: self._control.connections() == 1, SETTLE_DEADLINE_S, "the broker has closed what was hung up")
-        return resident_kb(self._pid)
 
     def close(self) -> None:
-        for leech in self._leeches:
-            leech.close()
+        super().close()
         self._control.close()
 
 
@@ -451,27 +349,11 @@ def run(seed: int, count: int) -> Result:
     with (
         tempfile.TemporaryDirectory() as folder,
         BrokerProcess(Path(folder) / "data", *FLAGS) as broker,
-        contextlib.closing(Attack(broker, seed)) as attack,
+        contextlib.closing(GarbageAttack(broker, seed)) as attack,
     ):
-        attack.run(count // WARM_UP_SHARE)
-        before = attack.memory_kb()
-        attack.run(count - count // WARM_UP_SHARE)
-        after = attack.memory_kb()
-        attack.check_process()
-    for name in before:
-        attack.details[f"{name}_growth_kb"] = after[name] - before[name]
-    if max(after[name] - before[name] for name in before) >= MAX_GROWTH_KB:
-        raise Violation(f"seed {seed}: memory grew from {before} to {after} kB, more than {MAX_GROWTH_KB} kB")
+        attack.run_within(count)
     return Result("garbage", range(seed, seed + 1), attack.details["frames"], dict(attack.details))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=30_000)
-    options = parser.parse_args()
-    print(run(options.seed, options.count))
-
-
 if __name__ == "__main__":
-    main()
+    main(run, count=30_000)

@@ -27,9 +27,8 @@ from metaq.store.recordgroups import Ready, put_together
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from metaq.tx.halves import HALVES, IMMUNITY, OPS, SNAPSHOT, Half, Halves, Origin
-from tests.crash.command import Result, main, run_until
+from tests.crash.command import Result, expect, main, run_until
 from tests.crash.driver import case
-from tests.crash.model import expect
 from tests.support.faultydisk import DATA, FaultyDisk
 
 CHECK_AFTER_MS: Final = 6000

@@ -13,7 +13,6 @@ prints no traceback, the others are served, and memory in use goes down again.
 ``python -m tests.crash.handshakes --seed 7 --count 100000`` runs it; a failure names the seed and the number of the connection.
 """
 
-import argparse
 import base64
 import binascii
 import contextlib
@@ -37,8 +36,8 @@ from metaq.protocol.text.codec import write_line
 from metaq.replication.feeder import MOST_NAMELESS
 from metaq.replication.frames import CONTROL, FRAME, HELLO_HEAD, LENGTH, MAGIC, Hello
 from metaq.replication.peers import SLAVE, Proof, prove
-from tests.crash.command import Result
-from tests.crash.garbage import resident_kb
+from tests.crash.attack import main, resident_kb
+from tests.crash.command import Result, Violation
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
 from tests.support.tls import issue
 from tests.support.users import ADMIN, GROUP, TOPIC, WRITER, write_users
@@ -66,10 +65,6 @@ COMPARED: Final = {
 METRICS: Final = b"metaq_build_info"
 SEND: Final = {"a": "p", "b": TOPIC, "c": "TBW102", "d": "1", "e": "0", "f": "0", "g": "1", "h": "0"}
 HELLO: Final = Hello("DefaultCluster", "metaq", 0, 2, 32 << 20, 0, 0, [[0, 0, 0]], None, "127.0.0.1:1", 0).encode()
-
-
-class Violation(AssertionError):
-    """The broker broke a promise."""
 
 
 def mutate(chance: Chance, data: bytes) -> bytes:
@@ -391,8 +386,4 @@ def attack(broker: BrokerProcess, others: Others, attacker: Attacker, chance: Ch
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=100_000)
-    options = parser.parse_args()
-    print(run(options.seed, options.count))
+    main(run, count=100_000)

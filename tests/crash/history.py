@@ -16,7 +16,7 @@ from metaq.protocol.text.codec import write_put
 from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, join_attribute
 from metaq.protocol.text.replies import OK, Reply
-from tests.crash.model import expect
+from tests.crash.command import expect
 
 CREATED: Final = {"orders": 4, "t": 2}
 """Topics that are made in advance, with their partitions. The topic ``auto`` begins with the first put to it."""

@@ -22,11 +22,10 @@ from typing import Final
 
 from metaq.client import TextClient
 from metaq.store.recovery.verify import Report, verify
-from tests.crash.command import Result
+from tests.crash.command import Result, expect
 from tests.crash.driver import CaseFailed
 from tests.crash.history import CREATED, LARGEST_TEXT_BODY, History
 from tests.crash.load import put_and_get
-from tests.crash.model import expect
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
 
 KILLS: Final = 25

@@ -11,8 +11,8 @@ from metaq.protocol.text.codec import write_get
 from metaq.protocol.text.commands import BROKER_CHOOSES
 from metaq.protocol.text.messages import decode_messages
 from metaq.protocol.text.replies import NOT_FOUND, VALUE, Reply, ReplyReader
+from tests.crash.command import Violation, expect
 from tests.crash.history import PARTITIONS, History
-from tests.crash.model import Violation, expect
 from tests.support.broker import BrokerProcess
 
 RECEIVE_BYTES: Final = 256 * 1024

@@ -31,21 +31,12 @@ from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.store.recordgroups import Ready, put_together
+from tests.crash.command import expect
 
 MARKS: Final = TopicPartition("METAQ_SYS_TRANSACTIONS", 0)
 """Where marks of groups are put, and messages of their own."""
 KEYS: Final = [*(TopicPartition(topic, partition) for topic in ("orders", "t") for partition in (0, 1)), MARKS]
 _HOST: Final = host_bytes("127.0.0.1", 8123)
-
-
-class Violation(AssertionError):
-    """The store broke a promise."""
-
-
-def expect(condition: bool, text: str, *details: object) -> None:
-    """``assert`` that is never optimised away and formats only on failure."""
-    if not condition:
-        raise Violation(f"{text}: {' '.join(map(repr, details))}")
 
 
 Put = tuple[TopicPartition, bytes, int, str | None]

@@ -31,8 +31,8 @@ from metaq.tx.branches import Outcome, Room, Work, XaCode, XaError
 from metaq.tx.journal import Held
 from metaq.tx.manager import Step, Transactions
 from tests.crash.branchmodel import Act, Flight, Logged, Message, Model, Table
+from tests.crash.command import expect
 from tests.crash.driver import NEARLY_FULL
-from tests.crash.model import expect
 from tests.support.faultydisk import DATA, EMPTY, FaultyDisk
 
 T = TypeVar("T")

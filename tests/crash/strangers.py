@@ -7,7 +7,6 @@ and what strangers send is not read, so no turn of the loop takes long and no me
 ``python -m tests.crash.strangers --seed 7 --count 1000000`` runs it; a failure names the seed and the connection.
 """
 
-import argparse
 import contextlib
 import tempfile
 from collections.abc import Callable
@@ -20,9 +19,9 @@ from metaq.protocol.remoting.frames import FrameReader, encode_request
 from metaq.protocol.remoting.signature import Credentials
 from metaq.server.remoting.admission import ADMITTED, TABLE_BYTES
 from tests.broker.test_access import FIELDS
+from tests.crash.attack import Chance, main
 from tests.crash.command import Result
-from tests.crash.frames import FLAGS, KINDS, TEXTS, Attack, Kind, Stream, attack, draw_stream, recorded
-from tests.crash.garbage import Chance
+from tests.crash.frames import FLAGS, KINDS, TEXTS, FrameAttack, Kind, Stream, draw_stream, recorded
 from tests.support.bodies import LEGAL, shapes
 from tests.support.broker import BrokerProcess
 from tests.support.users import ADMIN, write_users
@@ -87,14 +86,16 @@ def _signed(who: Credentials, frame: bytes) -> bytes:
     return encode_request(code, opaque, fields, request.body, oneway=oneway, serialization=request.serialization)
 
 
-def draw(chance: Chance) -> Stream:
-    """Draw the bytes of one connection, which acts as one user or as nobody."""
-    who = chance.choice(ROLES)
-    kinds: list[Kind] = [*KINDS, stuffed, stuffed, stuffed]
-    if who is None:
-        return draw_stream(chance, kinds)
-    as_who: Callable[[Kind], Kind] = partial(partial, signed, who)
-    return draw_stream(chance, [*map(as_who, kinds), *kinds[:2]], as_who(recorded))
+class StrangersAttack(FrameAttack):
+    """Each connection is somebody else's, or nobody's."""
+
+    def draw(self, chance: Chance) -> Stream:
+        who = chance.choice(ROLES)
+        kinds: list[Kind] = [*KINDS, stuffed, stuffed, stuffed]
+        if who is None:
+            return draw_stream(chance, kinds)
+        as_who: Callable[[Kind], Kind] = partial(partial, signed, who)
+        return draw_stream(chance, [*map(as_who, kinds), *kinds[:2]], as_who(recorded))
 
 
 def run(seed: int, count: int) -> Result:
@@ -104,19 +105,11 @@ def run(seed: int, count: int) -> Result:
         flags = (*FLAGS, "--users-file", str(users), "--failed-logins-per-minute", "100000")
         with (
             BrokerProcess(Path(folder) / "data", *flags) as broker,
-            contextlib.closing(Attack(broker, seed, draw, ADMIN)) as running,
+            contextlib.closing(StrangersAttack(broker, seed, ADMIN)) as attack,
         ):
-            details = attack(running, count)
-    return Result("strangers", range(seed, seed + 1), details["frames"], dict(details))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=30_000)
-    options = parser.parse_args()
-    print(run(options.seed, options.count))
+            attack.run_within(count)
+    return Result("strangers", range(seed, seed + 1), attack.details["frames"], dict(attack.details))
 
 
 if __name__ == "__main__":
-    main()
+    main(run, count=30_000)

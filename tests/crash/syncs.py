@@ -10,9 +10,8 @@ import random
 
 from metaq.errors import DiskFailed, NotWritable, StoreError
 from metaq.message import Durability
-from tests.crash.command import Result, main, run_until
+from tests.crash.command import Result, expect, main, run_until
 from tests.crash.driver import Driver, case, random_settings
-from tests.crash.model import expect
 from tests.support.faultydisk import FaultyDisk
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from metaq.protocol.text.codec import write_get, write_put
 from metaq.protocol.text.replies import OK
-from tests.crash.garbage import Control, hang_up, resident_kb, run, send_some
+from tests.crash.attack import hang_up, resident_kb, send_some
+from tests.crash.garbage import Control, run
 from tests.support.broker import BrokerProcess, wait_until
 
 MIB: Final = 1 << 20

@@ -8,9 +8,9 @@ import pytest
 
 from metaq.client import TextClient
 from metaq.protocol.text.replies import OK, UNAVAILABLE, Reply, ReplyReader
+from tests.crash.command import Violation
 from tests.crash.history import CREATED, LARGEST_TEXT_BODY, History
 from tests.crash.kills import run
-from tests.crash.model import Violation
 from tests.support.broker import BrokerProcess
 
 STREAM = 1

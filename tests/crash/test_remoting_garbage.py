@@ -12,8 +12,8 @@ from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import encode_request
 from metaq.protocol.remoting.headers import Int32, PullMessage, encode_header
 from tests.crash import strangers
+from tests.crash.attack import hang_up, resident_kb, send_some
 from tests.crash.frames import RemotingControl, run
-from tests.crash.garbage import hang_up, resident_kb, send_some
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.messages import send, send_header, sent
 from tests.support.remoting import RemotingClient

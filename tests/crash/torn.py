@@ -12,10 +12,10 @@ from metaq.store.index.indexfile import HEADER, ITEM_SIZE
 from metaq.store.messagestore import INDEX, LOG, QUEUES
 from metaq.store.queues.consumequeue import UNIT_SIZE
 from metaq.store.recovery.verify import verify
-from tests.crash.command import Result, main, run_until
+from tests.crash.command import Result, expect, main, run_until
 from tests.crash.damage import Folder, Place, lost_messages, make_folder, reopen
 from tests.crash.driver import case
-from tests.crash.model import KEYS, expect
+from tests.crash.model import KEYS
 from tests.support.faultydisk import DATA, FaultyDisk
 
 

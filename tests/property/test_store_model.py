@@ -17,8 +17,9 @@ from metaq.message import Durability, TopicPartition
 from metaq.store.files.filecache import read_here
 from metaq.store.log.retention import RetentionRules
 from metaq.store.settings import StoreSettings
+from tests.crash.command import expect
 from tests.crash.driver import Driver, quiet
-from tests.crash.model import KEYS, expect
+from tests.crash.model import KEYS
 from tests.support.faultydisk import FaultyDisk, Stopped
 
 MESSAGES: Final = st.lists(

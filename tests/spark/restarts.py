@@ -26,9 +26,8 @@ from typing import Final
 import pyarrow.parquet as pq
 
 from metaq.client import TextClient, connect
-from tests.crash.command import Result
+from tests.crash.command import Result, expect
 from tests.crash.driver import CaseFailed
-from tests.crash.model import expect
 from tests.spark.topics import STARTS, TOO_BUSY, log_of
 from tests.support.broker import BrokerProcess, wait_until
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from metaq.protocol.text.codec import CommandReader
-from tests.crash.garbage import FLAGS, LIMITS, OPENING, check_replies, converse, read_replies
+from tests.crash.attack import converse
+from tests.crash.garbage import FLAGS, LIMITS, OPENING, check_replies, read_replies
 from tests.support.broker import BrokerProcess
 from tests.support.wire import feed, slicings
 from tests.wire.corpus import Case

@@ -14,7 +14,8 @@ from metaq.checksum import body_crc
 from metaq.protocol.text.codec import write_get, write_line
 from metaq.protocol.text.messages import HEADER
 from metaq.protocol.text.replies import write_result, write_value_head
-from tests.crash.garbage import converse, read_replies
+from tests.crash.attack import converse
+from tests.crash.garbage import read_replies
 from tests.support.broker import BrokerProcess
 from tests.support.talk import Talk
 from tests.support.wire import slicings

@@ -29,9 +29,8 @@ from psycopg import sql
 from metaq.client import TextClient, xa
 from metaq.message import TextPosition
 from metaq.tx.xid import Xid
-from tests.crash.command import Result
+from tests.crash.command import Result, expect
 from tests.crash.driver import CaseFailed
-from tests.crash.model import expect
 from tests.support.broker import BrokerProcess, wait_until
 from tests.xa.postgres import Postgres
 from tests.xa.worker import FIRST_STEPS, LAST_STEPS, PARTITIONS, QUALIFIER, TIMEOUT_S, TOPIC, Ended, Table, Task, database, work

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.model import Violation
+from tests.crash.command import Violation
 from tests.support.broker import BrokerProcess
 from tests.xa.atomic import VICTIMS, Case, run
 from tests.xa.postgres import Postgres
