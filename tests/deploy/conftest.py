@@ -1,5 +1,6 @@
 """Wheels that the tests deploy, made once, and machines."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from metaq.deploy.cluster import Cluster, ClusterSettings
 from metaq.deploy.wheels import build
 from tests.deploy.pair import Pair
+from tests.deploy.prepared import prepared_python
 from tests.deploy.systems import Systems
 from tests.support.sshd import SshHost
 
@@ -50,10 +52,18 @@ def second_wheels(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return built
 
 
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Interpreter of machines that have installed the wheels before."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return prepared_python(shared / "prepared")
+
+
 @pytest.fixture
-def pair(tmp_path: Path, wheels: Path) -> Iterator[Pair]:
+def pair(tmp_path: Path, wheels: Path, python: Path) -> Iterator[Pair]:
     with ExitStack() as stack:
-        hosts = [stack.enter_context(SshHost(tmp_path, name)) for name in ("a", "b")]
+        hosts = [stack.enter_context(SshHost(tmp_path, name, python)) for name in ("a", "b")]
         pair = Pair(tmp_path, hosts, wheels)
         pair.configure()
         yield pair

@@ -39,10 +39,14 @@ def make_key(file: Path) -> None:
 
 
 class SshHost:
-    """One machine, from entering the ``with`` block until leaving it: an sshd, and ``home``, where its files are."""
+    """One machine, from entering the ``with`` block until leaving it: an sshd, and ``home``, where its files are.
 
-    def __init__(self, folder: Path, name: str) -> None:
+    ``python`` is its interpreter for what is deployed.
+    """
+
+    def __init__(self, folder: Path, name: str, python: Path = Path("python3")) -> None:
         self.name = name
+        self._python = python
         self.home = folder / name
         self.home.mkdir(parents=True)
         (self.port,) = free_ports(1)
@@ -112,5 +116,6 @@ class SshHost:
             "known_hosts": str(self._ssh / "known_hosts"),
             "folder": str(self.home / "metaq"),
             "processes": "supervisor",
+            "python": str(self._python),
             **others,
         }
