@@ -12,13 +12,20 @@ export PATH := $(PATH):/usr/sbin:/sbin
 # Where compiled modules are not kept, each broker compiles all of its own again: twice the time of a start, a thousand times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-long lint format bench compile interpret test-compiled
+.PHONY: run test test-slow test-all test-long lint format bench compile interpret test-compiled
 
 run: .venv/.stamp-run
 	$(BIN)/metaq serve --data data --listen 127.0.0.1:8123
 
+# What is fast, and a little of each kind that is slow.
 test: .venv/.stamp-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+
+# One by one, as they are asked for: some take minutes, and their files are no measure of that.
+test-slow: .venv/.stamp-dev
+	$(BIN)/python -m pytest -n $(JOBS) --dist load --maxschedchunk 1 -m slow
+
+test-all: test test-slow
 
 test-long: .venv/.stamp-dev
 	$(BIN)/python -m tests.crash.long

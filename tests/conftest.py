@@ -43,12 +43,31 @@ def read_partners() -> dict[str, Partner]:
 PARTNERS: Final = read_partners()
 
 
+def pytest_report_header() -> str:
+    """Show which partners are missing before the first test runs."""
+    missing = [partner for partner in PARTNERS.values() if not partner.installed()]
+    if not missing:
+        return "partners: all are installed"
+    names, packages = (", ".join(partner.name for partner in missing), " ".join(partner.package for partner in missing))
+    return f"partners missing, whose tests are skipped: {names}; apt-get install {packages}"
+
+
+@pytest.hookimpl(trylast=True)  # when those that are not asked for have gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Check the names of partners; begin with the slow tests that may take longest, so that no worker ends with one."""
+    if all(item.get_closest_marker("slow") for item in items):
+        items.sort(key=most_seconds, reverse=True)
     for item in items:
         for mark in item.iter_markers("partner"):
             if not mark.args or not PARTNERS.keys() >= set(mark.args):
                 known = ", ".join(PARTNERS)
                 raise pytest.UsageError(f"{item.nodeid}: partner{mark.args} is not in {PACKAGES}; known: {known}")
+
+
+def most_seconds(item: pytest.Item) -> float:
+    """Return the limit of a test that sets itself one; 0 for others."""
+    mark = item.get_closest_marker("timeout")
+    return 0.0 if mark is None else float(mark.args[0])
 
 
 @pytest.hookimpl(tryfirst=True)

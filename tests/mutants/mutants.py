@@ -2,7 +2,6 @@
 
 import argparse
 import random
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from tests.crash.command import Result
 from tests.mutants.mutant import ROOT, Mutant, problem_with, rows_of_features
 from tests.mutants.rows import MUTANTS
 from tests.mutants.runner import judge_all
+from tests.support.samples import seed_of_tree
 
 
 def check() -> list[str]:
@@ -17,12 +17,6 @@ def check() -> list[str]:
     tests_of = rows_of_features((ROOT / "docs" / "features.md").read_text("utf-8"))
     found = ((mutant, problem_with(mutant, ROOT, tests_of)) for mutant in MUTANTS)
     return [f"{mutant}: {problem}" for mutant, problem in found if problem is not None]
-
-
-def seed_of_tree() -> int:
-    """A number that changes with each commit."""
-    ask = ["git", "rev-parse", "HEAD^{tree}"]
-    return int(subprocess.run(ask, cwd=ROOT, check=True, capture_output=True, text=True).stdout[:8], 16)
 
 
 def sample(seed: int, count: int) -> list[Mutant]:

@@ -13,6 +13,7 @@ from tests.mutants import mutants
 from tests.mutants.mutant import ROOT, Mutant
 from tests.mutants.rows import MUTANTS
 from tests.mutants.runner import Case, Copy, MutantSurvived, Outcome, Report, check_plain, judge, judge_all, read_report
+from tests.support.samples import seed_of_tree
 
 pytestmark = pytest.mark.partner("git")
 
@@ -92,7 +93,7 @@ def test_what_a_row_must_be(copy: Copy) -> None:
 @pytest.mark.timeout(900)
 def test_a_sample_of_the_mutants_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Other rows for each commit; the seed is printed, for ``python -m tests.mutants --sample N --seed S``."""
-    seed = mutants.seed_of_tree()
+    seed = seed_of_tree()
     with capsys.disabled():
         print(f"\nmutants: --sample {SAMPLE} --seed {seed}")
     judge_all(mutants.sample(seed, SAMPLE), tmp_path)

@@ -7,7 +7,6 @@ Hypothesis chooses and shrinks; the crash tests do the same at random and by the
 import random
 from typing import Final
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -32,9 +31,6 @@ MESSAGES: Final = st.lists(
     min_size=1,
     max_size=4,
 )
-
-
-pytestmark = pytest.mark.slow
 
 
 class StoreMachine(RuleBasedStateMachine):
