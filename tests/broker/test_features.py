@@ -352,7 +352,7 @@ def test_sizes_of_queue_files_are_whole_units(tmp_path: Path) -> None:
     """SG-024, MQ-016: another size is refused rather than rounded."""
     command = [sys.executable, "-m", "metaq", "serve", "--data", str(tmp_path), "--queue-file-bytes", "1000"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert (run.returncode, "queue_file_bytes is not a multiple of 16" in run.stderr) == (2, True)
+    assert (run.returncode, "queue_file_bytes must be a multiple of 16" in run.stderr) == (2, True)
 
 
 # -- retention --------------------------------------------------------------------------------------------------------
