@@ -62,8 +62,8 @@ class TopicSettings(BaseModel):
     partitions: int = Field(
         1, ge=1, le=1024, description="number of partitions; more than before adds some, fewer has no effect"
     )
-    accept_publish: bool = Field(True, description="whether puts are taken")
-    accept_subscribe: bool = Field(True, description="whether gets are answered")
+    accept_publish: bool = Field(True, description="whether the topic accepts puts")
+    accept_subscribe: bool = Field(True, description="whether the topic answers gets")
 
 
 class Settings(BaseModel):
@@ -71,68 +71,78 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    data: Path = Field(Path("data"), description="folder that holds everything; created when missing")
-    listen: str = Field("127.0.0.1:8123", description="HOST:PORT to listen on; port 0 takes a free one")
+    data: Path = Field(Path("data"), description="folder for all data; created if missing")
+    listen: str = Field("127.0.0.1:8123", description="HOST:PORT to listen on; with port 0 the system chooses one")
     remoting_listen: str = Field(
-        "127.0.0.1:10911", description='HOST:PORT for RocketMQ clients; also taken: the port two below; "none" turns both off'
+        "127.0.0.1:10911", description='HOST:PORT for RocketMQ clients; the port two below is used, too; "none" turns both off'
     )
     registry_listen: str = Field(
         "127.0.0.1:9876", description="HOST:PORT of the registry; unused by a broker that has registries"
     )
     http_listen: str = Field(
-        "", description='HOST:PORT for metrics and health; without it the port above listen, on loopback; "none": no such port'
+        "",
+        description='HOST:PORT for metrics and health; by default on loopback, the port after that of listen; "none": off',
     )
     registries: str = Field(
-        "", description="registries to register with, HOST:PORT;HOST:PORT; without any the broker embeds one"
+        "", description="registries to register with, HOST:PORT;HOST:PORT; without this setting the broker runs its own"
     )
     advertise: str = Field(
-        "", description="HOST:PORT that clients are told to connect to; without it the remoting address, else listen"
+        "", description="HOST:PORT at which clients reach this broker; by default remoting_listen, or listen if that is none"
     )
     allow_public: bool = Field(
-        False, description="allow an address that other machines can reach, although there are no users (users_file)"
+        False, description="allow an address that other machines can reach although there are no users (users_file)"
     )
-    users_file: str = Field("", description="file with users and what each may do; none: whoever connects may do everything")
+    users_file: str = Field(
+        "", description="file with users and their permissions; without it anyone who can connect can do everything"
+    )
     failed_logins_per_minute: int = Field(
         30,
         ge=1,
         le=100_000,
-        description="wrong passwords and signatures that are looked at from one address; from all together ten times as many",
+        description="wrong passwords and signatures that are checked for one address; ten times as many for all together",
     )
-    tls_certificate: str = Field("", description="certificate chain (PEM) for TLS on every port; none: TLS is refused")
-    tls_key: str = Field("", description="private key (PEM), when it is not in the certificate's file")
+    tls_certificate: str = Field("", description="certificate chain (PEM) for TLS on every port; without it TLS is refused")
+    tls_key: str = Field("", description="private key (PEM), if it is not in the certificate's file")
     cluster_user: str = Field(
-        "", description="user of users_file as whom this broker registers and follows its master; needs a secret and admin"
+        "",
+        description="user in users_file that this broker uses to register and to follow its master; needs a secret and admin",
     )
     cluster_tls_ca: str = Field(
-        "", description="certificates (PEM) that registries and masters are checked by; none: they are connected to without TLS"
+        "", description="certificates (PEM) for checking registries and masters; without it connections to them do not use TLS"
     )
-    broker_name: str = Field("metaq", description="name of this broker, kept in the data folder")
-    broker_number: int = Field(0, ge=0, le=1023, description="number of this broker, kept in the data folder")
+    broker_name: str = Field("metaq", description="name of this broker, stored in the data folder")
+    broker_number: int = Field(0, ge=0, le=1023, description="number of this broker, stored in the data folder")
     broker_permission: int = _live(
-        6, ge=0, le=6, multiple_of=2, description="what this broker does for clients: 4 gives messages, 2 takes them, 6 both"
+        6,
+        ge=0,
+        le=6,
+        multiple_of=2,
+        description="what clients may do with this broker: 4 read messages, 2 write them, 6 both, 0 neither",
     )
     cluster_name: str = Field("DefaultCluster", description="name of the cluster that this broker belongs to")
     role: Literal["master", "slave", "elected"] = Field(
-        "master", description="what this replica of the broker is at first: master, slave, or elected through ZooKeeper"
+        "master", description="first role of this replica: master, slave, or elected through ZooKeeper"
     )
     replica_number: int = Field(
         1, ge=1, le=1023, description="number of this replica among those that share a broker_name; a slave's RocketMQ brokerId"
     )
     replication_listen: str = Field(
-        "none", description='HOST:PORT where slaves connect while this replica is master; "none" takes no slaves'
+        "none", description='HOST:PORT at which slaves connect while this replica is master; with "none" there are no slaves'
     )
     master: str = Field(
-        "", description="replication_listen of the master, for a slave that is not to ask its registries or ZooKeeper for it"
+        "", description="replication_listen of the master, for a slave that does not look it up in its registries or ZooKeeper"
     )
     zookeeper: str = Field(
-        "", description="ZooKeeper to register with, HOST:PORT,HOST:PORT; then the registry of this broker says what that knows"
+        "", description="ZooKeeper to register with, HOST:PORT,HOST:PORT; the registry of this broker then answers from it"
     )
     zookeeper_root: str = Field("/meta", description="where MetaQ clients look in ZooKeeper (their zk.zkRoot)")
     zookeeper_session_ms: int = Field(
-        10_000, ge=1000, le=60_000, description="silence after which ZooKeeper takes this broker for dead"
+        10_000, ge=1000, le=60_000, description="silence after which ZooKeeper considers this broker dead"
     )
-    log_format: Literal["text", "json"] = _live("text", description="how a log line is written: key=value, or one JSON object")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = _live("INFO", description="least severe log line that is written")
+    log_format: Literal["text", "json"] = _live("text", description="format of log lines: key=value, or one JSON object")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = _live(
+        "INFO", description="lowest level of log lines that are written"
+    )
 
     durability: Durability = Field(
         Durability.DISK,
@@ -143,16 +153,18 @@ class Settings(BaseModel):
         2,
         ge=1,
         le=16,
-        description="at replica: how many replicas must hold a put, the master among them; fewer: it is not safe",
+        description="at replica: how many replicas, including the master, must have a message before it counts as safe",
     )
     replica_timeout_ms: int = _live(
-        3000, ge=1, description="at replica: how long a put waits for the replicas before it is answered as not yet safe"
+        3000,
+        ge=1,
+        description="at replica: how long a put waits for the replicas before the answer says that it is not yet safe",
     )
     replica_lag_ms: int = Field(3000, ge=100, description="how long a slave may lag before it is no longer in sync")
     flush_messages: int = _live(1000, ge=1, description="at memory: messages after which the log is synced")
     flush_interval_ms: int = _live(10_000, ge=1, description="at memory: longest time between two syncs")
     sync_timeout_ms: int = _live(5000, ge=1, description="at disk: how long a put waits for the sync before it is answered 500")
-    sweep_interval_ms: int = Field(250, ge=10, description="pause between two writes of queue units and of the live mark")
+    sweep_interval_ms: int = Field(250, ge=10, description="time between two writes of queue units and of the live mark")
     checkpoint_interval_ms: int = Field(5000, ge=10, description="longest time between two durable checkpoints")
 
     segment_bytes: int = Field(GIB, ge=4 * KIB, le=64 * GIB, description="size of a commit-log segment")
@@ -160,79 +172,87 @@ class Settings(BaseModel):
     index_slots: int = Field(5_000_000, ge=1, le=500_000_000, description="slots of a key-index file, 4 bytes each")
     # the properties of one message have room for about ten thousand keys, and all of them go into one file
     index_entries: int = Field(20_000_000, ge=20_000, le=2_000_000_000, description="items of a key-index file, 20 bytes each")
-    hot_bytes: int = Field(256 * MIB, ge=0, description="newest part of the log that is read through the map")
-    max_open_files: int = Field(512, ge=8, description="store files kept open at once")
+    hot_bytes: int = Field(
+        256 * MIB, ge=0, description="size of the newest part of the log, which is read through a memory map"
+    )
+    max_open_files: int = Field(512, ge=8, description="store files that are open at once")
 
     keep_hours: float = _live(72, gt=0, le=MOST_HOURS, description="age at which a segment expires")
     delete_hour: int = _live(4, ge=0, le=23, description="hour of the day (UTC) in which expired segments are deleted")
-    clean_ratio: float = _live(0.75, gt=0, le=1, description="disk use at which expired segments are deleted at any hour")
+    clean_ratio: float = _live(0.75, gt=0, le=1, description="disk use above which expired segments are deleted at any hour")
     force_ratio: float = _live(
-        0.85, gt=0, le=1, description="disk use at which the oldest segments are deleted, expired or not"
+        0.85, gt=0, le=1, description="disk use above which the oldest segments are deleted, expired or not"
     )
-    refuse_ratio: float = _live(0.90, gt=0, le=1, description="disk use at which puts are refused")
-    ample_free_bytes: int = _live(10 * GIB, ge=0, description="with this much free the three ratios are ignored")
-    least_free_bytes: int = _live(64 * MIB, ge=0, description="with less than this free puts are refused")
-    retention_interval_ms: int = Field(60_000, ge=10, description="pause between two looks at age and room")
+    refuse_ratio: float = _live(0.90, gt=0, le=1, description="disk use above which puts are refused")
+    ample_free_bytes: int = _live(10 * GIB, ge=0, description="with this much free space the three ratios are ignored")
+    least_free_bytes: int = _live(64 * MIB, ge=0, description="with less free space than this, puts are refused")
+    retention_interval_ms: int = Field(60_000, ge=10, description="time between two checks of age and free space")
 
     max_line_bytes: int = _live(4 * KIB, ge=64, description="longest command line")
     max_body_bytes: int = _live(MIB, ge=1, description="largest body of a put")
     max_message_bytes: int = _live(
-        4 * MIB, ge=1, description="largest body of a message sent by a RocketMQ client, as far as a segment has room"
+        4 * MIB, ge=1, description="largest body of a message from a RocketMQ client; a segment must have room for it"
     )
-    max_transfer_bytes: int = _live(MIB, ge=64, description="most bytes in the answer to a get; one message always fits")
+    max_transfer_bytes: int = _live(MIB, ge=64, description="largest answer to a get; one message is always returned")
     max_connections: int = _live(10_000, ge=1, description="open connections")
     max_connections_bytes: int = _live(
-        512 * MIB, ge=MIB, description="what all connections hold: unfinished commands, puts in flight, answers not read yet"
+        512 * MIB, ge=MIB, description="memory of all connections: incomplete commands, puts in progress, unread answers"
     )
     max_unsent_bytes: int = _live(
-        8 * MIB, ge=KIB, description="answers a client has not read yet, after which its commands wait; also puts in flight"
+        8 * MIB,
+        ge=KIB,
+        description="per connection: unread answers and puts in progress; above it the broker stops reading commands",
     )
-    max_waiting_bytes: int = _live(256 * MIB, ge=KIB, description="bytes of all puts that wait for the disk; beyond it: 503")
-    max_held_gets: int = _live(10_000, ge=0, description="gets held because there is no message yet")
-    max_hold_ms: int = _live(30_000, ge=0, description="longest wait= of a get; a longer one is shortened")
-    max_cold_reads: int = _live(1000, ge=1, description="gets that wait for the disk at once; beyond it: 503")
+    max_waiting_bytes: int = _live(
+        256 * MIB, ge=KIB, description="size of all puts that wait for the disk; above it puts are answered 503"
+    )
+    max_held_gets: int = _live(10_000, ge=0, description="gets that wait for a message")
+    max_hold_ms: int = _live(30_000, ge=0, description="longest wait= of a get; longer ones are shortened")
+    max_cold_reads: int = _live(1000, ge=1, description="gets that wait for the disk; above it gets are answered 503")
     handshake_timeout_ms: int = _live(
         30_000, ge=100, description="how long a new connection may stay silent before it is closed"
     )
     idle_timeout_ms: int = _live(300_000, ge=100, description="silence after which a connection is closed")
-    drain_timeout_ms: int = _live(10_000, ge=0, description="how long an orderly stop waits for answers that are due")
+    drain_timeout_ms: int = _live(10_000, ge=0, description="how long an orderly stop waits for answers in progress")
 
-    registration_interval_ms: int = Field(30_000, ge=100, le=60_000, description="pause between two registrations")
+    registration_interval_ms: int = Field(30_000, ge=100, le=60_000, description="time between two registrations")
     registry_expiry_ms: int = Field(120_000, ge=100, description="silence after which the registry removes a broker")
-    registry_scan_ms: int = Field(10_000, ge=10, description="pause between the registry's looks for silent brokers")
+    registry_scan_ms: int = Field(10_000, ge=10, description="time between two checks of the registry for silent brokers")
     order_message_enable: bool = Field(
-        False, description="whether the registry's routes carry the configuration of ordered topics"
+        False, description="whether the registry's routes include the configuration of ordered topics"
     )
 
-    auto_create_topics: bool = _live(True, description="create a topic on the first put to it")
-    default_partitions: int = _live(1, ge=1, le=1024, description="partitions of a topic created on first put")
-    max_topics: int = _live(16_000, ge=1, description="topics on this broker")
-    store_replies: bool = _live(True, description="keep replies to requests in the log after they were handed on")
-    auto_create_groups: bool = _live(True, description="create a consumer group on its first use")
-    max_groups: int = _live(16_000, ge=1, description="consumer groups on this broker")
-    client_expiry_ms: int = _live(120_000, ge=100, description="time without a heartbeat after which a client is forgotten")
-    client_scan_ms: int = Field(10_000, ge=10, description="pause between two looks for such clients")
+    auto_create_topics: bool = _live(True, description="create a topic with the first put to it")
+    default_partitions: int = _live(1, ge=1, le=1024, description="partitions of a topic that is created with the first put")
+    max_topics: int = _live(16_000, ge=1, description="number of topics on this broker")
+    store_replies: bool = _live(True, description="keep replies to requests in the log after they were passed on")
+    auto_create_groups: bool = _live(True, description="create a consumer group with its first use")
+    max_groups: int = _live(16_000, ge=1, description="number of consumer groups on this broker")
+    client_expiry_ms: int = _live(120_000, ge=100, description="time without a heartbeat after which a client is removed")
+    client_scan_ms: int = Field(10_000, ge=10, description="time between two checks for such clients")
     offset_snapshot_interval_ms: int = Field(
-        5000, ge=100, description="pause between two snapshots of the consumer offsets; what is between them is in the log"
+        5000, ge=100, description="time between two snapshots of the consumer offsets; later changes are in the log"
     )
     offset_export_interval_ms: int = Field(
-        60_000, ge=0, description="pause between two records of how far all groups are, for reports; 0: none are made"
+        60_000, ge=0, description="time between two recordings of the offsets of all groups, for reports; 0 records none"
     )
     sql_filter: bool = _live(True, description="whether consumers may filter by SQL92 expressions")
     transaction_timeout_ms: int = _live(
         60_000,
         ge=1,
-        description="longest time that a client can give a transaction from its begin to its prepare or commit",
+        description="longest timeout of a transaction, from its begin to its prepare or commit",
     )
-    max_branches: int = _live(100_000, ge=1, description="transactions that are open or undecided at once")
-    max_branch_bytes: int = _live(16 * 1024**2, ge=1024, description="messages of one transaction, in bytes")
+    max_branches: int = _live(100_000, ge=1, description="number of transactions that are open or undecided")
+    max_branch_bytes: int = _live(16 * 1024**2, ge=1024, description="size of the messages of one transaction")
     max_open_transaction_bytes: int = _live(
-        256 * 1024**2, ge=1024, description="messages of all open transactions, which wait in memory, in bytes"
+        256 * 1024**2, ge=1024, description="size of the messages of all open transactions, which are in memory"
     )
     check_after_ms: int = _live(
-        6000, ge=0, description="age of an undecided transactional message at which its producers are asked for the first time"
+        6000,
+        ge=0,
+        description="age of an undecided transactional message at which its producers are first asked for the outcome",
     )
-    check_interval_ms: int = Field(30_000, ge=10, description="pause between two questions about one such message")
+    check_interval_ms: int = Field(30_000, ge=10, description="time between two such questions about the same message")
     max_checks: int = _live(15, ge=1, description="how often producers are asked before a transactional message is given up")
     topics: dict[str, TopicSettings] = _live({}, description="topics that exist from the start (configuration file only)")
 
@@ -246,20 +266,22 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.queue_file_bytes % 16:
-            raise ValueError("queue_file_bytes is not a multiple of 16, the size of a unit")
+            raise ValueError("queue_file_bytes must be a multiple of 16, the size of a unit")
         # a record is its body, at most 32 KiB of properties and less than 512 other bytes; it never spans segments
         if self.segment_bytes < self.max_body_bytes + 33 * KIB:
-            raise ValueError("segment_bytes is smaller than max_body_bytes and 33 KiB: the largest message would not fit")
+            raise ValueError("segment_bytes must be at least max_body_bytes + 33 KiB, so that the largest message fits")
         if not self.clean_ratio <= self.force_ratio <= self.refuse_ratio:
-            raise ValueError("clean_ratio, force_ratio and refuse_ratio do not rise")
+            raise ValueError("clean_ratio must not be above force_ratio, and force_ratio not above refuse_ratio")
         if self.durability.on_replicas and self.replication_listen == "none":
-            raise ValueError(f"durability {self.durability} needs replication_listen, where slaves connect")
+            raise ValueError(f"durability {self.durability} needs replication_listen, the address at which slaves connect")
         if self.cluster_user and not self.users_file:
-            raise ValueError("cluster_user needs users_file, where its secret is")
+            raise ValueError("cluster_user needs users_file, which has its secret")
         if self.role == "elected" and not self.zookeeper:
             raise ValueError("role elected needs zookeeper, through which the master is elected")
         if self.role != "master" and self.replication_listen == "none":
-            raise ValueError(f"role {self.role} needs replication_listen, where slaves connect when this replica is master")
+            raise ValueError(
+                f"role {self.role} needs replication_listen, the address at which slaves connect when this replica is master"
+            )
         return self
 
     def merged(self, changes: Mapping[str, Any]) -> Self:

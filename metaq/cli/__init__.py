@@ -28,12 +28,12 @@ EXIT_CODES: Final = f"""\
 \b
 Exit codes:
   0    done
-  {FAILED}    nothing there: no such topic, group, message or transaction; verify: damage found; serve, registry: not started
+  {FAILED}    not found: topic, group, message or transaction; verify: damage found; serve, registry: not started
   {USAGE}    a wrong argument or setting
   {NOT_CONNECTED}    no connection to the registry or the broker, or no answer in time
   {REFUSED}    the broker refused
   {INTERRUPTED}  interrupted by Ctrl-C
-  {OUTPUT_CLOSED}  nobody reads the output any more
+  {OUTPUT_CLOSED}  the reader of the output is gone
 
 \b
 doctor and why-not-consuming: 0 all is well, 1 a warning, 2 a problem
@@ -125,7 +125,7 @@ class Commands(click.Group):
 @login_options
 @click.pass_context
 def commands(context: click.Context, user: str, users_file: str, tls_ca: str) -> None:
-    """A message broker in one process: start it, put and get messages, look after it."""
+    """A message broker in one process: start it, put and get messages, operate it."""
     context.obj = Login(user, users_file, tls_ca)
 
 

@@ -24,7 +24,7 @@ INTERRUPTED: Final = 130
 OUTPUT_CLOSED: Final = 141
 
 PASSWORD_VARIABLE: Final = "METAQ_PASSWORD"  # noqa: S105 - a name
-NOTHING_CHANGED: Final = "nothing is changed; add --yes to do it"
+NOTHING_CHANGED: Final = "nothing was changed; add --yes to do it"
 
 Decorated = Callable[..., Any]
 
@@ -52,7 +52,7 @@ def broker_option(command: Decorated) -> Decorated:
         envvar="METAQ_BROKER",
         show_default=True,
         show_envvar=True,
-        help="The broker to talk to.",
+        help="The broker to connect to.",
     )(command)
 
 
@@ -65,7 +65,7 @@ def registry_option(command: Decorated) -> Decorated:
         metavar="HOST:PORT",
         show_default=True,
         show_envvar=True,
-        help="The registry that knows the brokers; several with ; between them.",
+        help="The registry that knows the brokers; separate several with ;.",
     )(command)
 
 
@@ -119,14 +119,14 @@ def login_options(command: Decorated) -> Decorated:
     """Add ``--user``, ``--users-file`` and ``--tls-ca``, and keep them for ``connect``."""
     for name, metavar, variable, text in reversed(
         (
-            ("--user", "NAME", "METAQ_USER", f"Who asks; the password comes from {PASSWORD_VARIABLE}, or is asked for."),
+            ("--user", "NAME", "METAQ_USER", f"The user; the password is read from {PASSWORD_VARIABLE}, or asked for."),
             (
                 "--users-file",
                 "FILE",
                 "METAQ_USERS_FILE",
-                "Users of a broker on this machine: the password is that of --user there.",
+                "Users file of a broker on this machine, from which the password of --user is read.",
             ),
-            ("--tls-ca", "FILE", "METAQ_TLS_CA", "Speak TLS, and check certificates with those in this file (PEM)."),
+            ("--tls-ca", "FILE", "METAQ_TLS_CA", "Use TLS, and check certificates with those in this file (PEM)."),
         )
     ):
         command = click.option(name, default="", metavar=metavar, envvar=variable, show_envvar=True, help=text)(command)

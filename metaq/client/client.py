@@ -90,10 +90,10 @@ def connect(
             schemes = f"{SCHEME}://, {ZOOKEEPER_SCHEME}:// for ZooKeeper, or no scheme at all"
             raise BadRequest(f"{shown!r} begins with {url.scheme}://; write {schemes}")
         if url.path not in {"", "/"}:
-            raise BadRequest(f"{shown!r} has the path {url.path}; there is none")
+            raise BadRequest(f"{shown!r} has the path {url.path}; leave it out")
         given = dict(parse_qsl(url.query))
         if unknown := given.keys() - {"timeout_s", "instance", "tls"}:
-            raise BadRequest(f"{shown!r} has the parameter {min(unknown)}; timeout_s, instance and tls are known")
+            raise BadRequest(f"{shown!r} has the unknown parameter {min(unknown)}; there are timeout_s, instance and tls")
         who, _, address = url.netloc.rpartition("@")
         if who:
             user, password = map(unquote, who.partition(":")[::2])
@@ -130,7 +130,7 @@ def _registries(address: str) -> list[str]:
             split_address(place)
             found.append(place)
     if not found:
-        raise BadRequest(f"{address!r} names no registry; write host:port")
+        raise BadRequest(f"{address!r} is not the address of a registry; write host:port")
     return found
 
 

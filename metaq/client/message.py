@@ -244,9 +244,9 @@ def message_properties(
 ) -> dict[str, str]:
     """Return the properties of a message to send. ``BadRequest`` names a parameter or a property that cannot be sent."""
     if reserved := RESERVED & properties.keys():
-        raise BadRequest(f"property {min(reserved)} has a meaning of its own; use the parameter for it")
+        raise BadRequest(f"property {min(reserved)} is reserved; use the parameter for it")
     if not 0 <= delay_level <= 18:
-        raise BadRequest(f"delay_level is {delay_level}; 1 to 18 are delays from 1 s to 2 h, 0 is none")
+        raise BadRequest(f"delay_level is {delay_level}; it must be 1 to 18 (1 s to 2 h), or 0 for no delay")
     found = dict(properties)
     found[UNIQUE_KEY] = unique_id
     if joined := keys if isinstance(keys, str) else " ".join(keys):
@@ -257,7 +257,7 @@ def message_properties(
         found[DELAY] = str(delay_level)
     for name, value in found.items():
         if not name or not _SEPARATORS.isdisjoint(name + value):
-            raise BadRequest(f"property {name[:40]!r} is empty, or it or its value holds the byte 1 or 2")
+            raise BadRequest(f"property {name[:40]!r} is empty, or it or its value contains the byte 1 or 2")
     return found
 
 

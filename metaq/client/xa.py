@@ -202,7 +202,9 @@ class XaSession:
             if self._branch is not None:
                 raise ClientError(f"this session is in the branch {self._branch.xid}; commit or roll it back first")
             if xid.qualifier != self.qualifier:
-                raise BadRequest(f"{xid} has not this session's qualifier {self.qualifier}: tpc_recover would not find it")
+                raise BadRequest(
+                    f"{xid} does not have this session's qualifier {self.qualifier}: tpc_recover would not find it"
+                )
             branch = _Branch(xid, self._brokers.choose())
             self._step(branch.address, xid, "BEGIN", timeout=True)
             self._branch = branch
@@ -240,7 +242,7 @@ class XaSession:
         with self._alone():
             branch = self._committable()
             if branch.vote is not _Vote.OPEN:
-                raise ClientError(f"the branch {branch.xid} is prepared already")
+                raise ClientError(f"the branch {branch.xid} is already prepared")
             advice = "tpc_rollback() ends it in either case"
             reply = self._step(branch.address, branch.xid, "PREPARE", advice=advice, first="END")
             if reply.body == b"%d" % XaCode.RDONLY:
@@ -265,7 +267,7 @@ class XaSession:
             if branch.vote is _Vote.PREPARED:
                 self._commit_prepared(branch.xid, branch.address)
             elif branch.vote is _Vote.OPEN:
-                advice = "nothing but its messages can tell; prepare branches where that matters"
+                advice = "only its messages show it; prepare branches if that matters"
                 self._step(branch.address, branch.xid, "COMMIT_ONE_PHASE", advice=advice)
 
     def tpc_rollback(self, xid: Xid | None = None) -> None:
@@ -313,7 +315,7 @@ class XaSession:
         with self._alone():
             branch = self._current()
             if branch.vote is _Vote.OPEN:
-                raise ClientError(f"the branch {branch.xid} is not prepared, so it would not last; roll it back")
+                raise ClientError(f"the branch {branch.xid} is not prepared, so it cannot be kept; roll it back")
             self._take_branch()
 
     # -- the branch ---------------------------------------------------------------------------------------------------
@@ -321,7 +323,7 @@ class XaSession:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         if not self._in_use.acquire(blocking=False):
-            raise ClientError("another call of this session is under way; a session belongs to one thread at a time")
+            raise ClientError("another call of this session is in progress; only one thread at a time may use a session")
         try:
             yield
         finally:
@@ -468,7 +470,7 @@ def _message_id(reply: Reply) -> int:
     try:
         return int(reply.body.split()[0])
     except (ValueError, IndexError) as error:
-        raise ClientError(f"the broker answered {reply.body[:80]!r} to a put where an id is due") from error
+        raise ClientError(f"the broker answered {reply.body[:80]!r} to a put instead of an id") from error
 
 
 def _as_xid(text: str) -> Xid:
@@ -482,4 +484,4 @@ def _listed(text: str, address: str) -> Xid:
     try:
         return _as_xid(text)
     except BadRequest as error:
-        raise ClientError(f"the broker {address} listed {text[:80]!r}, which is no branch: {error}") from error
+        raise ClientError(f"the broker {address} listed {text[:80]!r}, which is not a branch: {error}") from error

@@ -201,7 +201,7 @@ class Cluster:
         known = {host.name: host for host in self.hosts}
         for name in wanted:
             if name not in known:
-                raise ConfigError(f"no host {name!r}; there are {', '.join(known)}")
+                raise ConfigError(f"there is no host {name!r}; the hosts are {', '.join(known)}")
         return tuple(known[name] for name in wanted)
 
 
@@ -251,7 +251,7 @@ def _model(model: type[Model], values: Any, where: str) -> Model:
 def _host(name: str, common: Mapping[str, Any], given: Any, cluster: ClusterSettings) -> Host:
     where = f"hosts.{name}"
     if not isinstance(given, dict):
-        raise ConfigError(f"{where}: has no lines of its own; it needs an address, and a broker or a registry")
+        raise ConfigError(f"{where}: is empty; it needs an address, and a broker or a registry")
     settings = _model(HostSettings, {**common, **given}, where)
     services = []
     if settings.registry is not None:
@@ -259,7 +259,7 @@ def _host(name: str, common: Mapping[str, Any], given: Any, cluster: ClusterSett
     if settings.broker is not None:
         services.append(_service(name, "broker", {**cluster.settings, **settings.broker}, cluster.admin))
     if not services:
-        raise ConfigError(f"{where}: runs nothing; it needs a broker or a registry")
+        raise ConfigError(f"{where}: needs a broker or a registry")
     return Host(name, settings, tuple(services))
 
 
@@ -278,7 +278,7 @@ def _service(host: str, kind: Kind, given: Mapping[str, Any], admin: str) -> Ser
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from error
     if settings.users_file and not (admin and Path(settings.users_file).is_absolute()):
-        raise ConfigError(f"{where}.users_file: needs an absolute path, and admin, the user in it that fab asks as")
+        raise ConfigError(f"{where}.users_file: needs an absolute path, and the key admin must name a user in it")
     service = Service(host, kind, given, settings, admin)
     service.addresses()
     return service
@@ -296,7 +296,7 @@ def _check_machines(hosts: Sequence[Host]) -> None:
         listening = [(service, *found) for service in services for found in service.addresses()]
         for (first, _, one, port), (second, name, other, taken) in itertools.combinations(listening, 2):
             if port == taken and (one == other or {one, other} & set(ANY_HOST)):
-                raise ConfigError(f"{second.where}.{name}: port {port} of that machine is taken by the {first} already")
+                raise ConfigError(f"{second.where}.{name}: port {port} of that machine is already used by the {first}")
 
 
 def _check_different(folders: Sequence[tuple[str, str, str]]) -> None:
@@ -305,7 +305,7 @@ def _check_different(folders: Sequence[tuple[str, str, str]]) -> None:
     for key, said, who in folders:
         path = os.path.normpath(said)
         if path in seen:
-            raise ConfigError(f"{key}: {path} of that machine is taken by {seen[path]} already")
+            raise ConfigError(f"{key}: {path} of that machine is already used by {seen[path]}")
         seen[path] = who
 
 

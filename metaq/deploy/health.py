@@ -103,7 +103,7 @@ class Group:
         looks = self.wait_whole(deadline_s)
         now = self.master(looks)
         if now is None or now is master:
-            raise machine.fail("handed over, and is the master again: its group does not let it go")
+            raise machine.fail("it handed over and became master again: the other replicas cannot take over")
         return now
 
     @property

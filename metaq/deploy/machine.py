@@ -67,7 +67,7 @@ class Machine:
         try:
             done = self._connection.run(command, hide=True, warn=True, in_stream=False, timeout=deadline_s)
         except CommandTimedOut as error:
-            raise self.fail(f"no end within {deadline_s:.0f} s: {command.split(maxsplit=1)[0]}") from error
+            raise self.fail(f"{command.split(maxsplit=1)[0]} did not end within {deadline_s:.0f} s") from error
         except (SSHException, OSError, EOFError) as error:
             raise self.fail(self._unreachable(error)) from error
         return done.exited, done.stdout, done.stderr
@@ -88,7 +88,7 @@ class Machine:
                 f"no Python: {self.host.settings.python} cannot be run; install Python 3.11 or newer, or set python"
             )
         if code:
-            raise self.fail(f"the look at it failed: {errors.strip()[-300:]}")
+            raise self.fail(f"cannot examine it: {errors.strip()[-300:]}")
         facts: dict[str, Any] = json.loads(output.splitlines()[-1])
         return facts
 

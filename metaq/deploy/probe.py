@@ -25,10 +25,10 @@ def folder(path: str) -> "dict[str, object]":
     there = nearest(path)
     problem = None
     if not os.path.exists(there):
-        problem = there + " is a link to " + os.readlink(there) + ", which cannot be found; make it, or remove the link"
+        problem = there + " is a link to " + os.readlink(there) + ", which does not exist; create it, or remove the link"
         there = os.path.dirname(there)
     elif not os.path.isdir(there):
-        problem = there + " is no folder"
+        problem = there + " is not a folder"
     elif not os.access(there, os.W_OK | os.X_OK):
         problem = "no permission to write into " + there
     space = os.statvfs(there)

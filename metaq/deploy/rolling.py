@@ -132,7 +132,7 @@ class Roll:
             settled = before == node.processes.look(kind).state  # else its state changed during the question
             if settled and before in DOWN:
                 if found.answers:
-                    reason = f"{kind} answers, and what looks after it says that it has {before}"
+                    reason = f"{kind} answers, but its service manager says that it has {before}"
                     raise node.machine.fail(f"{reason}: end that process, then `fab start --on {node.host.name}`")
                 return True
             if found.answers:

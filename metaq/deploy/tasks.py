@@ -52,7 +52,9 @@ def rollback(cluster: Cluster, say: Say, *, to: str = "") -> None:
         before = {node.previous for node in nodes}
         name = to or (before.pop() if len(before) == 1 else "")
         if name not in kept:
-            raise DeployFailed(f"no release {to or 'before this one'} on all hosts; there are: {', '.join(kept) or 'none'}")
+            raise DeployFailed(
+                f"not all hosts have the release {to or 'before this one'}; all have: {', '.join(kept) or 'none'}"
+            )
         nodes[:] = [node.of_release(name) for node in nodes]
         roll = Roll(nodes, cluster.settings.start_deadline_s, say)
         refuse([*problems_of_formats(nodes, nodes[0].about(name)["format"]), *roll.obstacles()])
@@ -198,7 +200,7 @@ def _status_of(node: Node, service: Service, say: Say) -> bool:
     if found.answers and state == STARTING:
         state = RUNNING
     if found.answers and state != RUNNING:
-        health = "answers, but what looks after it does not know of it"
+        health = "answers, but its service manager does not know it"
     release = node.releases.of(process.pid) or node.current
     if release != node.current:
         health += f"; {node.current} is current: deploy again, or restart it"

@@ -60,7 +60,7 @@ def build(cluster: Cluster, into: Path) -> Release:
         _pip(into, "wheel", "--wheel-dir", str(wheels), f"{source}{cluster.extras}", *BESIDE)
     own = sorted(wheels.glob("metaq_broker-*.whl"))
     if len(own) != 1:
-        raise DeployFailed(f"package: {len(own)} wheels of metaq-broker in {wheels}; a release has one")
+        raise DeployFailed(f"package: there are {len(own)} wheels of metaq-broker in {wheels}; there must be one")
     version = own[0].name.split("-")[1]
     return Release(f"{version}-{_digest(wheels, cluster)[:10]}", version, cluster.extras, _format(own[0]), wheels)
 
@@ -94,7 +94,7 @@ def _format(wheel: Path) -> int:
     with zipfile.ZipFile(wheel) as archive:
         found = FORMAT.search(archive.read(STORE).decode()) if STORE in archive.namelist() else None
     if found is None:
-        raise DeployFailed(f"package: {wheel.name} does not say which format of data it reads; {STORE} should")
+        raise DeployFailed(f"package: {wheel.name} does not say which data format it reads; {STORE} should")
     return int(found[1])
 
 

@@ -126,7 +126,7 @@ class HalfMessages:
         if topic is None and not any(key.topic == name for key in topics.deleted):
             topic = topics.ensure(name, number + 1)  # a killed broker may forget a topic that holds no message yet
         if topic is None or not topic.all_partitions:
-            raise UnknownTopic(f"the topic {name} was deleted: make it again, or the message is given up in the end")
+            raise UnknownTopic(f"the topic {name} was deleted: create it again, or the message is finally given up")
         draft = Draft(
             *(name, number % topic.all_partitions, record.body, _committed(pairs, str(ordinal)), record.flag),  # it may shrink
             *(record.sys_flag | TRANSACTION_COMMIT, record.born_ms, record.born_host, record.reconsume_times),

@@ -61,7 +61,7 @@ def decode_offset_id(text: str) -> OffsetId:
     address, rest = _split(text)
     port, log_offset = _PLACE.unpack(rest)
     if not 0 <= port < 65536 or log_offset < 0:
-        raise BadRequest(f"message id {text}: port {port} and log offset {log_offset} cannot be")
+        raise BadRequest(f"message id {text}: port {port} and log offset {log_offset} are impossible")
     return OffsetId(address, port, LogOffset(log_offset))
 
 
@@ -104,7 +104,7 @@ def _packed(address: str) -> bytes:
     try:
         return ipaddress.ip_address(address).packed
     except ValueError as error:
-        raise BadRequest(f"message id: {address!r} is no IP address") from error
+        raise BadRequest(f"message id: {address!r} is not an IP address") from error
 
 
 def _split(text: str) -> tuple[str, bytes]:

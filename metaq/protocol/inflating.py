@@ -45,7 +45,7 @@ def inflated(body: bytes, sys_flag: int, most: int = MAX_INFLATED_BYTES) -> byte
     if kind == _ZSTD:
         return _inflated_zstd(body, most)
     known = "zlib (0 and 3), LZ4 (1) and Zstandard (2) are known"
-    raise DecodeError(f"a body of {len(body)} bytes is compressed in way {kind >> 8}; {known}")
+    raise DecodeError(f"a body of {len(body)} bytes is compressed with method {kind >> 8}; {known}")
 
 
 def inflated_zlib(body: bytes, most: int = MAX_INFLATED_BYTES) -> bytes:

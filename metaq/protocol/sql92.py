@@ -274,7 +274,7 @@ class _Parser:
             return lambda _: fixed
         name = operand.name
         if name is None:
-            raise SubscriptionInvalid(f"SQL92 filter: {operand.fixed!r} alone is no condition; compare it with something")
+            raise SubscriptionInvalid(f"SQL92 filter: {operand.fixed!r} alone is not a condition; compare it with something")
         return lambda properties: _is_true(properties[name]) if name in properties else None
 
     def _condition(self) -> _Operand:
@@ -395,7 +395,7 @@ class _Parser:
         first = self._orderable(low, low_start, "BETWEEN")
         last = self._orderable(high, high_start, "BETWEEN")
         if low.name is None and high.name is None and _ordered(first({}), last({}), operator.gt):
-            reason = f"BETWEEN {low.fixed} AND {high.fixed} holds for nothing; write the smaller bound first"
+            reason = f"BETWEEN {low.fixed} AND {high.fixed} is never true; write the smaller bound first"
             raise SubscriptionInvalid(f"SQL92 filter, character {low_start.at + 1}: {reason}")
         if negated:
             return _all_of([_order(value, first, operator.lt), _order(value, last, operator.gt)], decisive=True)
@@ -417,7 +417,9 @@ class _Parser:
     def _search(self, read: Read, word: str, negated: bool) -> Test:
         self._searches += 1
         if self._searches > MOST_SEARCHES:
-            raise SubscriptionInvalid(f"SQL92 filter: more than {MOST_SEARCHES} of {', '.join(_SEARCHES)} are over the limit")
+            raise SubscriptionInvalid(
+                f"SQL92 filter: it has more than {MOST_SEARCHES} of {', '.join(_SEARCHES)}, which is the limit"
+            )
         part = self._text(word)
         found = _SEARCHES[word]
 

@@ -67,5 +67,7 @@ def parse_subscription(topic: str, expression: str, version: int = 0, kind: str 
         return Subscription(topic, EVERYTHING, frozenset(), frozenset(), version, ExpressionKind.TAG)
     tags = frozenset(tag.strip(BLANKS) for tag in words.split(SEPARATOR)) - {""}
     if not tags:
-        raise SubscriptionInvalid(f"subscription to {topic}: no tag in {expression[:64]!r}; write TagA || TagB, or * for all")
+        raise SubscriptionInvalid(
+            f"subscription to {topic}: there is no tag in {expression[:64]!r}; write TagA || TagB, or * for all"
+        )
     return Subscription(topic, expression, tags, frozenset(map(java_hash, tags)), version, ExpressionKind.TAG)

@@ -135,6 +135,6 @@ def _grouped(items: Collection[Item], place: Callable[[Item], tuple[str, str]]) 
     for item in items:
         room, name = place(item)
         if not room:
-            raise ConfigError(f"{name} is in no machine room; the function that tells rooms must know it")
+            raise ConfigError(f"{name} is in no machine room; the function for rooms must know it")
         rooms[room].append(item)
     return rooms

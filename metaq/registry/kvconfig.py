@@ -43,7 +43,7 @@ class KvConfig:
         Raises ``BadRequest`` when there are ``MAX_KEYS`` keys already, and ``StoreError`` when it cannot be written.
         """
         if key not in self._tables.get(namespace, {}) and sum(map(len, self._tables.values())) >= MAX_KEYS:
-            raise BadRequest(f"there are {MAX_KEYS} keys already; delete some first")
+            raise BadRequest(f"there are already {MAX_KEYS} keys; delete some first")
         self._change({**self._tables, namespace: {**self._tables.get(namespace, {}), key: value}}, run)
 
     def delete(self, namespace: str, key: str, run: Run) -> None:

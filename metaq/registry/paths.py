@@ -58,7 +58,7 @@ def parse_replica(name: str) -> Replica:
     """Parse a ``Replica.name``; raise ``BadRequest`` when it is none."""
     found = _REPLICA.fullmatch(name)
     if found is None:
-        raise BadRequest(f"{name!r} names no replica: it is neither NUMBER-m nor NUMBER-sNUMBER")
+        raise BadRequest(f"{name!r} is not a replica's name: NUMBER-m or NUMBER-sNUMBER")
     return Replica(int(found[1]), None if found[2] is None else int(found[2]))
 
 
@@ -199,7 +199,7 @@ def parse_member(path: str) -> Member:
     """Parse a ``Member.path``; raise ``BadRequest`` when it is none."""
     parts = path.removeprefix(f"{BROKERS}/").split("/")
     if len(parts) != 3 or not parts[2].isdecimal():
-        raise BadRequest(f"{path} is no path of a broker")
+        raise BadRequest(f"{path} is not a broker's path")
     return Member(parts[0], parts[1], int(parts[2]))
 
 

@@ -330,6 +330,6 @@ class RouteTables:
         """Enter a topic on live brokers by hand; raise ``BadRequest``, entering nothing, when one of them is not live."""
         for name in queues:
             if name not in self._groups:
-                raise BadRequest(f"no live broker is called {name}; nothing was entered for topic {topic}")
+                raise BadRequest(f"there is no live broker {name}; nothing was changed for topic {topic}")
         if queues:
             self._topics.setdefault(topic, {}).update(queues)

@@ -115,7 +115,7 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
             raise BadRequest(f"{part!r} is not HOST:PORT of a ZooKeeper")
         found.append((host.strip("[]"), int(port)))
     if not found:
-        raise BadRequest(f"{text!r} names no ZooKeeper; write HOST:PORT,HOST:PORT")
+        raise BadRequest(f"{text!r} is not the address of a ZooKeeper; write HOST:PORT,HOST:PORT")
     return found
 
 

@@ -142,7 +142,7 @@ class Election:
             or zookeeper.session != self._session
             or self._monotonic() >= zookeeper.lease_end
         ):
-            raise Fenced("this replica may not be the master any more: ZooKeeper has not confirmed it for a while; try again")
+            raise Fenced("this replica may no longer be the master: ZooKeeper has not confirmed it for a while; try again")
 
     def agree(self, epoch: int, in_sync: frozenset[int]) -> bool:
         """Have the master elected from these replicas from now on; return whether that is agreed.
@@ -175,14 +175,14 @@ class Election:
         """
         leading = self._leading
         if leading is None or replica not in leading.in_sync:
-            raise BadRequest(f"replica {replica} is not in sync; in sync are {sorted(leading.in_sync) if leading else 'none'}")
+            raise BadRequest(f"replica {replica} is not in sync; these are: {sorted(leading.in_sync) if leading else 'none'}")
         if not self._is_own(leading):
-            raise RegistryUnavailable("this replica may not be the master any more")
+            raise RegistryUnavailable("this replica may no longer be the master")
         state = leading._replace(preferred=replica)
         self._leading = self._tried = None
         try:
             if not self._zookeeper.commit([Set(self._state_path, state.encode(), self._version), Delete(self._master_path)]):
-                raise RegistryUnavailable("the state of the replicas has changed meanwhile; look at it and try again")
+                raise RegistryUnavailable("the state of the replicas has changed meanwhile; check it and try again")
         except OutcomeUnknown:  # another replica may be master by now
             self._deposed()
             raise
@@ -211,7 +211,7 @@ class Election:
         loss = self._loss(log, state)
         if loss is not None and not accept_loss:
             raise BadRequest(
-                f"{loss}. To have it master all the same, and lose what it lacks: metaq cluster promote --accept-loss"
+                f"{loss}. To make it master nevertheless, and lose what it lacks: metaq cluster promote --accept-loss"
             )
         epoch = log.epoch if state is None else max(log.epoch, state.epoch)
         self._zookeeper.make(self._state_path)
@@ -235,7 +235,7 @@ class Election:
         if reason is not None and better:
             return f"{reason}. Better: {better}, which have all of them"
         if longest is not None and others[longest].log.is_longer(log):
-            reason = reason or "nobody knows who was in sync, and this replica has not the longest log"
+            reason = reason or "it is unknown which replicas were in sync, and this one does not have the longest log"
             return f"{reason}. Of those that are there replica {longest} has the longest log"
         return (
             reason and f"{reason}. None that is there is better; {sorted(in_sync - others.keys())} may be, which are not there"

@@ -115,7 +115,7 @@ class Feeder:
     def _end_oldest(self) -> None:
         """Shut down the oldest connection that is not a slave's; its greenlet then stops waiting and closes it."""
         connection = next(iter(self._nameless))
-        reason = f"{MOST_NAMELESS} others wait, too"
+        reason = f"{MOST_NAMELESS} other connections wait to log in"
         logger.warning("connection dropped address=%s reason=%s", self._nameless.pop(connection), reason)
         with contextlib.suppress(OSError):  # the other side has hung up
             socket.socket.shutdown(connection, socket.SHUT_RDWR)  # TLS's own would break a greenlet that waits in it
@@ -181,7 +181,7 @@ class Feeder:
         if connection.recv(1, socket.MSG_PEEK)[:1] != bytes((TLS,)):
             return connection
         if self._certificate is None:
-            raise ProtocolError("it speaks TLS, and no certificate is configured (tls_certificate)")
+            raise ProtocolError("it uses TLS, but no certificate is configured (tls_certificate)")
         secured = self._certificate.secured(connection)
         self._nameless[secured] = self._nameless.pop(connection, "")
         try:
@@ -362,7 +362,7 @@ class _Slave:
     def _pieces(self) -> list[bytes | memoryview]:
         log = self._feeder.store.log
         if self._sent_end < log.begin:
-            raise ProtocolError(f"what it lacks, from {self._sent_end} on, has aged out: it has to begin anew")
+            raise ProtocolError(f"what it lacks, from {self._sent_end} on, has aged out: it must copy everything again")
         start, data = piece(log, self._sent_end, PIECE_BYTES, self._feeder.read)
         self._sent_end = start + len(data)
         return [encode_data(start, len(data)), data]

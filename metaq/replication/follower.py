@@ -200,7 +200,7 @@ class Follower:
         """Follow the master until the connection ends; always raises the reason in the end."""
         address = self._followed = self._find_master()
         if address is None:
-            raise ProtocolError("nobody knows a master")
+            raise ProtocolError("no master is known")
         self._tried = f"{address[0]}:{address[1]}"
         self._store.check_healthy()
         hello = self._hello().encode()  # it reads the log: before the connection, so that the master does not wait for it
@@ -259,7 +259,7 @@ class Follower:
         follow, ``ProtocolError`` for a frame that makes no sense.
         """
         if isinstance(first, Data):
-            raise ProtocolError("the master begins without saying where")
+            raise ProtocolError("the master does not say where it begins")
         content, store = first.content, self._store
         if "refused" in content:
             raise Refused(f"the master refuses this slave: {content['refused']}")
@@ -274,7 +274,7 @@ class Follower:
             self._give_up_derived()
         end = content.get("follow")
         if end is None or end > store.log.end:
-            raise ProtocolError(f"the master does not say where to go on from {store.log.end}")
+            raise ProtocolError(f"the master does not say where to continue from {store.log.end}")
         if end < store.log.end:
             logger.warning("log diverged, cut at=%d own_end=%d", end, store.log.end)
             if "differs" in content:
@@ -306,7 +306,7 @@ class Follower:
             seen.epoch, seen.readable_end, seen.begin = content["epoch"], content["readable_end"], content["begin"]
             seen.in_sync, seen.log_end = frozenset(content["in_sync"]), control.log_end
         except KeyError as error:
-            raise ProtocolError("a control frame without what it has to say") from error
+            raise ProtocolError("a control frame lacks a field") from error
         if seen.epoch != self._epochs.current.number:
             self._epochs.refresh()
         suspicion = self._store.suspicion

@@ -79,9 +79,9 @@ class Hello(NamedTuple):
             right = right and (hello.proved == -1 or are_ranges(hello.ranges, hello.proved, hello.end))
             right = right and (hello.last is None or [type(part) for part in hello.last] == [int, int, str])
         except (TypeError, ValueError) as error:
-            raise ProtocolError(f"a hello with other fields than {', '.join(cls._fields)}") from error
+            raise ProtocolError(f"the fields of a hello must be {', '.join(cls._fields)}") from error
         if not right:
-            raise ProtocolError("a hello with values of other kinds than it should have")
+            raise ProtocolError("a value of the hello has the wrong type")
         return hello
 
 
@@ -92,11 +92,11 @@ def hello_length(head: bytes) -> int:
     """
     if head[: len(MAGIC)] != MAGIC:
         if head[0] == 0:
-            raise ProtocolError("this may be a RocketMQ slave, whose replication protocol is another one")
-        raise ProtocolError(f"the first bytes {head[: len(MAGIC)].hex()} are no hello of a slave")
+            raise ProtocolError("this may be a RocketMQ slave, which has another replication protocol")
+        raise ProtocolError(f"the first bytes {head[: len(MAGIC)].hex()} are not the hello of a slave")
     length: int = LENGTH.unpack_from(head, len(MAGIC))[0]
     if not 2 <= length <= MOST_HELLO:
-        raise ProtocolError(f"a hello of {length} bytes; at most {MOST_HELLO} are taken")
+        raise ProtocolError(f"a hello of {length} bytes is over the limit of {MOST_HELLO}")
     return length
 
 
@@ -180,7 +180,7 @@ class FrameReader:
             return at
         log_offset, size = FRAME.unpack_from(buffer, at)
         if log_offset < 0 or not CONTROL <= size <= MOST_DATA:
-            raise StreamLost(f"no frame of a master: log offset {log_offset}, size {size}")
+            raise StreamLost(f"not a frame of a master: log offset {log_offset}, size {size}")
         if size != CONTROL:
             if start + size > len(buffer):
                 return at
@@ -196,7 +196,7 @@ class FrameReader:
             return at
         content = _object(bytes(buffer[start : start + length]), "control frame")
         if not all(right(content[name]) for name, right in _MEMBERS.items() if name in content):
-            raise StreamLost("a control frame with values of other kinds than it should have")
+            raise StreamLost("a value of the control frame has the wrong type")
         found.append(Control(log_offset, content))
         return start + length
 
@@ -207,5 +207,5 @@ def _object(body: bytes, what: str) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise StreamLost(f"a {what} that is not JSON") from error
     if not isinstance(content, dict):
-        raise StreamLost(f"a {what} that is no object")
+        raise StreamLost(f"a {what} that is not an object")
     return content

@@ -60,9 +60,9 @@ class Proof(NamedTuple):
         try:
             proof = cls(**orjson.loads(body))
         except (orjson.JSONDecodeError, TypeError) as error:
-            raise ProtocolError("the answer to the challenge is no proof") from error
+            raise ProtocolError("the answer to the challenge is not a proof") from error
         if not all(isinstance(part, str) and part.isascii() for part in proof):
-            raise ProtocolError("a proof with values of other kinds than text")
+            raise ProtocolError("the values of a proof must be text")
         return proof
 
 
@@ -135,9 +135,9 @@ class Claim:
     def answer(self, challenge: str) -> bytes:
         """Return the proof to send; raise ``ProtocolError`` without credentials, or when the master asks twice."""
         if self._credentials is None:
-            raise ProtocolError("the master has users and asks who this is; set cluster_user")
+            raise ProtocolError("the master has users and asks for a login; set cluster_user")
         if self._expected:
-            raise ProtocolError("the master asks twice who this is")
+            raise ProtocolError("the master asks twice for a login")
         name, secret = self._credentials
         nonce = secrets.token_hex(16)
         self._expected = prove(secret, MASTER, challenge, nonce, self._hello)
@@ -148,7 +148,7 @@ class Claim:
         if self._credentials is None:
             return
         if not self._expected or not hmac.compare_digest(self._expected.encode(), proof.encode()):
-            raise ProtocolError("the master does not prove that it knows the secret of cluster_user; has it the users_file?")
+            raise ProtocolError("the master does not prove that it knows the secret of cluster_user; check its users_file")
 
 
 def check_claim(keeper: Doorkeeper, proof: Proof, challenge: str, hello: bytes, address: str) -> str:
@@ -159,5 +159,7 @@ def check_claim(keeper: Doorkeeper, proof: Proof, challenge: str, hello: bytes, 
 
     secret = keeper.secret_of(proof.user, address, is_made_with)
     if secret is None:
-        raise AccessDenied("the slave does not prove to be an administrator; check cluster_user and users_file on both sides")
+        raise AccessDenied(
+            "the slave does not prove that it is an administrator; check cluster_user and users_file on both sides"
+        )
     return prove(secret, MASTER, challenge, proof.nonce, hello)

@@ -43,7 +43,7 @@ def ranges(log: CommitLog, start: int, read: Read) -> Ranges:
     size = max(RANGE_BYTES, -(-(log.end - start) // MOST_RANGES))
     if size > MOST_RANGE_BYTES:
         raise CorruptRecord(
-            f"the log is known to be right before {start} only, of {log.end}; empty the data folder to copy all"
+            f"of the log up to {log.end}, only the part before {start} is known to be right; empty the data folder to copy all"
         )
     ends = [*range(start + size, log.end, size), log.end] if start < log.end else []
     return [[end, _checksum(log, begin, end, read, _nobody)] for begin, end in pairwise([start, *ends])]

@@ -29,7 +29,7 @@ def advertised(settings: Settings, listening: Address) -> Address:
     if not settings.advertise:
         if ipaddress.ip_address(listening[0]).is_unspecified:
             raise ConfigError(
-                f"advertise: {listening[0]} is no address to connect to; set advertise to HOST:PORT of this broker"
+                f"advertise: {listening[0]} is not an address to connect to; set advertise to HOST:PORT of this broker"
             )
         return listening
     host, separator, port = settings.advertise.rpartition(":")

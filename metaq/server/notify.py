@@ -93,7 +93,9 @@ def _connect(name: str) -> socket.socket | None:
         link.connect("\0" + name[1:] if name.startswith("@") else name)
     except OSError as error:
         link.close()
-        raise ConfigError(f"NOTIFY_SOCKET: cannot tell systemd at {name}: {error}; unset it where there is none") from error
+        raise ConfigError(
+            f"NOTIFY_SOCKET: cannot notify systemd at {name}: {error}; unset it if there is no systemd"
+        ) from error
     link.setblocking(False)
     return link
 

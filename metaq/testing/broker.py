@@ -358,7 +358,7 @@ class InMemoryBroker:
     def _rows(self, topic: str, partition: int) -> list[bytes]:
         partitions = self._log.topics.get(topic, [])
         if not 0 <= partition < len(partitions):
-            raise BadRequest(f"topic {topic} has {len(partitions)} partitions, {partition} is none")
+            raise BadRequest(f"topic {topic} has {len(partitions)} partitions, and {partition} is not one of them")
         return partitions[partition]
 
     # -- groups -------------------------------------------------------------------------------------------------------

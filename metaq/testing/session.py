@@ -45,7 +45,7 @@ class Session:
 
     def submit(self, address: str, question: Question, deadline: float, done: Done) -> None:
         if self._is_inherited:
-            raise ClientClosed("a broker of metaq.testing is in the memory of one process: a fork has only a copy of it")
+            raise ClientClosed("a broker of metaq.testing belongs to one process: a forked process has only a copy of it")
         self._broker.take(self, question, done)
 
     def tell(self, address: str, question: Question, deadline: float) -> None:

@@ -147,13 +147,13 @@ class Room:
             raise XaError(
                 XaCode.RMERR,
                 f"{size} bytes more than {held} in one transaction are over the limit of {self.max_branch_bytes} "
-                "(max_branch_bytes); the message was not taken, commit what is there or roll it back",
+                "(max_branch_bytes); the message was not stored; commit the transaction or roll it back",
             )
         if self.open_bytes + size > self.max_open_transaction_bytes:
             raise XaError(
                 XaCode.RMERR,
                 f"{size} bytes more than {self.open_bytes} in all open transactions are over the limit of "
-                f"{self.max_open_transaction_bytes} (max_open_transaction_bytes); the message was not taken, try again later",
+                f"{self.max_open_transaction_bytes} (max_open_transaction_bytes); the message was not stored; try again later",
             )
 
 

@@ -154,7 +154,9 @@ class Journal:
         at = place + stored.size
         found = [] if end is None else [self._held(record) for record in _records(self._store.log, at, end, read)]
         if len(found) != count:
-            raise CorruptRecord(f"of {count} messages prepared at log offset {place} {len(found)} are left; run metaq verify")
+            raise CorruptRecord(
+                f"only {len(found)} of {count} messages prepared at log offset {place} are left; run metaq verify"
+            )
         return found
 
     def _held(self, record: Record) -> Held:

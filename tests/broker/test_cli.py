@@ -275,7 +275,7 @@ def test_verify_and_repair(tmp_path: Path) -> None:
         broker.restart()
         found = run(broker, "get", "checked").stdout.splitlines()
         assert found == [b"line %d" % number for number in range(3000) if number != 1500]
-    assert b"is no data folder" in run(None, "verify", str(tmp_path), code=1).stderr
+    assert b"is not a data folder" in run(None, "verify", str(tmp_path), code=1).stderr
     run(None, "verify", str(tmp_path / "absent"), code=2)
 
 

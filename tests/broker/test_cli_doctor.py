@@ -54,7 +54,7 @@ def test_all_is_well(cli: Cli, client: Client, broker: BrokerProcess) -> None:
     told = "\n".join(line for _, line in lines)
     assert f"{broker.registry} answers" in told
     assert f"metaq answers at {broker.address}" in told
-    assert "metaq takes and gives messages" in told
+    assert "metaq accepts and delivers messages" in told
     assert "the clock of metaq agrees with this one" in told
     assert "the disk of metaq is " in told
     assert "orders is on metaq (RW, 2)" in told
@@ -63,7 +63,7 @@ def test_all_is_well(cli: Cli, client: Client, broker: BrokerProcess) -> None:
 
 def test_a_registry_that_is_not_there() -> None:
     """P14, E-04: with what the operating system says; nothing else is asked."""
-    reason = "cannot connect to 127.0.0.1:1: [Errno 111] Connection refused; does metaq listen there?"
+    reason = "cannot connect to 127.0.0.1:1: [Errno 111] Connection refused; check that metaq listens there"
     assert sick(Cli("127.0.0.1:1")) == {"registry": f"127.0.0.1:1 does not answer: {reason}"}
 
 
@@ -92,8 +92,8 @@ def test_advertised_addresses_that_lead_nowhere_or_elsewhere(broker: BrokerProce
         cli = Cli(registry.address)
         wait_until(lambda: len(cli.rows("cluster", "brokers")) == 1, DEADLINE_S, "the broker is registered")
         found = sick(cli)
-        assert found["reached"].startswith("lost is not reached at 127.0.0.1:1: cannot connect to 127.0.0.1:1: [Errno 111]")
-        assert found["topics"] == "topics and groups are not looked at: not every master can be asked"
+        assert found["reached"].startswith("lost cannot be reached at 127.0.0.1:1: cannot connect to 127.0.0.1:1: [Errno 111]")
+        assert found["topics"] == "topics and groups were not checked: not every master can be asked"
         assert a.terminate() == 0
     flags = ("--registries", broker.registry, "--broker-name", "double", "--advertise", broker.address)
     with BrokerProcess(tmp_path / "b", *flags) as b:
@@ -112,8 +112,8 @@ def test_a_broker_that_is_restricted(cli: Cli, client: Client, broker: BrokerPro
     admin.update_broker_config(broker.address, brokerPermission="4")
     try:
         found = sick(cli, "--topic", "routed")
-        assert found["writable"] == "metaq as a whole is restricted to R-"
-        assert found["route"] == "routed takes no messages on metaq"
+        assert found["writable"] == "the permission of metaq is only R-"
+        assert found["route"] == "routed accepts no messages on metaq"
     finally:
         admin.update_broker_config(broker.address, brokerPermission="6")
 
@@ -122,7 +122,7 @@ def test_topics_that_are_shut_or_absent(cli: Cli) -> None:
     """P14, E-04: permissions that may not be meant, and a topic without a route."""
     cli.run("topic", "create", "shut", "--permission", "w")
     try:
-        assert sick(cli, code=1)["topics"] == "not everybody may send and consume: shut (-W)"
+        assert sick(cli, code=1)["topics"] == "clients cannot both send and consume: shut (-W)"
         assert "none of the 1 live brokers has such a topic" in sick(cli, "--topic", "nowhere")["route"]
     finally:
         cli.run("topic", "delete", "shut", "--yes")
@@ -141,7 +141,7 @@ def test_groups_that_do_not_consume(cli: Cli, broker: BrokerProcess, client: Cli
     ):
         rows = cli.rows("doctor", "--watch", "1", code=PROBLEM)
         found = " ".join(row["found"] for row in rows if row["check"] == "group ill")
-    assert "subscriptions: members want different things of sickly" in found
+    assert "subscriptions: members have different subscriptions to sickly" in found
     assert re.search(r"progress: offsets did not move in \d+ s", found)
     assert "consumers: no consumer is connected" in sick(cli, "--group", "ill")["group ill"]
 

@@ -111,7 +111,7 @@ def test_promote_and_demote(cluster: Cluster, cli: Cli) -> None:
     wait_caught_up(master, slave)
     epoch = wait_rows(cli, r1="master", r2="slave")[1]["epoch"]
     warned = cli.run("cluster", "promote", NAME)
-    assert "two masters" in warned.stderr and "nothing is changed" in warned.stderr and "in sync" in warned.stdout
+    assert "two masters" in warned.stderr and "nothing was changed" in warned.stderr and "in sync" in warned.stdout
     assert slave.status()["role"] == "slave"
     master.kill()
     wait_until(lambda: set(standing(cli)) == {2}, DEADLINE_S, "the registry has noticed")
@@ -169,7 +169,7 @@ def test_hand_over() -> None:
         info = {"brokerAddrTable": {"a": broker}, "clusterAddrTable": {"c": ["a"]}}
         with FakeRemoting(get_broker_cluster_info=lambda _: Reply(body=json.dumps(info).encode())) as registry:
             cli = Cli(registry.address)
-            assert "nothing is changed" in cli.run("cluster", "handover", "a").stderr
+            assert "nothing was changed" in cli.run("cluster", "handover", "a").stderr
             assert master.count(Request.HAND_OVER) == 0
             done = cli.run("cluster", "handover", "a", "--to", "2", "--yes")
             assert "replica 2 of a" in done.stderr and "is master now, epoch 3" in done.stderr

@@ -151,6 +151,6 @@ def test_no_broker_and_no_live_broker(tmp_path: Path) -> None:
 
 def test_wrong_arguments(cli: Cli) -> None:
     """E-15: what is wrong, and exit code 2."""
-    assert "names no registry" in cli.run("topic", "list", "--registry", ";", code=2).stderr
+    assert "is not the address of a registry" in cli.run("topic", "list", "--registry", ";", code=2).stderr
     assert "is not one of" in cli.run("topic", "create", "t", "--permission", "x", code=2).stderr
     assert "no master of broker nowhere" in cli.run("topic", "create", "t", "--on", "nowhere", code=2).stderr

@@ -91,7 +91,7 @@ def test_members_want_different_things(cli: Cli, broker: BrokerProcess, client: 
         other.consumer("split", "torn", tags="b"),
     ):
         (found,) = why(cli, "torn", code=PROBLEM)["subscriptions"]
-    assert found == f"members want different things of split: TAG a by {client.id}; TAG b by {other.id}"
+    assert found == f"members have different subscriptions to split: TAG a by {client.id}; TAG b by {other.id}"
 
 
 def test_partitions_without_an_owner(cli: Cli, broker: BrokerProcess, client: Client) -> None:
@@ -182,7 +182,7 @@ def test_failures_pile_up(cli: Cli, client: Client) -> None:
     fill(cli, client, "hard")
     with client.listen("hard", "failing", fail, consume_from=FIRST, max_reconsume_times=0):
         wait_until(lambda: len(list(client.admin().dead_letters("failing"))) == 4, DEADLINE_S, "the dead letters")
-        assert why(cli, "failing", code=WARNING)["dead letters"] == ["4 messages were given up"]
+        assert why(cli, "failing", code=WARNING)["dead letters"] == ["4 messages became dead letters"]
     with client.producer() as producer:
         for _ in range(3):
             producer.send("%RETRY%failing", b"again")

@@ -189,9 +189,9 @@ def test_what_is_refused(broker: BrokerProcess) -> None:
         for fields, reason in (
             ({"limit": "0"}, "limit is 0"),
             ({"limit": "1001"}, "limit is 1001"),
-            ({"after": "[1]"}, "not the next of a page"),
-            ({"after": "here"}, "not the next of a page"),
-            ({"after": '["x","y","z",1]'}, "not the next of a page"),
+            ({"after": "[1]"}, "not the `next` of a page"),
+            ({"after": "here"}, "not the `next` of a page"),
+            ({"after": '["x","y","z",1]'}, "not the `next` of a page"),
         ):
             answer = client.call(Request.EXPORT_OFFSETS, fields)
             assert answer.code == Response.SYSTEM_ERROR and reason in (answer.remark or ""), answer

@@ -183,7 +183,7 @@ def test_topics_of_a_file_are_made_all_or_none(reloaded: Reloaded) -> None:
     with TextClient(*reloaded.address) as client:
         client.create("there", 1)
     log = reloaded.reload("max_topics: 2\ntopics: {there: {}, one: {}, two: {}}\n", "settings not reloaded")
-    assert "topics: 3 topics would be more than 2 (max_topics); new are one, two" in log
+    assert "topics: 3 topics would be more than 2 (max_topics); the new ones are one, two" in log
     found = reloaded.in_force()
     assert found["metaq"]["max_topics"] == Settings.model_fields["max_topics"].default
     assert "topic=one" not in found

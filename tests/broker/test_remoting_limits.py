@@ -52,7 +52,7 @@ def test_a_heartbeat_that_never_ends(client: RemotingClient) -> None:
         content = {"clientID": "c@1", "producerDataSet": [{"groupName": f"producer-{number}"} for number in groups]}
         return client.call(Request.HEART_BEAT, {}, json.dumps(content).encode())
 
-    for groups, reason in ((range(60_000), "is longer than 262144"), (range(257), "are more than 256")):
+    for groups, reason in ((range(60_000), "is over the limit of 262144"), (range(257), "are more than 256")):
         refused = beat(groups)
         assert (refused.code, reason in (refused.remark or "")) == (Response.SYSTEM_ERROR, True), refused
     assert client.call(Request.GET_ALL_PRODUCER_INFO).body == b'{"data":{}}'

@@ -144,7 +144,7 @@ def test_a_public_address_must_be_meant(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "data", *SMALL, listen="0.0.0.0:0")
     assert "other machines can reach 0.0.0.0" in refused_start(broker)
     broker.flags = (*SMALL, "--allow-public")
-    assert "0.0.0.0 is no address to connect to; set advertise" in refused_start(broker)
+    assert "0.0.0.0 is not an address to connect to; set advertise" in refused_start(broker)
     broker.flags = (*SMALL, "--allow-public", "--advertise", "127.0.0.1:8123")
     with broker, socket.create_connection(("127.0.0.1", broker.port), timeout=DEADLINE_S) as connection:
         connection.sendall(b"version 1\r\n")

@@ -38,7 +38,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_a_slave_asks_its_registries_for_the_master(cluster: Cluster) -> None:
     """SG-082, SG-081: it follows whoever is master of its name, also one that comes later or takes the place of another."""
     slave = cluster.add(2, "", "--role", "slave")
-    slave.wait_problem("nobody knows a master")
+    slave.wait_problem("no master is known")
     master = cluster.add(1)
     third = cluster.add(3, "", "--role", "slave")
     master.wait_for(in_sync=[1, 2, 3])

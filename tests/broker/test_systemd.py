@@ -130,5 +130,5 @@ def test_a_recovery_ends_when_nobody_wants_it_any_more(tmp_path: Path, number: s
 def test_a_socket_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """E-18: as the reason why it does not start."""
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
-    with pytest.raises(BrokerFailed, match="NOTIFY_SOCKET: cannot tell systemd at"), BrokerProcess(tmp_path / "data"):
+    with pytest.raises(BrokerFailed, match="NOTIFY_SOCKET: cannot notify systemd at"), BrokerProcess(tmp_path / "data"):
         raise AssertionError("it serves")

@@ -73,7 +73,7 @@ def test_all_topics_has_fields_and_both_serializations(client: RemotingClient) -
         ({"topic": "no such*name"}, "characters"),
         ({"topic": "x" * 128}, "longer than"),
         ({"writeQueueNums": "1025"}, "more than"),
-        ({"writeQueueNums": "-1"}, "fewer"),
+        ({"writeQueueNums": "-1"}, "negative"),
         ({"readQueueNums": "x"}, "readQueueNums"),
         ({"perm": "9"}, "perm"),
     ],

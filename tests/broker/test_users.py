@@ -81,7 +81,7 @@ def test_python_clients_that_may_not(broker: BrokerProcess, certificates: Certif
     untrusting = metaq.connect(broker.registry, user="writer", password=WRITER.secret, tls=True)
     with untrusting as client, pytest.raises(MetaqError, match="certificate verify failed"):
         client.producer().send(TOPIC, b"no")
-    with pytest.raises(BadRequest, match="a user needs a password"):
+    with pytest.raises(BadRequest, match="give both a user and a password"):
         metaq.connect(f"metaq://writer@{broker.registry}/")
     with pytest.raises(BadRequest) as refused:
         metaq.connect(f"metaq://writer:{WRITER.secret}@{broker.registry}/?color=red")
@@ -157,7 +157,7 @@ def test_commands_as_a_user(broker: BrokerProcess, certificates: Certificates) -
     from_file = run("put", TOPIC, "hello", METAQ_BROKER=broker.address, **file)
     assert from_file.returncode == 0, from_file.stderr
     nobody = run("put", TOPIC, "hello", METAQ_BROKER=broker.address, **{**file, "METAQ_USER": "nemo"})
-    assert "--user 'nemo' is no user with a secret in the users file" in nobody.stderr
+    assert "--user 'nemo' is not a user with a secret in the users file" in nobody.stderr
     refused = run("topic", "list", METAQ_REGISTRY=broker.registry)
     assert (refused.returncode, refused.stdout) == (4, "")
     assert "anonymous may not" in refused.stderr

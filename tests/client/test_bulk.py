@@ -105,8 +105,8 @@ def test_nonsense_ends_the_connection(server: FakeRemoting) -> None:
     check_lost(server, sends(server, b"result 400 30 -1\r\n" * 10), "a frame of")
     check_lost(server, sends(server, (MAX_FRAME_BYTES + 1).to_bytes(4) + answer[4:]), "a frame of 16777217 bytes")
     check_lost(server, sends(server, answer[:8] + b"x" * (len(answer) - 8)), "header that cannot be read")
-    check_lost(server, sends(server, answer.replace(b'"opaque":1', b'"opaque":2')), "no answer to what was asked")
-    check_lost(server, sends(server, encode_request(Request.HEART_BEAT, 1)), "no answer to what was asked")
+    check_lost(server, sends(server, answer.replace(b'"opaque":1', b'"opaque":2')), "does not answer the request")
+    check_lost(server, sends(server, encode_request(Request.HEART_BEAT, 1)), "does not answer the request")
     check_lost(server, lambda request: Reply(fields=FIELDS, body=BODY[:-1]), "bytes of records")
     check_lost(server, lambda request: Reply(fields={}, body=BODY), "without its ordinals")
     check_lost(server, sends(server, answer[:100], then_closes=True), "closed|reset")
@@ -140,7 +140,7 @@ def test_nobody_there(server: FakeRemoting) -> None:
         closed = gone.address
     with pytest.raises(ConnectionFailed, match=f"cannot connect to {closed}"):
         BulkConnection(closed, TIMEOUT_S)
-    with metaq.testing.broker() as broker, pytest.raises(BadRequest, match="is no address; write host:port"):
+    with metaq.testing.broker() as broker, pytest.raises(BadRequest, match="is not an address; write host:port"):
         BulkConnection(broker.address, TIMEOUT_S)
     with BulkConnection(address, TIMEOUT_S) as connection:
         pass

@@ -257,7 +257,7 @@ def test_two_broadcast_consumers_never_share_a_file(process: BrokerProcess, tmp_
                 return client.consumer("orders", "news", model=Model.BROADCASTING, consume_from=FIRST, offsets_folder=tmp_path)
 
             for _ in range(2):
-                with pytest.raises(ClientError, match=r"another broadcast consumer has .*default/news.json; give each client"):
+                with pytest.raises(ClientError, match=r"another broadcast consumer uses .*default/news.json; give each client"):
                     consume(client)
             with connect(process.registry, instance="b") as named, consume(named) as consumer:
                 take(consumer, 1)

@@ -365,7 +365,7 @@ def test_a_broker_in_memory_is_in_one_process_only(use: str) -> None:
             print(json.dumps(results(children(1, work))))
         """
     )
-    assert "is in the memory of one process" in told
+    assert "belongs to one process" in told
 
 
 def test_a_child_that_uses_nothing_starts_nothing(process: BrokerProcess) -> None:

@@ -157,7 +157,7 @@ def test_local_offsets_survive(tmp_path: Path) -> None:
     offsets.update(queue, QueueOffset(17))
     offsets.save()
     again = LocalOffsets(file)
-    with pytest.raises(ClientError, match=r"another broadcast consumer has the offsets in .*news.json; give each client"):
+    with pytest.raises(ClientError, match=r"another broadcast consumer uses the offsets in .*news.json; give each client"):
         again.open()
     offsets.close()
     offsets.update(queue, QueueOffset(18))
@@ -167,7 +167,7 @@ def test_local_offsets_survive(tmp_path: Path) -> None:
     again.close()
     assert sorted(path.name for path in file.parent.iterdir()) == ["news.json", "news.json.lock"]
     file.write_bytes(b"{")
-    with pytest.raises(ClientError, match=r"news.json holds no offsets"):
+    with pytest.raises(ClientError, match=r"news.json is not a file of offsets"):
         again.open()
     file.unlink()
     again.open()
@@ -206,9 +206,9 @@ def test_addresses_of_registries() -> None:
     with connect("metaq://a:1;b/?timeout_s=3&instance=one") as client:
         assert client.id.endswith("@one")
     for wrong, reason in [
-        ("", "names no registry"),
+        ("", "is not the address of a registry"),
         ("redis://a", "begins with redis://"),
-        ("metaq://a/?zk=b", "has the parameter zk"),
+        ("metaq://a/?zk=b", "has the unknown parameter zk"),
         ("metaq://a/?timeout_s=x", "timeout_s is 'x'"),
     ]:
         with pytest.raises(BadRequest, match=reason):

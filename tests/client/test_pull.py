@@ -97,7 +97,7 @@ def test_what_cannot_be_read(client: Client) -> None:
     make(client, 1)
     queue = MessageQueue("returns", "metaq", 0)
     consumer = client.pull_consumer("orders")
-    with pytest.raises(BadRequest, match="is no queue of topic orders"):
+    with pytest.raises(BadRequest, match="is not a queue of topic orders"):
         consumer.assign([queue])
     with pytest.raises(BadRequest, match="is not assigned"):
         consumer.seek(queue, 0)

@@ -290,7 +290,7 @@ def test_a_commit_in_one_phase_without_answer(stack: contextlib.ExitStack) -> No
     setup = Setup(stack)
     setup.resource.wanted["COMMIT_ONE_PHASE"] = [None]
     setup.session.tpc_begin(setup.session.xid(1, "g", "b"))
-    with pytest.raises(OutcomeUnknown, match="nothing but its messages can tell"):
+    with pytest.raises(OutcomeUnknown, match="only its messages show it"):
         setup.session.tpc_commit()
     assert setup.session.branch is None
 
@@ -321,10 +321,10 @@ def test_steps_out_of_order(stack: contextlib.ExitStack) -> None:
     for decide in (session.tpc_commit, session.tpc_rollback, session.tpc_begin):
         with pytest.raises(ClientError, match="is in the branch XID:1:67:62"):
             decide(XID)
-    with pytest.raises(ClientError, match="is not prepared, so it would not last"):
+    with pytest.raises(ClientError, match="is not prepared, so it cannot be kept"):
         session.leave()
     session.tpc_prepare()
-    with pytest.raises(ClientError, match="is prepared already"):
+    with pytest.raises(ClientError, match="is already prepared"):
         session.tpc_prepare()
     with pytest.raises(ClientError, match="no message can join it"):
         session.send("orders", b"")
@@ -339,10 +339,10 @@ def test_a_qualifier_must_be_found_again(stack: contextlib.ExitStack) -> None:
             connect("127.0.0.1:1", qualifier=bad)
     with pytest.raises(BadRequest, match="branch_timeout_s is -1"):
         connect("127.0.0.1:1", branch_timeout_s=-1)
-    with pytest.raises(BadRequest, match="names no broker"):
+    with pytest.raises(BadRequest, match="is not the address of a broker"):
         connect(" ; ")
     setup = Setup(stack)
-    with pytest.raises(BadRequest, match="has not this session's qualifier myapp-host1"):
+    with pytest.raises(BadRequest, match="does not have this session's qualifier myapp-host1"):
         setup.session.tpc_begin(XID._replace(qualifier="other"))
     with pytest.raises(BadRequest, match="gtrid has 65 bytes, the limit is 64"):
         setup.session.xid(1, b"x" * 65, b"")
@@ -365,7 +365,7 @@ def test_a_session_belongs_to_one_thread_at_a_time(stack: contextlib.ExitStack) 
     other.start()
     try:
         assert asked.wait(LONG_S)
-        with pytest.raises(ClientError, match="belongs to one thread at a time"):
+        with pytest.raises(ClientError, match="only one thread at a time may use a session"):
             session.send("orders", b"")
     finally:
         go_on.set()

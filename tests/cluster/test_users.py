@@ -73,8 +73,8 @@ def stranger(tmp_path: Path) -> Path:
     ("knows", "flags", "reason"),
     [
         (None, (), "set cluster_user"),
-        ("other", ("--cluster-user", ADMIN.name), "does not prove to be an administrator"),
-        ("users", ("--cluster-user", READER.name), "does not prove to be an administrator"),
+        ("other", ("--cluster-user", ADMIN.name), "does not prove that it is an administrator"),
+        ("users", ("--cluster-user", READER.name), "does not prove that it is an administrator"),
     ],
 )
 def test_a_slave_that_does_not_is_refused(

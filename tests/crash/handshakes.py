@@ -59,7 +59,7 @@ TOO_MANY: Final = b"too many wrong"
 COMPARED: Final = {
     "passwords compared": b"wrong user or password",
     "signatures compared": b"wrong signature",
-    "proofs compared": b"does not prove to be an administrator",
+    "proofs compared": b"does not prove that it is an administrator",
 }
 """What is answered to a proof that was looked at."""
 METRICS: Final = b"metaq_build_info"

@@ -138,7 +138,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no data folder"):
+    with pytest.raises(StoreError, match="not a data folder"):
         verify(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -65,10 +65,10 @@ def test_users_and_permissions(pair: Pair, tmp_path: Path) -> None:
     """E-18: a user that is not there, a folder that cannot be one, systemd where there is none."""
     pair.configure(user="nobody-at-all", folder="/dev/null/metaq")
     said = pair.fab.refused("deploy")
-    assert "b: there is no user nobody-at-all" in said and "b: /dev/null is no folder" in said
+    assert "b: there is no user nobody-at-all" in said and "b: /dev/null is not a folder" in said
     (tmp_path / "file").touch()
     pair.configure(broker=pair.broker(pair.hosts[1], data=str(tmp_path / "file")))
-    assert f"b: {tmp_path / 'file'} is no folder" in pair.fab.refused("deploy")
+    assert f"b: {tmp_path / 'file'} is not a folder" in pair.fab.refused("deploy")
     if not Path("/run/systemd/system").exists():
         pair.configure(processes="systemd")
         assert "b: systemd is not the init of this machine" in pair.fab.refused("deploy")

@@ -166,7 +166,7 @@ def test_what_runs_and_does_not_answer_is_left_alone(tmp_path: Path) -> None:
     stage.players["c"].states = ["stopped"]
     expected = [
         "b: broker is running and does not answer: nobody answers; `fab logs` may say why. `fab stop --on b` stops it",
-        "c: broker answers, and what looks after it says that it has stopped: end that process, then `fab start --on c`",
+        "c: broker answers, but its service manager says that it has stopped: end that process, then `fab start --on c`",
     ]
     assert stage.roll.obstacles() == expected
     with pytest.raises(DeployFailed) as error:

@@ -90,9 +90,9 @@ def test_what_runs_and_does_not_answer_is_not_stopped(pair: Pair) -> None:
     orphan, manager = pid(a), int(a.supervisor("pid"))
     os.kill(manager, signal.SIGKILL)
     wait_until(lambda: a.supervisor("pid", "broker").strip() != str(orphan), END_S, "supervisord is gone")
-    assert "answers, but what looks after it does not know of it" in " ".join(pair.status()["a"])
+    assert "answers, but its service manager does not know it" in " ".join(pair.status()["a"])
     assert pair.fab.run_any("status").code == 1
-    assert "a: broker answers, and what looks after it says that it has stopped: end that process" in pair.fab.refused("start")
+    assert "a: broker answers, but its service manager says that it has stopped: end that process" in pair.fab.refused("start")
     os.kill(orphan, signal.SIGTERM)
     wait_until(lambda: not Path(f"/proc/{orphan}").exists(), END_S, "the broker ends")
     assert "a: start broker" in pair.fab.run("start")

@@ -31,5 +31,5 @@ def test_a_link_that_leads_nowhere(systems: Systems, tmp_path: Path) -> None:
     link.symlink_to("/nowhere/at/all")
     host = systems.host(folder=str(link), broker={"data": str(link / "data")}, registry=None, user="")
     facts = Node.look(systems.machine(host)).facts
-    expected = f"{link} is a link to /nowhere/at/all, which cannot be found; make it, or remove the link"
+    expected = f"{link} is a link to /nowhere/at/all, which does not exist; create it, or remove the link"
     assert [facts["home"]["problem"], facts["data"][0]["problem"]] == [expected, expected]

@@ -15,7 +15,7 @@ def test_the_folder_is_that_of_the_file(tmp_path: Path) -> None:
     assert f"metaq serve --config {file}\n" in text and "ReadWritePaths=/srv/orders\n" in text
     assert Cli("").text("systemd", "--config", str(file), "--data", "/srv/orders") == text
     said = Cli("").run("systemd", "--config", str(file), "--data", "/srv/other", code=2).stderr
-    assert f"data: /srv/other by --data, and /srv/orders in {file}:1; leave one out" in said
+    assert f"data: /srv/other by --data, and /srv/orders in {file}:1; give only one of them" in said
     file.write_text("max_topics: 7\n")
     text = Cli("").text("systemd", "--config", str(file))
     assert f"metaq serve --data /var/lib/metaq --config {file}\n" in text and "StateDirectory=metaq\n" in text

@@ -92,9 +92,9 @@ def test_places_and_addresses_that_cannot_be_are_refused() -> None:
         decode_offset_id("7F000001FFFFFFFF00000000000009F9")
     with pytest.raises(BadRequest, match="port 65536 and"):
         decode_offset_id("7F0000010001000000000000000009F9")
-    with pytest.raises(BadRequest, match="log offset -1 cannot be"):
+    with pytest.raises(BadRequest, match="log offset -1 are impossible"):
         decode_offset_id("7F00000100002A9FFFFFFFFFFFFFFFFF")
-    with pytest.raises(BadRequest, match="'localhost' is no IP address"):
+    with pytest.raises(BadRequest, match="'localhost' is not an IP address"):
         encode_offset_id(OffsetId("localhost", 1, LogOffset(0)))
 
 

@@ -165,7 +165,7 @@ CASES: Final[list[tuple[str, Properties, bool]]] = [
 REFUSED: Final[list[tuple[str, str]]] = [
     ("", "character 1: expected a property, a value or a parenthesis, not the end"),
     ("a and between 2 and 10", "character 7: expected a property, a value or a parenthesis, not 'BETWEEN'"),
-    (" a between 10 and 0", "character 12: BETWEEN 10 AND 0 holds for nothing; write the smaller bound first"),
+    (" a between 10 and 0", "character 12: BETWEEN 10 AND 0 is never true; write the smaller bound first"),
     ("a between '10' and '9'", "write the smaller bound first"),
     ("a not between 1.5 and 1.4", "write the smaller bound first"),
     ("a between 1", "expected AND, not the end"),

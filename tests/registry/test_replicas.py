@@ -47,7 +47,7 @@ def cluster(server: ZooKeeperProcess, tmp_path: Path) -> Iterator[Cluster]:
 def test_a_slave_finds_its_master_through_zookeeper(cluster: Cluster, look: KazooClient) -> None:
     """SG-082, SG-081: no setting names it; the slave follows the master that comes later, and the one that takes its place."""
     slave = cluster.add(2, "", *SLAVE)
-    slave.wait_problem("nobody knows a master")
+    slave.wait_problem("no master is known")
     master = cluster.add(1, "", "--replication-listen", "127.0.0.2:0")  # not the host that clients are told
     third = cluster.add(3, "", *SLAVE)
     master.wait_for(in_sync=[1, 2, 3])

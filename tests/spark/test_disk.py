@@ -413,7 +413,7 @@ def test_what_was_durable_is_missing_when_it_is_not_there(tmp_path: Path) -> Non
     os.truncate(made.path / "consumequeue" / "a" / "0" / segment_name(0), 8 * 16 + 3)
     assert made.read() == made.without(7, 8, 9)
     shutil.rmtree(made.path / "consumequeue")
-    with pytest.raises(StoreError, match="has lost its consumequeue; metaq verify --repair makes it anew from the log"):
+    with pytest.raises(StoreError, match="has lost its consumequeue; metaq verify --repair rebuilds it from the log"):
         Folder(made.path)
 
 
@@ -430,7 +430,7 @@ def test_folders_without_documents(tmp_path: Path) -> None:
 def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
     """P47: one sentence says why."""
     for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(StoreError, match=f"{path} is no store folder: it has no commitlog"):
+        with pytest.raises(StoreError, match=f"{path} is not a store folder: it has no commitlog"):
             Folder(path)
     made = make(tmp_path / "data", 3, 10)
     with pytest.raises(UnknownTopic, match="has no topic never"):

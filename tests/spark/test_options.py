@@ -67,26 +67,26 @@ def test_which_places_move_by_themselves(place: Place, stands: bool) -> None:
     [
         ({"maxOffsetPerTrigger": "5"}, ["maxoffsetpertrigger", "did you mean maxOffsetsPerTrigger"]),
         ({"kafka.bootstrap.servers": "h"}, ["did you mean metaq.bootstrap.servers"]),
-        ({"zzz": "5"}, ["the option zzz is not known; there are metaq.bootstrap.servers, metaq.user"]),
+        ({"zzz": "5"}, ["the option zzz is unknown; there are metaq.bootstrap.servers, metaq.user"]),
         ({"metaq.bootstrap.servers": ""}, ["metaq.bootstrap.servers", "path", "neither is there"]),
-        ({"path": "store"}, ["not both"]),
+        ({"path": "store"}, ["both are there"]),
         ({"subscribe": ""}, ["exactly one of subscribe, subscribePattern, assign", "none is given"]),
         ({"assign": '{"a": [0]}'}, ["exactly one of", "subscribe and assign is given"]),
-        ({"subscribe": "", "subscribePattern": "("}, ["subscribePattern: '(' is no regular expression"]),
+        ({"subscribe": "", "subscribePattern": "("}, ["subscribePattern: '(' is not a regular expression"]),
         ({"subscribe": "", "assign": '{"a": 0}'}, ["assign: topic a has 0", '{"orders": [0, 1]}']),
         ({"subscribe": "", "assign": '{"a": [-1]}'}, ["assign: topic a has [-1]"]),
         ({"startingOffsets": "soon"}, ["startingOffsets: 'soon' is neither earliest nor latest nor JSON"]),
         ({"startingOffsets": '{"orders": {"0": 5}'}, ["startingOffsets", "is not JSON", "delimiter"]),
-        ({"startingOffsets": "{}"}, ["startingOffsets: '{}' is no JSON object"]),
+        ({"startingOffsets": "{}"}, ["startingOffsets: '{}' is not a JSON object"]),
         ({"startingOffsets": '{"orders": [5]}'}, ["startingOffsets: topic orders has [5]"]),
         ({"startingOffsets": '{"orders": {"x": 5}}'}, ["a partition 'x'"]),
-        ({"startingOffsets": '{"orders": {"0": -3}}'}, ["-3 of topic orders, partition 0, is no number from -2 on"]),
+        ({"startingOffsets": '{"orders": {"0": -3}}'}, ["-3 of topic orders, partition 0, is not a number from -2 on"]),
         ({"startingOffsets": '{"orders": {"0": "5"}}'}, ["'5' of topic orders"]),
         ({"startingOffsetsByTimestamp": '{"orders": {"0": -1}}'}, ["-1 of topic orders", "from 0 on"]),
-        ({"startingTimestamp": "yesterday"}, ["startingTimestamp: 'yesterday' is no whole number from 0 on"]),
+        ({"startingTimestamp": "yesterday"}, ["startingTimestamp: 'yesterday' is not a whole number from 0 on"]),
         ({"startingOffsetsByTimestampStrategy": "late"}, ["'late' is neither error nor latest"]),
-        ({"maxOffsetsPerTrigger": "0"}, ["maxOffsetsPerTrigger: '0' is no whole number from 1 on"]),
-        ({"minPartitions": "2.5"}, ["minPartitions: '2.5' is no whole number"]),
+        ({"maxOffsetsPerTrigger": "0"}, ["maxOffsetsPerTrigger: '0' is not a whole number from 1 on"]),
+        ({"minPartitions": "2.5"}, ["minPartitions: '2.5' is not a whole number"]),
         ({"failOnDataLoss": "maybe"}, ["failOnDataLoss: 'maybe' is neither true nor false"]),
     ],
 )
@@ -124,5 +124,5 @@ def test_what_a_stream_cannot_do(name: str) -> None:
 
 def test_a_stream_needs_brokers() -> None:
     """P47: a store folder is a batch."""
-    with pytest.raises(ConfigError, match="path: a store folder is read as a batch only"):
+    with pytest.raises(ConfigError, match="path: a store folder can only be read as a batch"):
         read_options({"path": "store", "subscribe": "orders"}).for_stream()

@@ -103,11 +103,11 @@ def test_long_keys_have_it_too(keys: list[str]) -> None:
     ("row", "error"),
     [
         ({"value": None}, "value is null.*coalesce"),
-        ({"key": b"New York"}, "key is 'New York': it holds a blank"),
+        ({"key": b"New York"}, "key is 'New York': it contains a blank"),
         ({"key": b"a\x02b"}, "key is .*the byte 1 or 2"),
         ({"key": b"\xff\xfe"}, "key is not UTF-8.*base64"),
         ({"tag": "a\x01b"}, "tag is .*the byte 1 or 2"),
-        ({"headers": {"KEYS": "x"}}, "header KEYS has a meaning of its own"),
+        ({"headers": {"KEYS": "x"}}, "header KEYS is reserved"),
         ({"headers": {"a": "x\x02"}}, "header's value is .*the byte 1 or 2"),
         ({"headers": {"a": "x" * 40_000}}, "need 40.* bytes as properties; the limit is"),
     ],

@@ -202,7 +202,7 @@ def test_json_lines_are_the_same_history(spark: "SparkSession", tmp_path: Path) 
     [
         (None, r"there is no history at .*none"),
         ("not Parquet", "is neither Parquet nor JSON lines"),
-        ("parquet", "is no history of offsets: it has no column ts, broker, group"),
+        ("parquet", "is not a history of offsets: it has no column ts, broker, group"),
     ],
 )
 def test_what_is_no_history(spark: "SparkSession", tmp_path: Path, content: str | None, problem: str) -> None:

@@ -102,13 +102,13 @@ def test_a_topic_is_created_by_writing_to_it(spark: "SparkSession", broker: Brok
 
 
 WRONG: Final[list[tuple[str, dict[str, str], str]]] = [
-    ("'a' value", {}, "there is neither the option topic nor a column topic"),
-    ("'a' value", {"topik": "t"}, "the option topik is not known; did you mean topic"),
+    ("'a' value", {}, "give the option topic, or a column topic"),
+    ("'a' value", {"topik": "t"}, "the option topik is unknown; did you mean topic"),
     ("'a' value", {"topic": "a b"}, "topic 'a b': write 1 to 127 letters"),
     ("'a' value", {"topic": "t", "metaq.bootstrap.servers": "127.0.0.1:1"}, "no registry answers. Tried 127.0.0.1:1"),
-    ("'a' body", {"topic": "t"}, "the column value is needed, of type string or binary; there are body"),
+    ("'a' body", {"topic": "t"}, "the column value is required, of type string or binary; there are body"),
     ("1 value", {"topic": "t"}, "the column value is int; write it as string or binary"),
-    ("'a' value, 'x' colour", {"topic": "t"}, "the column colour has no meaning; there are value, key"),
+    ("'a' value, 'x' colour", {"topic": "t"}, "the column colour is unknown; there are value, key"),
     ("'a' value, map('a', 'b') headers", {"topic": "t"}, "the column headers is map<string,string>; write it as array<struct<"),
 ]
 
@@ -137,9 +137,9 @@ def test_a_topic_is_never_overwritten(spark: "SparkSession", broker: BrokerProce
 
 BAD_ROWS: Final[list[tuple[str, dict[str, str], str]]] = [
     ("cast(null as string) value", {"topic": "t"}, "a row's value is null"),
-    ("'a' value, 'New York' key", {"topic": "t"}, "key is 'New York': it holds a blank"),
+    ("'a' value, 'New York' key", {"topic": "t"}, "key is 'New York': it contains a blank"),
     ("'a' value, cast(null as string) topic", {}, "a row's topic is null, and there is no option topic"),
-    ("'a' value, 9 partition", {"topic": "t"}, "topic t has partitions 0 to 3, and rows are for 9"),
+    ("'a' value, 9 partition", {"topic": "t"}, "topic t has partitions 0 to 3, but rows are for 9"),
     ("repeat('a', 5000000) value", {"topic": "t"}, "a batch of 1 messages of 50.* bytes is over the limit of 4194304"),
 ]
 

@@ -185,7 +185,7 @@ def test_a_broker_that_comes_moves_no_partition(
     ("options", "words"),
     [
         ({"endingOffsets": "latest"}, "endingOffsets: a streaming query has no end"),
-        ({"filterPushdown": "true"}, "filterPushdown: Spark hands filters to batch reads only"),
+        ({"filterPushdown": "true"}, "filterPushdown: Spark passes filters to batch reads only"),
         ({"startingOffsets": '{"t": {"0": 5}}'}, "startingOffsets: t-1 is left out"),
     ],
 )

@@ -222,15 +222,18 @@ def test_the_password_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"metaq.user": "a"}, "metaq.user: there is no password; give metaq.password, or METAQ_PASSWORD"),
+        ({"metaq.user": "a"}, "metaq.user: there is no password; set metaq.password, or METAQ_PASSWORD"),
         ({"metaq.password": "hidden-5e"}, "metaq.password: there is no metaq.user"),
-        ({"metaq.bootstrap.servers": "metaq://a:hidden-5e@h:1/"}, "metaq.bootstrap.servers: a user or a password stands"),
+        (
+            {"metaq.bootstrap.servers": "metaq://a:hidden-5e@h:1/"},
+            "metaq.bootstrap.servers: the address has a user or a password",
+        ),
         ({"metaq.bootstrap.servers": "metaq://h:1/?tls=ca.pem"}, "metaq.bootstrap.servers: write metaq.tls.ca"),
         (
             {"metaq.bootstrap.servers": "", "path": "p", "metaq.user": "a", "metaq.password": "hidden-5e"},
             "path: a store folder",
         ),
-        ({"metaq.pasword": "hidden-5e"}, "the option metaq.pasword is not known; did you mean metaq.password?"),
+        ({"metaq.pasword": "hidden-5e"}, "the option metaq.pasword is unknown; did you mean metaq.password?"),
     ],
 )
 def test_wrong_logins_are_named(options: dict[str, str], words: str) -> None:

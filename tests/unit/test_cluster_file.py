@@ -61,7 +61,7 @@ def test_a_host_wins_over_what_all_have(tmp_path: Path) -> None:
         ({"ssh_prt": 22}, "hosts.a.ssh_prt: Extra inputs are not permitted; did you mean ssh_port?"),
         ({"ssh_port": "x"}, "hosts.a.ssh_port: Input should be a valid integer"),
         ({"folder": "metaq"}, "hosts.a.folder: String should match pattern"),
-        ({"broker": None}, "hosts.a: runs nothing; it needs a broker or a registry"),
+        ({"broker": None}, "hosts.a: needs a broker or a registry"),
         ({"broker": {"data": "/data", "lissten": "x"}}, "hosts.a.broker.lissten: unknown setting; did you mean listen?"),
         ({"broker": {"data": "data"}}, "hosts.a.broker.data: needs an absolute path of letters, digits and ./+-_; it is data"),
         ({"broker": {}}, "hosts.a.broker.data: needs an absolute path of letters, digits and ./+-_; it is not there"),
@@ -70,19 +70,19 @@ def test_a_host_wins_over_what_all_have(tmp_path: Path) -> None:
         ({"python": "python3 -S"}, "hosts.a.python: String should match pattern"),
         (
             {"broker": {"data": "/d", "remoting_listen": "127.0.0.1:8123"}},
-            "hosts.a.broker.remoting_listen: port 8123 of that machine is taken by the broker on a already",
+            "hosts.a.broker.remoting_listen: port 8123 of that machine is already used by the broker on a",
         ),
         (
             {"broker": {"data": "/d", "replication_listen": "0.0.0.0:8124", "allow_public": True}},
-            "hosts.a.broker.replication_listen: port 8124 of that machine is taken by the broker on a already",
+            "hosts.a.broker.replication_listen: port 8124 of that machine is already used by the broker on a",
         ),
         (
             {"broker": {"data": "/d", "registries": "x:1"}, "registry": {"data": "/x/../d"}},
-            "hosts.a.broker.data: /d of that machine is taken by registry on a already",
+            "hosts.a.broker.data: /d of that machine is already used by registry on a",
         ),
         (
             {"registry": {"data": "/r"}},
-            "hosts.a.broker.registry_listen: port 9876 of that machine is taken by the registry on a already",
+            "hosts.a.broker.registry_listen: port 9876 of that machine is already used by the registry on a",
         ),
         ({"broker": {"data": "/d", "listen": "127.0.0.1:0"}}, "hosts.a.broker.listen: '127.0.0.1:0' is not HOST:PORT"),
         ({"broker": {"data": "/d", "role": "elected"}}, "hosts.a.broker.settings: role elected needs zookeeper"),
@@ -110,7 +110,7 @@ def test_what_is_wrong_with_the_whole(tmp_path: Path) -> None:
     """E-18: a key, no host, a host without lines, two replicas of one number."""
     assert refused(tmp_path, {"pakage": ".", "hosts": {"a": host()}}).startswith("pakage: Extra inputs are not permitted")
     assert refused(tmp_path, {"hosts": {}}).startswith("hosts: Dictionary should have at least 1 item")
-    assert refused(tmp_path, {"hosts": {"a": None}}).startswith("hosts.a: has no lines of its own")
+    assert refused(tmp_path, {"hosts": {"a": None}}).startswith("hosts.a: is empty; it needs an address")
     twice = refused(tmp_path, {"hosts": {"a": host(), "b": host(address="10.0.0.2")}})
     assert twice.startswith("hosts.b.broker.replica_number: 1 of metaq is on a already")
     assert "cannot read the configuration file" in refused_file(tmp_path / "none.yaml")
@@ -132,13 +132,13 @@ def test_hosts_that_share_a_machine_share_nothing_else(tmp_path: Path) -> None:
     assert len(Cluster.read(file).hosts) == 2
     same_folder = {**second, "folder": "/opt/metaq/"}
     said = refused(tmp_path, {"hosts": {"a": first, "b": same_folder}})
-    assert said == "hosts.b.folder: /opt/metaq of that machine is taken by host a already"
+    assert said == "hosts.b.folder: /opt/metaq of that machine is already used by host a"
     same_data = {**second, "broker": {**second["broker"], "data": "/data"}}
     said = refused(tmp_path, {"hosts": {"a": first, "b": same_data}})
-    assert said == "hosts.b.broker.data: /data of that machine is taken by broker on a already"
+    assert said == "hosts.b.broker.data: /data of that machine is already used by broker on a"
     same_port = {**second, "broker": {**second["broker"], "http_listen": "0.0.0.0:9876", "allow_public": True}}
     said = refused(tmp_path, {"hosts": {"a": first, "b": same_port}})
-    assert said == "hosts.b.broker.http_listen: port 9876 of that machine is taken by the broker on a already"
+    assert said == "hosts.b.broker.http_listen: port 9876 of that machine is already used by the broker on a"
     file.write_text(yaml.safe_dump({"hosts": {"a": first, "b": {**same_folder, **same_data, "ssh_port": 2222}}}))
     assert len(Cluster.read(file).hosts) == 2
 
@@ -179,5 +179,5 @@ def test_the_name_of_a_release_covers_what_runs_it(tmp_path: Path) -> None:
     assert len(names) == 4  # how SSH gets there is none of it
     with zipfile.ZipFile(wheels / "metaq_broker-9.9.9-py3-none-any.whl", "w") as wheel:
         wheel.writestr("metaq/store/recovery/recovery.py", "")
-    with pytest.raises(DeployFailed, match="does not say which format of data it reads"):
+    with pytest.raises(DeployFailed, match="does not say which data format it reads"):
         build(Cluster.read(file), tmp_path)

@@ -48,7 +48,7 @@ def test_each_setting_has_an_origin(tmp_path: Path) -> None:
         ("max_topics: many\nsegment_bytes: 40\n", ["max_topics: Input should be a valid integer", "({}:1)", "({}:2)"]),
         ("topics: {a: {partitons: 1}}\n", ["topics.a.partitons: Extra inputs are not permitted ({}:1)"]),
         ("max_topics: 1\nmax_groups: 1\nmax_topics: 2\n", ["max_topics is set twice, in {}:1 and in line 3"]),
-        ("clean_ratio: 0.9\nrefuse_ratio: 0.8\n", ["do not rise"]),
+        ("clean_ratio: 0.9\nrefuse_ratio: 0.8\n", ["clean_ratio must not be above force_ratio"]),
         ("- max_topics\n", ["{} is not a list of `setting: value` lines"]),
         ("max_topics: [1\n", ["cannot read the configuration file {}", "line 2"]),
         ("max_topics: 1\nkeep_hours: 2024-99-99\n", ["keep_hours: '2024-99-99' cannot be read as timestamp ({}:2)"]),
@@ -113,7 +113,7 @@ def test_settings_that_change_have_to_fit_those_that_stay() -> None:
     """E-29: a reload takes over some settings of a file that is right only as a whole."""
     settings = load(None, {}, {"segment_bytes": 1 << 20, "max_body_bytes": 1 << 19})
     assert settings.merged({"max_body_bytes": 1000}).max_body_bytes == 1000
-    with pytest.raises(ConfigError, match="segment_bytes is smaller than max_body_bytes"):
+    with pytest.raises(ConfigError, match="segment_bytes must be at least max_body_bytes"):
         settings.merged({"max_body_bytes": 1 << 20})
 
 

@@ -208,7 +208,7 @@ def test_topics_entered_and_deleted_by_hand(tables: RouteTables) -> None:
     queue = QueueData("broker-a", 2, 2, 6)
     tables.add_topic("D", {"broker-a": queue})
     assert tables.route("D", 0).queues == (queue,)
-    with pytest.raises(BadRequest, match="no live broker is called broker-x"):
+    with pytest.raises(BadRequest, match="there is no live broker broker-x"):
         tables.add_topic("E", {"broker-a": queue, "broker-x": queue})
     tables.delete_topic("D", "c2")
     assert "D" in tables.topics()

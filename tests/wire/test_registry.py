@@ -252,7 +252,7 @@ def test_topics_entered_and_deleted_by_hand(asker: Asker) -> None:
     refused = asker.ask(Request.REGISTER_TOPIC_IN_NAMESRV, TopicOnly("Entered"), stray)
     assert (refused.code, refused.remark) == (
         Response.SYSTEM_ERROR,
-        "no live broker is called broker-x; nothing was entered for topic Entered",
+        "there is no live broker broker-x; nothing was changed for topic Entered",
     )
 
 

@@ -29,30 +29,30 @@ OF_EACH: Final = (
 @click.command("add-slave", epilog=examples("metaq cluster add-slave orders", "metaq cluster add-slave orders --wait 3600"))
 @click.argument("name", metavar="BROKER")
 @replica_option("--replica", "Number of the new replica.  [default: the next that is free]")
-@click.option("--data", default="data", show_default=True, metavar="DIR", help="Its folder, empty or not there yet.")
+@click.option("--data", default="data", show_default=True, metavar="DIR", help="Its data folder, empty or not yet created.")
 @click.option(
     "--replication-listen",
     "listen",
     default="127.0.0.1:10912",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where slaves connect to it, should it become master.",
+    help="Address at which slaves connect if it becomes master.",
 )
-@click.option("--wait", "wait_s", type=click.FloatRange(0), metavar="S", help="Then wait so long until it is in sync.")
+@click.option("--wait", "wait_s", type=click.FloatRange(0), metavar="S", help="Then wait up to S seconds until it is in sync.")
 @registry_option
 @json_option
 def add_slave(
     name: str, replica: int | None, data: str, listen: str, wait_s: float | None, registry: str, as_json: bool
 ) -> int:
-    """Print the command that starts a new slave of BROKER, with all settings that have to be as its master's.
+    """Print the command that starts a new slave of BROKER, with all settings that must equal its master's.
 
-    With --wait also show how far the copy is. Slaves that are there already, but are not set as their master is, are told.
+    With --wait also show the progress of the copy. If settings of existing slaves differ from their master's, these are shown.
     """
     with connect_registry(registry) as client:
         admin = client.admin()
         places = known_places(admin, name, None)
         masters = [place for place in places if place.is_master]
-        master = chosen(masters, None, f"no master of {name} answers that takes slaves (setting: replication_listen)")
+        master = chosen(masters, None, f"no master of {name} with replication_listen answers")
         assert master.view is not None
         config = admin.broker_config(master.broker.address)
         taken = {1, master.view.replica, *(slave.replica for slave in master.view.slaves)}

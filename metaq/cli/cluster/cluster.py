@@ -19,7 +19,7 @@ from metaq.errors import ClientError
 
 @click.group()
 def cluster() -> None:
-    """Look at clusters, brokers, their replicas, and the clients that are connected; change which replica is master."""
+    """Show clusters, brokers, replicas and connected clients; change which replica is master."""
 
 
 for command in (status, promote, demote, handover, add_slave):
@@ -90,7 +90,7 @@ def counted(rows: Iterable[Row]) -> dict[str, int]:
 @registry_option
 @json_option
 def brokers(registry: str, as_json: bool) -> None:
-    """List the broker processes, and what each is doing now."""
+    """List the broker processes, and their present load."""
     with connect_registry(registry) as client:
         admin = client.admin()
         rows = [broker_row(admin, broker) for broker in admin.brokers()]
@@ -142,7 +142,7 @@ def today(info: Mapping[str, str], name: str) -> int | None:
 @registry_option
 @json_option
 def clients(registry: str, as_json: bool) -> None:
-    """List the clients that are connected, by group: who sends, and who consumes."""
+    """List the connected producers and consumers by group."""
     with connect_registry(registry) as client:
         rows = client_rows(client.admin())
     print_rows(rows, as_json=as_json)

@@ -28,17 +28,17 @@ CHANGE_S: Final = 60.0
 POLL_S: Final = 0.2
 
 TWO_MASTERS: Final = """\
-There would be two masters: what clients still send to the old one is acknowledged, and cut from its log later. Hand over
-instead (metaq cluster handover), or demote it first (metaq cluster demote)."""
+There would be two masters: messages that clients still send to the old one are acknowledged, and later removed from its log.
+Hand over instead (metaq cluster handover), or demote it first (metaq cluster demote)."""
 MAY_LIVE: Final = """\
-If it still runs where only some clients reach it, there will be two masters: make sure that it has stopped."""
+If it still runs, and only some clients reach it, there will be two masters: make sure that it has stopped."""
 NOT_IN_SYNC: Final = """\
-It was not in sync when it last heard its master, or has not heard one since it was started: it may lack messages that were
-acknowledged, and those are lost when it becomes master."""
+It was not in sync when it last heard from its master, or has heard from none since it was started: it may lack messages that
+were acknowledged. They are lost if it becomes master."""
 SUSPECT: Final = """\
-It may lack messages that were acknowledged, and becomes master only with --accept-loss; those are lost then: """
-NO_OTHER: Final = "No other replica is seen to be master: until one is, nobody takes messages of this broker."
-CUT: Final = "What its log has and its new master's has not is cut from it."
+It may lack messages that were acknowledged. It becomes master only with --accept-loss, and they are then lost: """
+NO_OTHER: Final = "No other replica is master: until one is, this broker name accepts no messages."
+CUT: Final = "Records that its new master does not have are removed from its log."
 
 
 class Place(NamedTuple):
@@ -93,7 +93,7 @@ def places_of(admin: Admin, name: str | None = None) -> list[Place]:
 @registry_option
 @json_option
 def status(name: str | None, registry: str, as_json: bool) -> int:
-    """Show how the replicas of a broker stand, or of all brokers: roles, epochs, how far each is, and who is in sync."""
+    """Show the replicas of a broker, or of all brokers: their roles, epochs and positions, and which are in sync."""
     with connect_registry(registry) as client:
         places = places_of(client.admin(), name)
     print_rows(status_rows(places), as_json=as_json, hidden=("durable_end", "min_in_sync"))
@@ -177,7 +177,7 @@ def known_places(admin: Admin, name: str, at: tuple[str, int] | None) -> list[Pl
     if at is None:
         places = places_of(admin, name)
         if not places:
-            raise click.BadParameter(f"no replica of {name} is registered; name one with --at HOST:PORT")
+            raise click.BadParameter(f"no replica of {name} is registered; give its address with --at HOST:PORT")
         return places
     host, port = at
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -235,7 +235,7 @@ def wait_role(replicas: ReplicaAdmin, place: Place, role: str) -> int:
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Also one that may lack messages that were acknowledged: what it lacks is lost for good.",
+    help="Also promote a replica that may lack acknowledged messages; these are then lost for good.",
 )
 @yes_option
 @registry_option
@@ -245,7 +245,7 @@ def promote(
 ) -> int:
     """Make a slave of BROKER the master, after its master is lost.
 
-    Nobody but you can know that the old master is gone for good, and not just out of reach: with two masters, what the old one
+    Only you can know that the old master is gone for good, and not just out of reach: with two masters, what the old one
     still acknowledges is lost.
     """
     with connect_registry(registry) as client:
@@ -267,19 +267,19 @@ def promotion_warnings(place: Place, places: Iterable[Place]) -> list[str]:
     assert view is not None
     for other in places:
         if other.is_master:
-            warnings.append(f"{other} lives and is master. {TWO_MASTERS}")
+            warnings.append(f"{other} runs and is master. {TWO_MASTERS}")
         elif other.error is not None:
             warnings.append(f"{other} does not answer: {other.error}. {MAY_LIVE}")
         elif other.view is not None and (other.view.epoch, other.view.end) > (view.epoch, view.end):
             warnings.append(f"{other} has more: {other.view.end - view.end} bytes of epoch {other.view.epoch}.")
         if other.view is not None and other is not place and other.rank[:2] > place.rank[:2]:
-            warnings.append(f"{other} is better: it was in sync, and is not suspect.")
+            warnings.append(f"{other} is a better choice: it was in sync, and is not suspect.")
     if view.suspect is not None:
         warnings.append(f"{SUSPECT}{view.suspect}")
     if not place.is_in_sync:
         warnings.append(NOT_IN_SYNC)
     if view.end < view.master_end:
-        warnings.append(f"It lacks {view.master_end - view.end} bytes of what its master last said it has.")
+        warnings.append(f"It lacks {view.master_end - view.end} bytes of what its master last reported.")
     return warnings
 
 
@@ -292,7 +292,7 @@ def promotion_warnings(place: Place, places: Iterable[Place]) -> list[str]:
 @click.argument("name", metavar="BROKER")
 @replica_option("--replica", "Its number.  [default: the master; of two the one of the older epoch]")
 @at_option
-@click.option("--master", "master", metavar="HOST:PORT", help="Whom it follows.  [default: the other replica that is master]")
+@click.option("--master", "master", metavar="HOST:PORT", help="The master to follow.  [default: the other master]")
 @yes_option
 @registry_option
 @json_option
@@ -305,9 +305,9 @@ def demote(
     registry: str,
     as_json: bool,
 ) -> int:
-    """Make a replica of BROKER the slave of another one, which has taken its place.
+    """Make a replica of BROKER the slave of another one that has taken its place.
 
-    The address of --master is the other one's replication_listen, as others reach it.
+    --master is the replication_listen of the other replica, at an address that others can reach.
     """
     with connect_registry(registry) as client:
         admin = client.admin()
@@ -318,7 +318,7 @@ def demote(
         others = [other for other in known if other.is_master and not same(other, place)]
         following = master or next((other.view.replication for other in others if other.view), None)
         if following is None:
-            raise click.BadParameter(f"no other replica of {name} is master; say whom it is to follow with --master HOST:PORT")
+            raise click.BadParameter(f"no other replica of {name} is master; give the one to follow with --master HOST:PORT")
         warnings = [CUT] if others else [CUT, NO_OTHER]
         show_change(place, f"master to slave of {following}", warnings, yes=yes, as_json=as_json)
         if not yes:
@@ -339,7 +339,7 @@ def same(one: Place, other: Place) -> bool:
 @registry_option
 @json_option
 def handover(name: str, replica: int | None, yes: bool, registry: str, as_json: bool) -> int:
-    """Make a slave of BROKER the master while the master lives, without losing or refusing a message."""
+    """Make a slave of BROKER the master while the master runs, without losing or refusing a message."""
     with connect_registry(registry) as client:
         admin = client.admin()
         places = known_places(admin, name, None)

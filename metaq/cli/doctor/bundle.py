@@ -77,18 +77,16 @@ def _without_blocks(text: str) -> str:
     "debug-bundle", epilog=examples("metaq debug-bundle --log /var/log/metaq.log", "metaq debug-bundle --out - | tar tz")
 )
 @broker_option
+@click.option("--data", type=click.Path(path_type=Path), metavar="DIR", help="The data folder, if the broker does not answer.")
+@click.option("--log", type=click.Path(path_type=Path), metavar="FILE", help="The broker's log; its last MB is included.")
 @click.option(
-    "--data", type=click.Path(path_type=Path), metavar="DIR", help="The data folder, when the broker does not answer."
-)
-@click.option("--log", type=click.Path(path_type=Path), metavar="FILE", help="The broker's log: its last megabyte is taken.")
-@click.option(
-    "--out", type=click.Path(), metavar="FILE", help="Where to write it; - is standard output.  [default: by the time]"
+    "--out", type=click.Path(), metavar="FILE", help="The file to write; - is standard output.  [default: named by the time]"
 )
 def debug_bundle(broker: tuple[str, int], data: Path | None, log: Path | None, out: str | None) -> int:
-    """Collect what shows why a broker misbehaves into a tar.gz: settings, statistics, stacks, versions, disk use, log lines.
+    """Collect facts for a bug report into a tar.gz: settings, statistics, stacks, versions, disk use, log lines.
 
-    No message bodies, no passwords: what looks like a secret is hidden. All the same, look into the file before you give it
-    to anybody. What could not be collected is in problems.txt; exit code 1 when that was everything about the broker.
+    It has no message bodies and no passwords: anything that looks like a secret is hidden. Still, check the file before you
+    send it to anybody. problems.txt lists what could not be collected. The exit code is 1 if nothing of the broker could be.
     """
     at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     name = f"metaq-debug-{at}"
@@ -103,7 +101,7 @@ def debug_bundle(broker: tuple[str, int], data: Path | None, log: Path | None, o
         if folder is None and not _is_here(broker[0]):
             problems.append(f"disk.txt: {broker[0]} is another machine, and so is its folder {theirs}; run this command there")
         elif folder is None and not theirs.is_absolute():
-            problems.append(f"disk.txt: {theirs} is relative to where the broker was started; say --data DIR")
+            problems.append(f"disk.txt: {theirs} is relative to the folder in which the broker was started; give --data DIR")
         else:
             folder = folder or theirs
     except MetaqError as error:

@@ -51,14 +51,12 @@ def check_registries(facts: DoctorFacts) -> Iterator[Finding]:
         if state.error is None:
             yield ok("registry", f"{state.address} answers")
         else:
-            advice = "is it started there, is the address right, does a firewall let it through?"
+            advice = "check that it runs there, that the address is right, and that no firewall blocks it"
             yield problem("registry", f"{state.address} does not answer: {state.error}", advice)
     answering = [state for state in facts.registries if state.error is None]
     if len({state.brokers for state in answering}) > 1:
         told = "; ".join(f"{state.address}: {some(broker.name for broker in state.brokers) or 'none'}" for state in answering)
-        yield warning(
-            "registry", f"registries know different brokers: {told}", "name all registries to all brokers (registries)"
-        )
+        yield warning("registry", f"registries know different brokers: {told}", "set registries to all of them on every broker")
 
 
 def check_registered(facts: DoctorFacts) -> Iterator[Finding]:
@@ -67,9 +65,9 @@ def check_registered(facts: DoctorFacts) -> Iterator[Finding]:
         names = {state.broker.name for state in facts.brokers}
         yield ok("brokers", f"{len(facts.brokers)} registered: {some(names)}")
         for name in sorted(names - {state.broker.name for state in facts.brokers if state.broker.broker_id == MASTER}):
-            yield problem("brokers", f"{name} has replicas and no master: it takes no messages", "start its master")
+            yield problem("brokers", f"{name} has replicas but no master: it accepts no messages", "start its master")
     elif any(state.error is None for state in facts.registries):
-        advice = "start one that names this registry (registries), or name another registry with --registry"
+        advice = "start one whose setting registries names this registry, or choose another registry with --registry"
         yield problem("brokers", "no broker is registered", advice)
 
 
@@ -97,7 +95,7 @@ def check_advertised(facts: DoctorFacts) -> Iterator[Finding]:
         what = f"{state.broker.name} tells clients to connect to {state.broker.address}"
         advice = "set advertise to HOST:PORT under which clients reach the broker"
         if reach == ANYWHERE:
-            yield problem("advertised", f"{what}, which is no address to connect to", advice)
+            yield problem("advertised", f"{what}, which is not an address to connect to", advice)
         elif reach == HERE and remote:
             yield problem("advertised", f"{what}, while the registry {remote[0]} is on another machine", advice)
 
@@ -109,16 +107,16 @@ def check_reached(facts: DoctorFacts) -> Iterator[Finding]:
     for state in facts.brokers:
         name, address = state.broker.name, state.broker.address
         if state.error is not None:
-            advice = "set advertise to an address that is reached from here, or open the way to it"
-            yield problem("reached", f"{name} is not reached at {address}: {state.error}", advice)
+            advice = "set advertise to an address that can be reached from here, or open the firewall"
+            yield problem("reached", f"{name} cannot be reached at {address}: {state.error}", advice)
         elif state.identity is None:
-            yield ok("reached", f"{name} answers at {address}; it cannot tell who it is")
+            yield ok("reached", f"{name} answers at {address}; it does not report its name")
         elif state.identity.name != name:
             found = f"{state.identity.name or 'a registry'} answers at {address}, where clients look for {name}"
             yield problem("reached", found, f"set advertise of {name} to its own address")
         elif processes[state.identity.identity] > 1:
             found = f"the process at {address} is registered under several addresses"
-            yield warning("reached", found, "the older registration goes after two minutes; else correct advertise")
+            yield warning("reached", found, "the older registration expires after two minutes; if not, correct advertise")
         else:
             yield ok("reached", f"{name} answers at {address}")
 
@@ -131,13 +129,15 @@ def check_writable(facts: DoctorFacts) -> Iterator[Finding]:
         permission = int(state.config.get("brokerPermission", READ | WRITE))
         if refusal != "yes":
             yield problem(
-                "writable", f"{name} stores nothing: {refusal}", "free the disk, or look at the broker's log and restart it"
+                "writable",
+                f"{name} cannot store messages: {refusal}",
+                "free the disk, or check the broker's log and restart it",
             )
         elif permission & (READ | WRITE) != READ | WRITE:
-            found = f"{name} as a whole is restricted to {permission_text(permission)}"
+            found = f"the permission of {name} is only {permission_text(permission)}"
             yield problem("writable", found, "set its brokerPermission to 6 again")
         else:
-            yield ok("writable", f"{name} takes and gives messages")
+            yield ok("writable", f"{name} accepts and delivers messages")
 
 
 def masters(facts: DoctorFacts) -> list[BrokerState]:
@@ -153,7 +153,7 @@ def check_clocks(facts: DoctorFacts) -> Iterator[Finding]:
         off_ms = abs(state.ahead_ms)
         way = "ahead of" if state.ahead_ms > 0 else "behind"
         found = f"the clock of {state.broker.name} is {off_ms / 1000:.1f} s {way} this one"
-        advice = "set both by NTP: searches by time and delays are off by as much"
+        advice = "set both clocks with NTP: searches by time and delays are off by this much"
         if off_ms >= CLOCK_WARNING_MS:
             yield (problem if off_ms >= CLOCK_PROBLEM_MS else warning)("clock", found, advice)
         else:
@@ -174,11 +174,11 @@ def check_disks(facts: DoctorFacts) -> Iterator[Finding]:
         used = f"the disk of {state.broker.name} is {ratio:.0%} full"
         if ratio >= refuse and not ample:
             yield problem(
-                "disk", f"{used}: it refuses messages from {refuse:.0%} on", "make room, or keep messages for less long"
+                "disk", f"{used}: it refuses messages from {refuse:.0%} on", "make room, or keep messages for a shorter time"
             )
         elif ratio >= clean and not ample:
             yield warning(
-                "disk", f"{used}: it deletes old messages from {clean:.0%} on", "make room, or keep messages for less long"
+                "disk", f"{used}: it deletes old messages from {clean:.0%} on", "make room, or keep messages for a shorter time"
             )
         else:
             yield ok("disk", used)
@@ -214,7 +214,7 @@ def check_replicas(facts: DoctorFacts) -> Iterator[Finding]:
         lagging = [number for number in slaves_of(info) if info[f"slave_{number}_in_sync"] != "yes"]
         for number in lagging:
             found = f"slave {number} of {name} is not in sync, {info[f'slave_{number}_lag_bytes']} bytes behind"
-            advice = f"metaq cluster add-slave {name} --replica {number} --wait 600 shows whether it comes nearer"
+            advice = f"metaq cluster add-slave {name} --replica {number} --wait 600 shows whether it catches up"
             yield warning("replicas", found, advice)
         in_sync, least = int(info["in_sync"]), int(info["min_in_sync"])
         if in_sync < least and "replica" in state.config.get("durability", ""):
@@ -242,7 +242,7 @@ def check_transactions(facts: DoctorFacts) -> Iterator[Finding]:
             oldest_s = max(oldest_s, age_s)
             if age_s >= UNDECIDED_WARNING_S:
                 found = f"{name} has {state.info[count]} undecided {what}, the oldest for {age_s // 60} min"
-                advice = "start what should decide them; metaq tx list shows them, metaq tx decides in its place"
+                advice = "start the program that decides them; metaq tx list shows them, metaq tx decides for it"
                 yield (problem if age_s >= UNDECIDED_PROBLEM_S else warning)("transactions", found, advice)
         if oldest_s < UNDECIDED_WARNING_S:
             yield ok("transactions", f"nothing has been undecided on {name} for {UNDECIDED_WARNING_S // 60} min")
@@ -254,7 +254,7 @@ def check_transactions(facts: DoctorFacts) -> Iterator[Finding]:
 def check_gathering(facts: DoctorFacts) -> Iterator[Finding]:
     """Check that topics and groups could be asked about."""
     if facts.gathering is not None:
-        yield warning("topics", f"topics and groups are not looked at: {facts.gathering}", "see above")
+        yield warning("topics", f"topics and groups were not checked: {facts.gathering}", "see above")
 
 
 def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
@@ -266,7 +266,7 @@ def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
     if shut:
         yield warning(
             "topics",
-            f"not everybody may send and consume: {some(shut)}",
+            f"clients cannot both send and consume: {some(shut)}",
             "if not meant: metaq topic create TOPIC --permission rw",
         )
     if facts.topics:
@@ -283,13 +283,15 @@ def check_routes(facts: DoctorFacts) -> Iterator[Finding]:
         dead = sorted({view.broker_name for view in look.views} - live)
         if dead:
             yield problem(
-                "route", f"{look.topic} leads to {some(dead)}, which does not answer", "start it, or wait until it is expired"
+                "route",
+                f"{look.topic} leads to {some(dead)}, which does not answer",
+                "start it, or let its registration expire",
             )
         where = ", ".join(f"{view.broker_name} ({view.permission_text}, {view.write_partitions})" for view in look.views)
         closed = [view.broker_name for view in look.views if not view.permission & WRITE]
         if closed:
             advice = f"metaq topic create {look.topic} --permission rw"
-            yield warning("route", f"{look.topic} takes no messages on {some(closed)}", advice)
+            yield warning("route", f"{look.topic} accepts no messages on {some(closed)}", advice)
         elif not dead:
             yield ok("route", f"{look.topic} is on {where}")
 
@@ -334,13 +336,13 @@ CHECKS: Final[tuple[Check, ...]] = (
         "metaq doctor", "metaq doctor --registry 10.0.0.1:9876 --topic orders --group billing", "metaq doctor --json"
     )
 )
-@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Also look at this topic's route; may be repeated.")
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Also check this topic's route; may be repeated.")
 @click.option(
     "--group",
     "groups",
     multiple=True,
     metavar="GROUP",
-    help="Look at this group; may be repeated.  [default: all that consume now]",
+    help="Check this group; may be repeated.  [default: all that consume now]",
 )
 @click.option(
     "--watch",
@@ -349,14 +351,14 @@ CHECKS: Final[tuple[Check, ...]] = (
     default=DEFAULT_WATCH_S,
     show_default=True,
     metavar="S",
-    help="Seconds to see whether offsets move, for all groups together; it ends early when they do.",
+    help="Seconds to watch whether offsets move, for all groups together; ends early if they do.",
 )
 @registry_option
 @json_option
 def doctor(topics: tuple[str, ...], groups: tuple[str, ...], watch_s: float, registry: str, as_json: bool) -> int:
-    """Check from here whether clients can work: registries, brokers, addresses, topics, groups.
+    """Check from this machine whether clients can work: registries, brokers, addresses, topics, groups.
 
-    Each check is one line: ok, warning or problem, what was found, and what to do. Run it where the clients run. Nothing is
-    changed. Exit code 0 when all is well, 1 with a warning, 2 with a problem.
+    Each check prints one line: ok, warning or problem, what was found, and what to do. Run it where the clients run. It changes
+    nothing. The exit code is 0 if all is well, 1 for a warning, 2 for a problem.
     """
     return report(examine(gather(registry, topics, groups, watch_s)), as_json=as_json)

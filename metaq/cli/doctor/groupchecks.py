@@ -61,7 +61,7 @@ def check_members(facts: GroupFacts) -> Iterator[Finding]:
     yield ok("consumers", f"{len(members)} connected: {some(members)}")
     silent = [client_id for client_id, work in facts.works.items() if work is None]
     if silent:
-        yield warning("consumers", f"no answer from {some(silent)}", "it hangs, or is a client that cannot tell what it does")
+        yield warning("consumers", f"no answer from {some(silent)}", "it hangs, or its version cannot report its state")
 
 
 def check_settings(facts: GroupFacts) -> Iterator[Finding]:
@@ -111,7 +111,7 @@ def check_reach(facts: GroupFacts) -> Iterator[Finding]:
         missing = facts.members.keys() - here
         if missing:
             found = f"{some(missing)} not connected to {side.broker.name} at {side.broker.address}"
-            yield problem("reach", found, "can that address be reached from where they run? metaq doctor, run there, tells")
+            yield problem("reach", found, "check that this address can be reached from their machines: run metaq doctor there")
         else:
             yield ok("reach", f"all consumers are connected to {side.broker.name}")
 
@@ -134,10 +134,10 @@ def check_subscriptions(facts: GroupFacts) -> Iterator[Finding]:
         if len(wanted) > 1:
             differing = True
             found = "; ".join(f"{text} by {some(clients)}" for text, clients in sorted(wanted.items()))
-            advice = "subscribe all members alike, or give them different groups: messages are missed"
-            yield problem("subscriptions", f"members want different things of {topic.name}: {found}", advice)
+            advice = "give all members the same subscription, or different groups: messages are being missed"
+            yield problem("subscriptions", f"members have different subscriptions to {topic.name}: {found}", advice)
     if not differing:
-        yield ok("subscriptions", f"all {len(works)} members subscribe alike")
+        yield ok("subscriptions", f"all {len(works)} members have the same subscriptions")
 
 
 def check_owners(facts: GroupFacts) -> Iterator[Finding]:
@@ -155,10 +155,10 @@ def check_owners(facts: GroupFacts) -> Iterator[Finding]:
         orphans = [queue for queue in topic.queues if queue not in owners]
         shared = [queue for queue in topic.queues if len(owners.get(queue, ())) > 1]
         if orphans:
-            advice = "do all members subscribe alike, and use the same allocation strategy? restart one to share anew"
+            advice = "check that all members have the same subscription and allocation strategy; restart one to rebalance"
             yield problem("owners", f"nobody consumes {places(orphans)}", advice)
         if shared:
-            advice = "members that see each other share anew within 20 s; do all use the same allocation strategy?"
+            advice = "members rebalance within 20 s; if this remains, check that all use the same allocation strategy"
             yield warning("owners", f"several members consume {places(shared)}", advice)
         if not orphans and not shared:
             yield ok("owners", f"every partition of {topic.name} has one owner")
@@ -176,10 +176,10 @@ def check_progress(facts: GroupFacts) -> Iterator[Finding]:
     stuck = [lag for lag in lagging if lag.queue in still]
     behind = sum(lag.lag for lag in lagging)
     if not facts.watched_s:
-        yield ok("progress", f"{behind} messages behind; whether offsets move was not watched (--watch)")
+        yield ok("progress", f"{behind} messages behind; offsets were not watched (--watch)")
     elif stuck:
         found = f"offsets did not move in {facts.watched_s:.0f} s: {', '.join(map(_told, stuck[:3]))}{_in_hand(facts, stuck)}"
-        yield problem("progress", found, "look at what the listener does: stack traces and logs of the consumer")
+        yield problem("progress", found, "check what the listener does: stack traces and logs of the consumer")
     else:
         yield ok("progress", f"{behind} messages behind, and offsets move")
 
@@ -201,7 +201,7 @@ def check_offsets(facts: GroupFacts) -> Iterator[Finding]:
     if ahead:
         found = f"committed offsets lie beyond the end: {', '.join(map(_told, ahead[:3]))}"
         topic = ahead[0].queue.topic
-        advice = f"the topic was made anew, or data was lost; metaq group reset-offset {facts.group} {topic} --to-begin --yes"
+        advice = f"the topic is a new one, or data was lost; metaq group reset-offset {facts.group} {topic} --to-begin --yes"
         yield problem("offsets", found, advice)
     elif facts.lags:
         yield ok("offsets", "no offset lies beyond the end of its partition")
@@ -218,7 +218,7 @@ def check_filter(facts: GroupFacts) -> Iterator[Finding]:
             else:
                 tags = sorted({properties.get(TAGS, "none") for properties in topic.newest})
                 found = f"{subscription.expression} lets none of the newest {len(topic.newest)} messages of {topic.name} pass"
-                yield warning("filter", f"{found}; their tags: {some(tags)}", "is the expression meant? capitals count")
+                yield warning("filter", f"{found}; their tags: {some(tags)}", "check the expression; case matters")
 
 
 def _wanted(facts: GroupFacts, topic: TopicState) -> set[Subscription]:
@@ -247,9 +247,9 @@ def check_retries(facts: GroupFacts) -> Iterator[Finding]:
     waiting = sum(lag.lag for lag in facts.lags if lag.queue.topic.startswith(RETRY_PREFIX))
     if waiting:
         found = f"{waiting} messages that failed wait to be delivered again"
-        yield warning("retries", found, "the listener fails: look at the consumer's log")
+        yield warning("retries", found, "the listener fails: check the consumer's log")
     if facts.dead_letters:
-        found = f"{facts.dead_letters} messages were given up"
+        found = f"{facts.dead_letters} messages became dead letters"
         yield warning("dead letters", found, f"metaq dlq show {facts.group}; then metaq dlq replay {facts.group}")
     if not waiting and not facts.dead_letters:
         yield ok("retries", "no message waits to be delivered again, and there are no dead letters")

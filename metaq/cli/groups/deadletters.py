@@ -34,14 +34,14 @@ GROUP: Final = "group"
 
 @click.group()
 def dlq() -> None:
-    """Look at dead letters, and send them again."""
+    """Show dead letters, and send them again."""
 
 
 @dlq.command("list", epilog=examples("metaq dlq list"))
 @registry_option
 @json_option
 def list_groups(registry: str, as_json: bool) -> None:
-    """List the groups that have dead letters, and how many."""
+    """List the groups that have dead letters, and how many each has."""
     with connect_registry(registry) as client:
         admin = client.admin()
         topics = [topic for topic in admin.topics() if topic.startswith(DEAD_LETTER_PREFIX)]
@@ -59,11 +59,11 @@ def list_groups(registry: str, as_json: bool) -> None:
 
 @dlq.command(epilog=examples("metaq dlq show billing", "metaq dlq show billing --count 1000 --json"))
 @click.argument("group")
-@click.option("--count", type=click.IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="So many at most.")
+@click.option("--count", type=click.IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="Show at most N.")
 @registry_option
 @json_option
 def show(group: str, count: int, registry: str, as_json: bool) -> int:
-    """Show GROUP's dead letters, partition after partition, the oldest first."""
+    """Show GROUP's dead letters, partition by partition, the oldest first."""
     with connect_registry(registry) as client:
         found = client.admin().dead_letters(group, most=count)
     if as_json:
@@ -88,17 +88,17 @@ def show(group: str, count: int, registry: str, as_json: bool) -> int:
 )
 @click.argument("group")
 @click.option("--id", "ids", multiple=True, metavar="ID", help="Only the one with this id; may be repeated.")
-@click.option("--to", "target", type=click.Choice([TOPIC, GROUP]), default=TOPIC, show_default=True, help="Where they go.")
-@click.option("--again", is_flag=True, help="Also those that were sent to their topic again before.")
+@click.option("--to", "target", type=click.Choice([TOPIC, GROUP]), default=TOPIC, show_default=True, help="Where to send them.")
+@click.option("--again", is_flag=True, help="Also those that were already sent to their topic again.")
 @yes_option
 @registry_option
 @json_option
 def replay(group: str, ids: tuple[str, ...], target: str, again: bool, yes: bool, registry: str, as_json: bool) -> int:
-    """Send GROUP's dead letters once more; they stay dead letters, too.
+    """Send GROUP's dead letters again; they also remain dead letters.
 
-    To the topic that they came from, as new messages, which all groups of the topic get: with the old id among their keys, so
-    that `metaq message query TOPIC --key ID` finds them, and as their property DLQ_ORIGIN_MESSAGE_ID. With --to group as what
-    they are, under their old id, to this group alone.
+    By default they are sent to the topic that they came from, as new messages that all groups of the topic receive. The old
+    id is one of their keys, so that `metaq message query TOPIC --key ID` finds them, and their property DLQ_ORIGIN_MESSAGE_ID.
+    With --to group they are sent to this group only, under their old id.
     """
     sent = 0
     with connect_registry(registry) as client, client.producer() as producer:

@@ -33,7 +33,7 @@ SYSTEM_GROUP: Final = re.compile(r"CID_RMQ_SYS_.*|CID_ONS.*|TOOLS_CONSUMER|FILTE
 
 @click.group()
 def group() -> None:
-    """Look at consumer groups, move their offsets, find out why one does not consume."""
+    """Show consumer groups, move their offsets, find out why one does not consume."""
 
 
 def one_group(command: Callable[..., Any]) -> Decorated:
@@ -47,7 +47,7 @@ def view_of(admin: Admin, name: str) -> GroupView | None:
 
 
 def not_there(name: str) -> int:
-    click.echo(f"metaq: no broker knows the group {name}; metaq group list shows those that there are", err=True)
+    click.echo(f"metaq: no broker knows the group {name}; metaq group list shows the groups", err=True)
     return FAILED
 
 
@@ -55,11 +55,11 @@ def not_there(name: str) -> int:
 
 
 @group.command("list", epilog=examples("metaq group list", "metaq group list --json"))
-@click.option("--all", "show_all", is_flag=True, help="Also groups of brokers themselves and of tools.")
+@click.option("--all", "show_all", is_flag=True, help="Also groups of brokers and of tools.")
 @registry_option
 @json_option
 def list_groups(show_all: bool, registry: str, as_json: bool) -> None:
-    """List consumer groups: how many members consume now, what, and how many messages they are behind."""
+    """List consumer groups with the number of members, their topics, and how many messages they are behind."""
     with connect_registry(registry) as client:
         admin = client.admin()
         views = [view for view in admin.groups() if show_all or not SYSTEM_GROUP.fullmatch(view.name)]
@@ -87,7 +87,7 @@ def summary(admin: Admin, view: GroupView) -> Row:
 @group.command(epilog=examples("metaq group show billing", "metaq group show billing --json"))
 @one_group
 def show(group: str, registry: str, as_json: bool) -> int:
-    """Show GROUP: how brokers treat it, who is in it, what each member wants and consumes."""
+    """Show GROUP: its settings, its members, and what each member subscribes to and consumes."""
     with connect_registry(registry) as client:
         admin = client.admin()
         view = view_of(admin, group)
@@ -159,18 +159,18 @@ def lag_row(view: LagView) -> Row:
         "metaq group reset-offset billing --to-end --yes              # all its topics",
         "metaq group reset-offset billing orders --to-offset 100 --partition 3 --yes",
     ),
-    help=f"""Have GROUP go on elsewhere in TOPICs, or in all its topics.
+    help=f"""Move the offsets of GROUP in TOPICs, or in all its topics.
 
-    Members that are connected go on there at once, and what they have in hand they may still finish.
+    Connected members continue there at once, but may still finish the messages that they already have.
 
     {TIMES}""",
 )
 @click.argument("group")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--to-time", type=When(), help="To the first message stored then or later.")
-@click.option("--to-offset", type=click.IntRange(0), metavar="N", help="To this offset, as far as a partition has it.")
+@click.option("--to-time", type=When(), help="To the first message stored at TIME or later.")
+@click.option("--to-offset", type=click.IntRange(0), metavar="N", help="To this offset, or the nearest that exists.")
 @click.option("--to-begin", is_flag=True, help="To the oldest message.")
-@click.option("--to-end", is_flag=True, help="To what comes from now on.")
+@click.option("--to-end", is_flag=True, help="To the end: only messages from now on.")
 @click.option(
     "--partition",
     "partitions",
@@ -224,7 +224,7 @@ def reset_offset(
         click.echo(f"metaq: the group {group} has no offsets in {', '.join(names) or 'any topic'}", err=True)
         return FAILED
     if not as_json:
-        click.echo(f"{len(changes)} offsets are set" if yes else NOTHING_CHANGED, err=not yes)
+        click.echo(f"{len(changes)} offsets were set" if yes else NOTHING_CHANGED, err=not yes)
     return 0
 
 
@@ -232,17 +232,20 @@ def reset_offset(
     epilog=examples("metaq group update billing --retry-max-times 3", "metaq group update billing --no-consume      # pause it")
 )
 @click.argument("group")
-@click.option("--consume/--no-consume", default=None, help="Whether it may consume.")
+@click.option("--consume/--no-consume", default=None, help="Whether the group may consume.")
 @click.option("--broadcast/--no-broadcast", default=None, help="Whether its members may consume as broadcasts.")
 @click.option(
-    "--retry-max-times", type=click.IntRange(0), metavar="N", help="How often a message fails before it is a dead letter."
+    "--retry-max-times",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Retries of a message before it is a dead letter.",
 )
 @registry_option
 @json_option
 def update(
     group: str, consume: bool | None, broadcast: bool | None, retry_max_times: int | None, registry: str, as_json: bool
 ) -> None:
-    """Change how all brokers treat GROUP, or create it. What is not given stays."""
+    """Change the settings of GROUP on all brokers, or create it. Other settings stay."""
     with connect_registry(registry) as client:
         admin = client.admin()
         view = view_of(admin, group) or GroupView(group)
@@ -277,7 +280,7 @@ def delete(group: str, yes: bool, registry: str, as_json: bool) -> int:
     also = f" and {dead} dead letters" if dead else ""
     click.echo(f"{'deleted' if yes else 'would delete'} {group} with its offsets{also}; consumers connected: {members}")
     if members:
-        click.echo("metaq: consumers that are connected make the group again; stop them first", err=True)
+        click.echo("metaq: connected consumers create the group again; stop them first", err=True)
     if not yes:
         click.echo(NOTHING_CHANGED, err=True)
     return 0
@@ -290,7 +293,7 @@ def delete(group: str, yes: bool, registry: str, as_json: bool) -> int:
     "why-not-consuming",
     epilog=examples("metaq why-not-consuming billing", "metaq why-not-consuming billing --topic orders --json"),
 )
-@click.option("--topic", metavar="TOPIC", help="Only in this topic.  [default: all that it subscribes to, or has offsets of]")
+@click.option("--topic", metavar="TOPIC", help="Only in this topic.  [default: all that it subscribes to, or has offsets in]")
 @click.option(
     "--watch",
     "watch_s",
@@ -298,13 +301,13 @@ def delete(group: str, yes: bool, registry: str, as_json: bool) -> int:
     default=DEFAULT_WATCH_S,
     show_default=True,
     metavar="S",
-    help="Seconds to see whether offsets move; it ends early when they do.",
+    help="Seconds to watch whether offsets move; ends early if they do.",
 )
 @one_group
 def why_not_consuming(group: str, topic: str | None, watch_s: float, registry: str, as_json: bool) -> int:
-    """Check each thing that keeps GROUP from consuming, and say what to do.
+    """Check everything that can keep GROUP from consuming, and advise what to do.
 
-    Exit code 0 when all is well, 1 with a warning, 2 with a problem.
+    The exit code is 0 if all is well, 1 for a warning, 2 for a problem.
     """
     with connect_registry(registry) as client:
         admin = client.admin()

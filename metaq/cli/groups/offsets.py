@@ -8,7 +8,7 @@ from metaq.cli.groups.offsetsreport import report
 
 @click.group()
 def offsets() -> None:
-    """Keep how far all groups are, and were."""
+    """Export the offsets of all groups, now and in the past, and report on them."""
 
 
 offsets.add_command(export)

@@ -30,10 +30,10 @@ Write = Callable[[Iterable[OffsetRow], BinaryIO], int]
         "metaq offsets export --format parquet --out week.parquet --from 72h",
         "metaq offsets export --out - | grep billing",
     ),
-    help=f"""Write how far all groups are into FILE: a row for each partition of each group.
+    help=f"""Write the offsets of all groups to FILE: a row for each partition of each group.
 
-    RocketMQ's groups, MetaQ's as ZooKeeper has them, and of other readers of the text protocol what they have asked for last.
-    With --from, what brokers have recorded of that since then, about once a minute, as long as their logs reach back.
+    FILE has RocketMQ groups, MetaQ groups from ZooKeeper, and the last position of each other reader of the text protocol.
+    With --from it has what brokers have recorded since then, once a minute by default, as far as their logs reach back.
 
     {TIMES}""",
 )
@@ -45,16 +45,16 @@ Write = Callable[[Iterable[OffsetRow], BinaryIO], int]
     show_default=True,
     help="JSON lines, or Parquet for Spark, DuckDB and the like.",
 )
-@click.option("--out", required=True, metavar="FILE", help="Where to; - is standard output.")
-@click.option("--from", "begin", type=When(), help="What was recorded then and later, instead of how it is now.")
-@click.option("--to", "end", type=When(), help="Only what was recorded before that.")
+@click.option("--out", required=True, metavar="FILE", help="The file to write; - is standard output.")
+@click.option("--from", "begin", type=When(), help="Export what was recorded at TIME and later, not the present offsets.")
+@click.option("--to", "end", type=When(), help="Export only what was recorded before TIME.")
 @registry_option
 @json_option
 def export(form: str, out: str, begin: datetime | None, end: datetime | None, registry: str, as_json: bool) -> int:
     if end is not None and begin is None:
         raise click.UsageError("--to needs --from")
     if form == PARQUET and out == STANDARD_OUTPUT:
-        raise click.UsageError("Parquet needs a file: give --out a name")
+        raise click.UsageError("Parquet needs a file; give its name with --out")
     write = _writer(form)
     problems: list[str] = []
     with connect_registry(registry) as client:

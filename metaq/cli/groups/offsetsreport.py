@@ -32,13 +32,13 @@ _SHOWN_LINES: Final = 20
     "--history",
     type=click.Path(exists=True, path_type=Path),
     metavar="PATH",
-    help="What metaq offsets export has written: a file or folder. By default, what the brokers have recorded.",
+    help="A file or folder from metaq offsets export. By default, what the brokers have recorded.",
 )
-@click.option(
-    "--topic", default=HISTORY_TOPIC, show_default=True, metavar="TOPIC", help="Where brokers have recorded the history."
-)
+@click.option("--topic", default=HISTORY_TOPIC, show_default=True, metavar="TOPIC", help="The topic with the brokers' history.")
 @registry_option
-@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Where to.")
+@click.option(
+    "--out", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="The folder to write to."
+)
 @click.option("--png", is_flag=True, help="Also write the charts as pictures; needs metaq-broker[report].")
 @click.option(
     "--stuck-samples",
@@ -46,7 +46,7 @@ _SHOWN_LINES: Final = 20
     default=10,
     show_default=True,
     metavar="N",
-    help="A partition in which nothing moved for so many samples is stuck.",
+    help="A partition in which nothing has moved for N samples is stuck.",
 )
 @click.option(
     "--risk-hours",
@@ -54,7 +54,7 @@ _SHOWN_LINES: Final = 20
     default=24.0,
     show_default=True,
     metavar="HOURS",
-    help="Messages that retention deletes unconsumed within so long are at risk.",
+    help="Messages that retention deletes unconsumed within this time are at risk.",
 )
 @click.option("--follow", is_flag=True, help="Keep the report current, until Ctrl-C.")
 @click.option("--alarms", metavar="TOPIC", help="With --follow: send a message for each finding that comes or goes.")
@@ -64,7 +64,7 @@ _SHOWN_LINES: Final = 20
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --follow: how often.",
+    help="With --follow: time between two reports.",
 )
 @json_option
 def report(
@@ -82,13 +82,13 @@ def report(
 ) -> int:
     """Write a report on the history of offsets into DIR: a page, its tables as Parquet, its charts as pictures.
 
-    It says which groups are stuck, fall behind, have partitions that nobody owns or will lose messages to retention, and which
-    topics are skewed. Needs Spark (pip install 'metaq-broker[spark]') and Java.
+    It shows which groups are stuck, fall behind, have partitions without an owner or will lose messages to retention, and which
+        topics are skewed. Needs Spark (pip install 'metaq-broker[spark]') and Java.
     """
     if alarms is not None and not follow:
         raise click.UsageError("--alarms needs --follow")
     if follow and history is not None:
-        raise click.UsageError("--follow follows what brokers record; it cannot have --history")
+        raise click.UsageError("--follow reads what brokers record; it cannot be combined with --history")
     job = {"out": str(out), "pictures": png, "stuck_samples": stuck_samples, "risk_hours": risk_hours}
     source: dict[str, Any] = {"history": str(history)}
     environment = dict(os.environ)

@@ -10,42 +10,43 @@ from metaq.config import LIVE, Settings, TopicSettings
 HEAD: Final = """\
 # Settings
 
-This page is what `metaq config doc` prints: it is made of the settings themselves.
+`metaq config doc` prints this page from the settings themselves.
 
-Each setting is a line of a configuration file (`metaq serve --config FILE`), an environment variable and a flag:
+Set each of them in a configuration file (`metaq serve --config FILE`), in the environment or by a flag:
 
     max_body_bytes: 65536          # the file
-    METAQ_MAX_BODY_BYTES=65536     # the environment, which wins over the file
-    --max-body-bytes 65536         # a flag, which wins over both
+    METAQ_MAX_BODY_BYTES=65536     # the environment, which overrides the file
+    --max-body-bytes 65536         # a flag, which overrides both
 
-A name that is no setting is refused, with the nearest one, and so is a setting that stands in a file twice. `conf/broker.yaml`
-has every setting of `metaq serve` with its default and a comment, `conf/registry.yaml` those of `metaq registry`.
+An unknown name is an error that suggests the nearest known one, and so is a setting that occurs twice in a file.
+`conf/broker.yaml` has every setting of `metaq serve` with its default and a comment, `conf/registry.yaml` those of
+`metaq registry`.
 
 | command | what it does |
 | --- | --- |
-| `metaq config show` | the settings that `metaq serve` would have with the same arguments; what it prints is a file |
-| `metaq config show --origin` | behind each who said it: `FILE:LINE`, the variable, the flag, or `default` |
-| `metaq config show --running` | the settings in force in the broker at `--broker` |
-| `metaq config check FILE` | says what is wrong with a file, and where |
+| `metaq config show` | prints what `metaq serve` would use with the same arguments, as a configuration file |
+| `metaq config show --origin` | adds where each one comes from: `FILE:LINE`, the variable, the flag, or `default` |
+| `metaq config show --running` | prints the settings in force in the broker at `--broker` |
+| `metaq config check FILE` | reports what is wrong with a file, and where |
 
 ## While it runs
 
-At SIGHUP a broker or a registry reads file, environment and flags again (`kill -HUP PID`, `systemctl reload`):
+On SIGHUP (`kill -HUP PID`, `systemctl reload`) a broker or a registry reads file, environment and flags again:
 
-- settings marked **live** that differ from what is in force are put in force, each with a line `setting changed` in the log;
-- others that differ stay as they are, each with a line `setting needs a restart`;
-- when anything is wrong with what is read, everything stays as it is, and the line `settings not reloaded` says why.
+- changed settings that are marked **live** take effect, each with a line `setting changed` in the log;
+- other changed settings stay as they are, each with a line `setting needs a restart`;
+- if there is any error, nothing changes, and the line `settings not reloaded` gives the reason.
 
-What an administrator changes by request (`mqadmin updateBrokerConfig`: brokerPermission, fileReservedTime, deleteWhen) is in
-force until the process ends, in whatever role, or until a reload: that takes it back where file, environment and flags say
-something else, whether they have changed or not, with a line `setting changed`. To keep such a change, write it into the file.
+An administrator can change brokerPermission, fileReservedTime and deleteWhen by request (`mqadmin updateBrokerConfig`). Such a
+change lasts until the process ends or reloads, also if the replica's role changes. A reload restores what file, environment and
+flags say, with a line `setting changed`. To keep the change, write it into the file.
 
-A limit that becomes lower closes and forgets nothing: it is in force for what comes. Limits of a command line and of a body are
-for connections that come from then on. A topic that the file does not name any more stays; `metaq topic delete` deletes it. A
-slave takes its topics from its master. Without `auto_create_topics` the template TBW102 allows nothing: its route leads
-producers of new topics nowhere. A broker that was started in a terminal ends when the terminal is closed.
+If you lower a limit, nothing that exists is closed or dropped: the limit applies to what comes later. Limits of command lines
+and bodies apply to new connections. A topic that you remove from the file remains; `metaq topic delete` deletes it. A slave
+takes its topics from its master. Without `auto_create_topics` the template TBW102 permits nothing, so producers of new topics
+get no route. A broker that was started in a terminal ends when the terminal is closed.
 
-No setting is a secret, so all of them are shown; passwords and private keys stand in the files that `users_file`, `tls_key` and
+No setting is a secret, so all of them are shown. Passwords and private keys are in the files that `users_file`, `tls_key` and
 `tls_certificate` name.
 
 ## The settings
@@ -54,7 +55,7 @@ No setting is a secret, so all of them are shown; passwords and private keys sta
 TOPICS: Final = """
 ## Topics
 
-`topics` has an entry for each topic, in the file only:
+`topics` has an entry for each topic. It can only be set in the file:
 
     topics:
       orders: {partitions: 8}

@@ -18,7 +18,7 @@ RUNNING = "metaq"
 """The section of ``stats config`` that holds the settings under their names."""
 
 
-@click.group(short_help="Settings: show them, with who said so; check a file.")
+@click.group(short_help="Show settings and where they come from; check a file.")
 def config() -> None:
     """Show the settings and where each comes from, check a configuration file, print the page about them."""
 
@@ -32,16 +32,16 @@ def config() -> None:
     params=setting_options(Settings.model_fields),
 )
 @config_option("The configuration file that metaq serve is to read.")
-@click.option("--origin", is_flag=True, help="Say who said it: FILE:LINE, METAQ_NAME, --flag, or default.")
-@click.option("--running", is_flag=True, help="The settings in force in the running broker at --broker.")
+@click.option("--origin", is_flag=True, help="Add where each one comes from: FILE:LINE, METAQ_NAME, --flag, or default.")
+@click.option("--running", is_flag=True, help="Show the settings in force in the broker at --broker.")
 @broker_option
 @json_option
 def show(config_file: Path | None, origin: bool, running: bool, broker: tuple[str, int], as_json: bool, **flags: Any) -> None:
-    """Print the settings that metaq serve would have with the same file, environment and flags; as a configuration file."""
+    """Print the settings that metaq serve would use with this file, environment and flags, as a configuration file."""
     said = {name: value for name, value in flags.items() if value is not None}
     if running:
         if config_file is not None or said or origin:
-            raise ConfigError("--running asks a broker, which tells no origins and takes no other settings")
+            raise ConfigError("--running asks a broker; it cannot be combined with --origin or other settings")
         _print(_of_broker(broker), {}, as_json=as_json)
         return
     given = gather(config_file, os.environ, said)
@@ -75,9 +75,9 @@ def _print(values: Mapping[str, Any], origins: Mapping[str, str], *, as_json: bo
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @json_option
 def check_file(file: Path, as_json: bool) -> None:
-    """Say whether FILE is a configuration that metaq serve would take: alone, without environment and flags.
+    """Check whether metaq serve would accept FILE, without environment and flags.
 
-    Exit code 2 when it is not. What is wrong goes to standard error, each with its line.
+    The exit code is 2 if it would not. Errors go to standard error, each with its line.
     """
     given = gather(file, {}, {})
     settings, defaults = check(given), Settings.model_validate({})
@@ -85,7 +85,7 @@ def check_file(file: Path, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(file), "settings": len(given), "changed": changed})
     else:
-        click.echo(f"{file} is in order: {len(given)} settings, {len(changed)} of them not as by default")
+        click.echo(f"{file} is valid: {len(given)} settings, {len(changed)} of them differ from the default")
 
 
 @config.command(epilog=examples("metaq config doc > docs/configuration.md"))

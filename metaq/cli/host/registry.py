@@ -18,10 +18,10 @@ from metaq.server.registry import RegistryServer
 def registry(config_file: Path | None, **flags: Any) -> int:
     """Run a registry until SIGTERM or Ctrl-C: what RocketMQ calls a name server.
 
-    Once it serves it prints one line: metaq registry ready listen=HOST:PORT data=DIR pid=N http=HOST:PORT
+    When it serves, it prints one line: metaq registry ready listen=HOST:PORT data=DIR pid=N http=HOST:PORT
 
-    Brokers find it by their setting registries. Several registries know nothing of each other: name all of them to every
-    broker and client. A single broker needs none, since it has one of its own.
+    Brokers find it through their setting registries. Several registries do not talk to each other: give all their addresses to
+    every broker and client. A single broker needs no registry, because it runs its own.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     read = partial(load, config_file, os.environ, given, REGISTRY_SETTINGS)

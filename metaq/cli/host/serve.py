@@ -20,11 +20,11 @@ from metaq.server.replicas.replica import Replica
 def serve(config_file: Path | None, **flags: Any) -> int:
     """Run a broker until SIGTERM or Ctrl-C.
 
-    Once it serves it prints one line: metaq ready listen=HOST:PORT registry=HOST:PORT data=DIR pid=N http=HOST:PORT
+    When it serves, it prints one line: metaq ready listen=HOST:PORT registry=HOST:PORT data=DIR pid=N http=HOST:PORT
 
     Each setting is a flag, an environment variable (METAQ_SEGMENT_BYTES for --segment-bytes) and a line of the
-    configuration file (segment_bytes: 1048576). Flags win over the environment, which wins over the file. At SIGHUP all
-    three are read again, and what can change while the broker runs is put in force (metaq config doc).
+    configuration file (segment_bytes: 1048576). Flags override the environment, which overrides the file. On SIGHUP all
+    three are read again, and settings that can change while the broker runs take effect (see metaq config doc).
     """
     given = {name: value for name, value in flags.items() if value is not None}
     read = partial(load, config_file, os.environ, given)

@@ -27,9 +27,9 @@ from metaq.server.access.users import (
 
 @click.group()
 def user() -> None:
-    """Add, remove and list users, and say what they may do.
+    """Add, remove and list users, and set their permissions.
 
-    These commands edit the file that the setting users_file names. Brokers and registries notice a change by themselves.
+    These commands edit the file that the setting users_file names. Brokers and registries notice changes by themselves.
     """
 
 
@@ -42,7 +42,7 @@ def file_option(command: Decorated) -> Decorated:
         required=True,
         envvar="METAQ_USERS_FILE",
         show_envvar=True,
-        help="The users file; made when it is not there.",
+        help="The users file; created if missing.",
     )(command)
 
 
@@ -54,22 +54,22 @@ def file_option(command: Decorated) -> Decorated:
     )
 )
 @click.argument("name")
-@click.option("--admin", is_flag=True, help="May do everything.")
-@click.option("--hash", "as_hash", is_flag=True, help="Keep only a hash: such a user cannot sign requests.")
-@click.option("--generate", is_flag=True, help="Make up the password, and print it.")
+@click.option("--admin", is_flag=True, help="Allow everything.")
+@click.option("--hash", "as_hash", is_flag=True, help="Store only a hash; such a user cannot sign requests.")
+@click.option("--generate", is_flag=True, help="Generate the password, and print it.")
 @file_option
 def add(name: str, admin: bool, as_hash: bool, generate: bool, file: Path) -> None:
-    """Add a user, or give one another password; permissions stay.
+    """Add a user, or change a user's password; permissions stay.
 
     The password is read from METAQ_PASSWORD, or asked for.
     """
     if not is_name(name) or name == ANONYMOUS:
-        raise ConfigError(f"{name!r} is no name for a user: letters, digits, . _ and -, at most 64, and not {ANONYMOUS}")
+        raise ConfigError(f"{name!r} cannot be a user's name: use at most 64 letters, digits, . _ and -, and not {ANONYMOUS}")
     password = secrets.token_urlsafe(24) if generate else os.environ.get(PASSWORD_VARIABLE) or _asked(name)
     if not LEAST_SECRET <= len(password) <= MOST_PASSWORD:
-        raise ConfigError(f"{name}: a password has {LEAST_SECRET} to {MOST_PASSWORD} characters, this one {len(password)}")
+        raise ConfigError(f"{name}: a password must have {LEAST_SECRET} to {MOST_PASSWORD} characters, not {len(password)}")
     if not password.isprintable() or " " in password or not password.isascii():
-        raise ConfigError(f"{name}: a password is made of printable ASCII without blanks: it travels as a word of a line")
+        raise ConfigError(f"{name}: a password may only have printable ASCII characters without blanks")
     proof = {"password": hashed(password)} if as_hash else {"secret": password}
     with editing(file) as users:
         before = users.get(name, User())
@@ -94,7 +94,7 @@ def _made(name: str, row: dict[str, object]) -> User:
 @click.argument("name")
 @file_option
 def remove(name: str, file: Path) -> int:
-    """Remove a user, who may do nothing from then on."""
+    """Remove a user. From then on the user has no permissions."""
     with editing(file) as users:
         if users.pop(name, None) is None:
             click.echo(f"metaq: there is no user {name} in {file}", err=True)
@@ -113,17 +113,17 @@ def remove(name: str, file: Path) -> int:
 @click.argument("name")
 @click.option("--topic", "topics", multiple=True, metavar="NAME=WORDS", help="PUB, SUB, CREATE, DENY, joined by |; repeatable.")
 @click.option("--group", "groups", multiple=True, metavar="NAME=WORDS", help="SUB: consume for the group; may be repeated.")
-@click.option("--admin/--no-admin", default=None, help="May do everything.")
+@click.option("--admin/--no-admin", default=None, help="Allow everything.")
 @file_option
 def permit(name: str, topics: tuple[str, ...], groups: tuple[str, ...], admin: bool | None, file: Path) -> None:
-    """Say what a user may do with topics and groups.
+    """Set what a user may do with topics and groups.
 
-    NAME may end in *, and is then the beginning of names. Who has not logged in is called anonymous.
+    A NAME that ends in * stands for all names that begin so. Clients without a login have the permissions of anonymous.
     """
     with editing(file) as users:
         known = users.get(name) or (User() if name == ANONYMOUS else None)
         if known is None or (name == ANONYMOUS and admin):
-            raise ConfigError(f"{name} is no user in {file} who can be permitted that; `metaq user add` makes one")
+            raise ConfigError(f"there is no user {name} in {file} who can have this permission; add one with `metaq user add`")
         row: dict[str, object] = {"topics": _granted(known.topics, topics), "groups": _granted(known.groups, groups)}
         users[name] = known.model_copy(update=row if admin is None else {**row, "admin": admin})
 
@@ -148,7 +148,7 @@ def _granted(known: dict[str, Permission], wanted: Iterable[str]) -> dict[str, P
 @file_option
 @json_option
 def list_users(file: Path, as_json: bool) -> None:
-    """List users, and what each may do; no passwords."""
+    """List users and their permissions, without passwords."""
     print_rows([_row(name, one) for name, one in load_users(file).items()], as_json=as_json)
 
 

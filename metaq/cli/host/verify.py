@@ -14,7 +14,7 @@ from metaq.store.recovery.verify import verify as verify_store
 
 @click.command()
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
-@click.option("--repair", is_flag=True, help="Rebuild everything that can be made from the commit log, which stays as it is.")
+@click.option("--repair", is_flag=True, help="Rebuild everything that derives from the commit log. The log is not changed.")
 @json_option
 def verify(directory: Path, repair: bool, as_json: bool) -> int:
     """Check a data folder, or repair it.
@@ -35,7 +35,7 @@ def verify(directory: Path, repair: bool, as_json: bool) -> int:
             click.echo("{file} {offset}: {damage}".format(**damage))
         quarantined = f", {report.quarantined_bytes} bytes in quarantine" if report.quarantined_bytes else ""
         if report.dropped:
-            quarantined += f" with {report.dropped} intact records whose groups are not whole"
+            quarantined += f" with {report.dropped} intact records of incomplete groups"
         checked = f"checked {report.records} records, {report.units} units, {report.documents} documents{quarantined}"
         click.echo(f"{checked}: {len(damages) or 'no'} damage{'s' if len(damages) > 1 else ''}", err=bool(damages))
     return FAILED if damages else 0

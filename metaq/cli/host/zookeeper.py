@@ -49,7 +49,7 @@ def find_jars() -> list[Path]:
     """Return the jars of ZooKeeper. ``ConfigError`` when pyspark is not installed, or has other jars."""
     spark = find_spec("pyspark")
     if spark is None or not spark.submodule_search_locations:
-        raise ConfigError("no ZooKeeper: its jars come with pyspark; pip install 'metaq-broker[spark]'")
+        raise ConfigError("no ZooKeeper: pyspark has its jars; pip install 'metaq-broker[spark]'")
     folder = Path(spark.submodule_search_locations[0]) / "jars"
     found = []
     for pattern in JARS:
@@ -146,13 +146,18 @@ EXAMPLES: Final = examples(
 
 @click.command(epilog=EXAMPLES)
 @click.option("--data", type=click.Path(path_type=Path), default="zookeeper", show_default=True, help="Folder for its data.")
-@click.option("--listen", default="127.0.0.1:2181", show_default=True, metavar="HOST:PORT", help="Port 0 takes a free one.")
+@click.option("--listen", default="127.0.0.1:2181", show_default=True, metavar="HOST:PORT", help="Port 0: any free one.")
 @click.option(
-    "--tick-ms", type=click.IntRange(50), default=500, show_default=True, help="Two of them are the shortest session."
+    "--tick-ms", type=click.IntRange(50), default=500, show_default=True, help="The tick; the shortest session has two."
 )
-@click.option("--ensemble", default="", metavar="HOST:PORT:PORT,…", help="All members: host, and two ports among themselves.")
+@click.option("--ensemble", default="", metavar="HOST:PORT:PORT,…", help="All members, with two ports for each other.")
 @click.option(
-    "--member", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Which of --ensemble this is."
+    "--member",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="The number of this member in --ensemble.",
 )
 def zookeeper(data: Path, listen: str, tick_ms: int, ensemble: str, member: int) -> None:
     """Run a ZooKeeper for development, until SIGTERM or Ctrl-C. It needs Java, and the package pyspark for its jars.
@@ -165,7 +170,7 @@ def zookeeper(data: Path, listen: str, tick_ms: int, ensemble: str, member: int)
     """
     servers = [part.strip() for part in ensemble.split(",") if part.strip()]
     if servers and member > len(servers):
-        raise ConfigError(f"--member: {member} of an ensemble of {len(servers)}")
+        raise ConfigError(f"--member: {member}, but the ensemble has {len(servers)} members")
     java, jars, address = find_java(), find_jars(), take_address(listen)
     configuration = write_configuration(data, address, tick_ms, servers, member)
     class_path = ":".join(map(str, jars))

@@ -48,10 +48,15 @@ def measure_get(client: TextClient, topic: str, partition: int, position: int, m
 
 @click.command()
 @click.option(
-    "--topic", default="metaq-bench", show_default=True, metavar="TOPIC", help="Topic to use; the messages stay there."
+    "--topic", default="metaq-bench", show_default=True, metavar="TOPIC", help="The topic to use; the messages stay in it."
 )
 @click.option(
-    "--messages", type=click.IntRange(1, 10_000_000), default=100_000, show_default=True, metavar="N", help="How many."
+    "--messages",
+    type=click.IntRange(1, 10_000_000),
+    default=100_000,
+    show_default=True,
+    metavar="N",
+    help="Message count.",
 )
 @click.option("--size", type=click.IntRange(0), default=128, show_default=True, metavar="BYTES", help="Size of each body.")
 @broker_option

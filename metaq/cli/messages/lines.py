@@ -75,7 +75,7 @@ def put_lines(
     "lines_file", "--lines", type=click.File("rb"), metavar="FILE", help="Store each line of FILE; - is standard input."
 )
 @partition_option(BROKER_CHOOSES, "Partition; with -1 the broker chooses one, the same for all lines.")
-@click.option("--attribute", metavar="TEXT", help="Attribute of the message, or of each line's.")
+@click.option("--attribute", metavar="TEXT", help="Attribute of each message.")
 @broker_option
 @json_option
 def put(
@@ -89,7 +89,7 @@ def put(
 ) -> int:
     """Store BODY in TOPIC, or each line of a file.
 
-    Says where it is once it is stored. A line becomes one message, without the newline that ends it; all go to one
+    Prints where the message is when it is stored. Each line becomes one message, without its newline; all go to one
     partition.
     """
     if (body is None) == (lines_file is None):
@@ -106,12 +106,12 @@ def put(
         lines = Lines(lines_file)
         first = put_lines(client, topic, iter(lines), partition, attribute)
     if not lines.ends_with_newline:
-        click.echo("metaq: the last line has no newline: get --no-final-newline writes it as it was", err=True)
+        click.echo("metaq: the last line has no newline; get --no-final-newline prints it the same way", err=True)
     if as_json:
         place = {} if first is None else {"partition": first.partition, "position": first.position}
         print_json({"topic": topic, "messages": lines.count, "bytes": lines.bytes, **place})
     elif first is None:
-        click.echo("stored nothing: there are no lines")
+        click.echo("nothing was stored: there are no lines")
     else:
         click.echo(f"stored {lines.count} messages in {topic}-{first.partition} from {first.position} on")
     return 0
@@ -164,16 +164,16 @@ def describe(message: Message) -> dict[str, Any]:
     metavar="N",
     help="Where to begin; 0 is the oldest message.",
 )
-@click.option("--count", type=click.IntRange(1), metavar="N", help="Messages to get at most.  [default: all]")
+@click.option("--count", type=click.IntRange(1), metavar="N", help="The most messages to get.  [default: all]")
 @click.option(
     "--max-bytes",
     type=click.IntRange(1),
     default=DEFAULT_MAX_BYTES,
     show_default=True,
     metavar="N",
-    help="Bytes to ask the broker for at a time.",
+    help="Bytes to request at a time.",
 )
-@click.option("-n", "--no-final-newline", is_flag=True, help="Write no newline behind the last body.")
+@click.option("-n", "--no-final-newline", is_flag=True, help="Print no newline after the last body.")
 @broker_option
 @json_option
 def get(
@@ -186,9 +186,9 @@ def get(
     broker: tuple[str, int],
     as_json: bool,
 ) -> int:
-    """Write TOPIC's messages from a position to the end.
+    """Print TOPIC's messages from a position to the end.
 
-    Bodies as they are, each with a newline behind it.
+    Bodies are printed as they are, each followed by a newline.
     """
     writer = Writer(as_json=as_json, final_newline=not no_final_newline)
     left = count
@@ -232,7 +232,7 @@ def last_messages(client: TextClient, topic: str, partition: int, count: int) ->
 
 @click.command()
 @click.argument("topic")
-@click.option("-f", "--follow", is_flag=True, help="Go on with new messages as they come, until interrupted.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new messages until interrupted.")
 @click.option(
     "-n",
     "--count",
@@ -240,15 +240,15 @@ def last_messages(client: TextClient, topic: str, partition: int, count: int) ->
     default=10,
     show_default=True,
     metavar="N",
-    help="How many of the newest messages to begin with.",
+    help="Number of the newest messages to begin with.",
 )
 @partition_option(0, "Partition to read.")
 @broker_option
 @json_option
 def tail(topic: str, follow: bool, count: int, partition: int, broker: tuple[str, int], as_json: bool) -> int:
-    """Write TOPIC's newest messages, or follow it.
+    """Print TOPIC's newest messages, or follow it.
 
-    Bodies as they are, each with a newline behind it.
+    Bodies are printed as they are, each followed by a newline.
     """
     writer = Writer(as_json=as_json)
     with connect(broker) as client:

@@ -120,12 +120,12 @@ def wanted(topic: str, tag: str | None, sql: str | None) -> Matches:
 )
 @click.argument("topic")
 @click.argument("body", required=False)
-@click.option("--file", type=click.File("rb"), metavar="FILE", help="Take the body from FILE; - is standard input.")
-@click.option("--tag", metavar="TAG", help="What consumers can choose it by.")
-@click.option("--key", "keys", multiple=True, metavar="KEY", help="What it can be found by; may be repeated.")
+@click.option("--file", type=click.File("rb"), metavar="FILE", help="Read the body from FILE; - is standard input.")
+@click.option("--tag", metavar="TAG", help="The tag, by which consumers can filter.")
+@click.option("--key", "keys", multiple=True, metavar="KEY", help="A key by which it can be found; may be repeated.")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property; may be repeated.")
-@click.option("--ordering-key", metavar="KEY", help="Messages with the same one go to the same partition.")
-@click.option("--delay-level", type=click.IntRange(0, 18), default=0, metavar="N", help="1 to 18: after 1 s to 2 h.")
+@click.option("--ordering-key", metavar="KEY", help="Messages with the same key go to the same partition.")
+@click.option("--delay-level", type=click.IntRange(0, 18), default=0, metavar="N", help="Delay from 1 s (1) to 2 h (18).")
 @registry_option
 @json_option
 def send(
@@ -140,7 +140,7 @@ def send(
     registry: str,
     as_json: bool,
 ) -> None:
-    """Send BODY, or what is in a file, to TOPIC as one message."""
+    """Send BODY, or the content of a file, to TOPIC as one message."""
     if (body is None) == (file is None):
         raise click.UsageError("give either BODY or --file FILE")
     content = file.read() if file is not None else (body or "").encode(errors="surrogateescape")
@@ -173,11 +173,11 @@ def send(
 )
 @click.argument("topic")
 @click.option("--key", metavar="KEY", help="With this key.")
-@click.option("--id", "message_id", metavar="ID", help="With this id, the sender's or the broker's.")
+@click.option("--id", "message_id", metavar="ID", help="With this id: the sender's or the broker's.")
 @click.option("--from", "begin", type=When(), help="Stored then or later.")
 @click.option("--to", "end", type=When(), help="Stored before.  [default: now]")
 @click.option("--tag", metavar="TAGS", help="With one of these tags: paid || refunded.")
-@click.option("--count", type=click.IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="So many at most.")
+@click.option("--count", type=click.IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="Show at most N.")
 @registry_option
 @json_option
 def query(
@@ -191,10 +191,10 @@ def query(
     registry: str,
     as_json: bool,
 ) -> int:
-    """Find messages of TOPIC by key, by id, or by the time when they were stored.
+    """Find messages of TOPIC by key, by id, or by the time at which they were stored.
 
-    Says on standard error what was searched. With --key the times narrow the search; brokers look at no more than 64 messages
-    with a key, the newest.
+    What was searched is printed to standard error. With --key the times narrow the search; brokers return at most the newest
+    64 messages with a key.
 
     """
     if (key is not None) + (message_id is not None) + (key is None and begin is not None) != 1:
@@ -224,7 +224,7 @@ def query(
     return 0 if found else FAILED
 
 
-query.help = f"{(query.help or '').rstrip()}\n\n{TIMES}"
+query.help = f"{(query.help or '').rstrip()}\n\n    {TIMES}"
 
 
 def oldest(admin: Admin, topic: str) -> Iterator[ReceivedMessage]:
@@ -259,7 +259,7 @@ def by_id(admin: Admin, topics: list[str], message_id: str) -> list[ReceivedMess
 
 @message.command(epilog=examples("metaq message show 7F0000010B2C18B4AAC20000D8A50000 --topic orders"))
 @click.argument("message_id", metavar="ID")
-@click.option("--topic", metavar="TOPIC", help="Where to look for it.  [default: in all topics]")
+@click.option("--topic", metavar="TOPIC", help="The topic to search.  [default: all topics]")
 @registry_option
 @json_option
 def show(message_id: str, topic: str | None, registry: str, as_json: bool) -> int:
@@ -311,19 +311,19 @@ def newest(admin: Admin, topic: str, count: int, matches: Matches) -> list[Recei
     )
 )
 @click.argument("topic")
-@click.option("-f", "--follow", is_flag=True, help="Go on with new messages as they come, until interrupted.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new messages until interrupted.")
 @click.option(
-    "-n", "--count", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="How many to begin with."
+    "-n", "--count", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Messages to begin with."
 )
-@click.option("--tag", metavar="TAGS", help="Only with one of these tags: paid || refunded.")
-@click.option("--sql", metavar="CONDITION", help="Only with properties that meet this SQL92 condition.")
+@click.option("--tag", metavar="TAGS", help="Only messages with one of these tags: paid || refunded.")
+@click.option("--sql", metavar="CONDITION", help="Only messages whose properties meet this SQL92 condition.")
 @registry_option
 @json_option
 def tail(topic: str, follow: bool, count: int, tag: str | None, sql: str | None, registry: str, as_json: bool) -> int:
-    """Write the newest messages of TOPIC from all partitions, or follow it.
+    """Print the newest messages of TOPIC from all partitions, or follow it.
 
-    Bodies as they are, each with a newline behind it. With a tag or a condition, up to 10,000 messages of each partition are
-    searched for the newest ones.
+    Bodies are printed as they are, each followed by a newline. With a tag or a condition, up to 10,000 messages of each
+    partition are searched for the newest ones.
     """
     matches = wanted(topic, tag, sql)
     with connect_registry(registry) as client, client.pull_consumer(topic, tags=tag or EVERYTHING, sql=sql) as consumer:

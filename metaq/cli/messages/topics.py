@@ -33,7 +33,7 @@ _ROUTE_ONLY: Final = "needs a registry: leave --broker out"
 
 @click.group()
 def topic() -> None:
-    """Create, look at and delete topics."""
+    """Create, show and delete topics."""
 
 
 def either_option(command: Decorated) -> Decorated:
@@ -56,13 +56,13 @@ def means_one_broker() -> bool:
 @topic.command(
     "list", epilog=examples("metaq topic list", "metaq topic list --all --json", "metaq topic list --broker 127.0.0.1:8123")
 )
-@click.option("--all", "show_all", is_flag=True, help="Also topics of brokers themselves, of retries and of dead letters.")
+@click.option("--all", "show_all", is_flag=True, help="Also the brokers' own topics, and those of retries and dead letters.")
 @either_option
 @json_option
 def list_topics(show_all: bool, registry: str, broker: tuple[str, int], as_json: bool) -> None:
     """List topics.
 
-    Those of all brokers that the registry knows; with --broker those of one broker, and what is in them.
+    Lists topics of all brokers that the registry knows; with --broker those of one broker, and what is in them.
     """
     if means_one_broker():
         with connect_text(broker) as client:
@@ -135,8 +135,8 @@ def describe_topics(text: str, config: str) -> list[dict[str, Any]]:
 )
 @click.argument("topic")
 @click.argument("partitions", type=click.IntRange(1), default=1)
-@click.option("--permission", type=click.Choice(list(PERMISSIONS)), help="What clients may do.  [default: as it is, or rw]")
-@click.option("--ordered", is_flag=True, help="Mark it as ordered, in the registries too.")
+@click.option("--permission", type=click.Choice(list(PERMISSIONS)), help="What clients may do.  [default: unchanged, or rw]")
+@click.option("--ordered", is_flag=True, help="Mark it as ordered, in the registries, too.")
 @click.option(
     "--on", "names", multiple=True, metavar="NAME", help="Only on this broker; may be repeated.  [default: all masters]"
 )
@@ -152,7 +152,7 @@ def create(
     broker: tuple[str, int],
     as_json: bool,
 ) -> None:
-    """Create TOPIC, give it more partitions, or change who may use it.
+    """Create TOPIC, add partitions, or change its permission.
 
     PARTITIONS is how many it shall have on each broker, 1 if left out; a topic that has more keeps them.
     """
@@ -249,9 +249,9 @@ def consuming(admin: Admin, group: str, topic: str) -> Row:
 @topic.command(epilog=examples("metaq topic route orders"))
 @one_topic
 def route(topic: str, registry: str, as_json: bool) -> None:
-    """Show where TOPIC is, as the registry tells clients.
+    """Show the route of TOPIC, as clients receive it from the registry.
 
-    Without a route it says which of the causes it is: no registry answers, no such topic, no live broker, no permission.
+    If there is none, the reason is printed: no registry answers, no such topic, no live broker, or no permission.
     """
     with connect_registry(registry) as client:
         found = client.admin().route(topic)

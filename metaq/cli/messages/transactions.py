@@ -30,14 +30,14 @@ DEFAULT_COUNT: Final = 1000
 KEY_EXAMPLE: Final = "XID:1:6f72646572:6d65746171:billing"
 
 HEURISTIC_WARNING: Final = """\
-This is a heuristic decision. The transaction's other participants, a database say, do not follow it: decide only what its
-transaction manager will never decide any more, and in the way that the others have ended. Should it come after all, it is told
-what was done here (HEURCOM or HEURRB) until it, or metaq tx forget, forgets the branch."""
+This is a heuristic decision. The transaction's other participants, such as a database, do not follow it. Decide only a branch
+that its transaction manager will never decide, and in the way that the others have ended. If the manager decides after all, it
+receives what was done here (HEURCOM or HEURRB), until it or metaq tx forget forgets the branch."""
 HALF_WARNING: Final = """\
-This decides in the place of the producers, which know whether their local transaction succeeded; what they say later is void.
-Decide only what they will never decide any more, and as that transaction ended."""
+This decides instead of the producers, which know whether their local transaction succeeded; their later decision is ignored.
+Decide only a message that they will never decide, and in the way that their transaction ended."""
 FORGET_WARNING: Final = """\
-The transaction manager will not be told any more that an operator has decided; it gets NOTA, as for any branch that is gone."""
+The transaction manager will no longer learn that an operator has decided; it receives NOTA, as for any branch that is gone."""
 
 
 class Found(NamedTuple):
@@ -49,18 +49,18 @@ class Found(NamedTuple):
 
 @click.group()
 def tx() -> None:
-    """Look at undecided transactions, and decide them."""
+    """Show undecided transactions, and decide them."""
 
 
 # -- looking ----------------------------------------------------------------------------------------------------------
 
 
 @tx.command("list", epilog=examples("metaq tx list", "metaq tx list --count 100000 --json"))
-@click.option("--count", type=click.IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="So many at most.")
+@click.option("--count", type=click.IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="Show at most N.")
 @registry_option
 @json_option
 def list_undecided(count: int, registry: str, as_json: bool) -> None:
-    """List XA branches that are prepared, or were decided by operators, and transactional messages without a decision."""
+    """List XA branches that are prepared or were decided by operators, and undecided transactional messages."""
     with connect_registry(registry) as client:
         admin = client.admin()
         masters, transactions = admin.masters(), admin.transactions()
@@ -73,7 +73,7 @@ def list_undecided(count: int, registry: str, as_json: bool) -> None:
     if max(len(branches), len(halves)) >= count:
         click.echo(f"there may be more; this shows {count} of each kind (--count)", err=True)
     if not branches and not halves and not as_json:
-        click.echo("nothing is undecided", err=True)
+        click.echo("there are no undecided transactions", err=True)
 
 
 def branch_row(broker: BrokerView, branch: Branch) -> Row:
@@ -192,7 +192,7 @@ def missing(key: str) -> int:
 def commit(key: str, yes: bool, registry: str, as_json: bool) -> int:
     """Deliver the messages of the prepared branch KEY, or the transactional message ID.
 
-    Of a branch this is a heuristic decision: the other participants of its transaction do not follow it.
+    For a branch this is a heuristic decision: the other participants of its transaction do not follow it.
     """
     return decide(key, Outcome.COMMIT, yes=yes, registry=registry, as_json=as_json)
 
@@ -207,7 +207,7 @@ def commit(key: str, yes: bool, registry: str, as_json: bool) -> int:
 def rollback(key: str, yes: bool, registry: str, as_json: bool) -> int:
     """Drop the messages of the prepared branch KEY, or the transactional message ID.
 
-    Of a branch this is a heuristic decision: the other participants of its transaction do not follow it.
+    For a branch this is a heuristic decision: the other participants of its transaction do not follow it.
     """
     return decide(key, Outcome.ROLLBACK, yes=yes, registry=registry, as_json=as_json)
 
@@ -218,7 +218,7 @@ def rollback(key: str, yes: bool, registry: str, as_json: bool) -> int:
 @registry_option
 @json_option
 def forget(key: str, yes: bool, registry: str, as_json: bool) -> int:
-    """Forget that an operator has decided the branch KEY, when its transaction manager never will."""
+    """Forget an operator's decision on the branch KEY, if its transaction manager never will."""
     with connect_registry(registry) as client:
         admin = client.admin()
         transactions = admin.transactions()
@@ -242,7 +242,7 @@ def decide(key: str, outcome: Outcome, *, yes: bool, registry: str, as_json: boo
         found = list(find(transactions, admin.masters(), key))
         for _, what in found:
             if isinstance(what, BranchView) and what.branch.state == State.HEURISTIC:
-                click.echo(f"metaq: an operator has decided {key} already: {what.branch.outcome}", err=True)
+                click.echo(f"metaq: an operator has already decided {key}: {what.branch.outcome}", err=True)
                 return FAILED
         for broker, what in found if yes else ():
             if isinstance(what, Half):

@@ -409,7 +409,7 @@ class Admin:
         topic = f"{RETRY_PREFIX}{group}"
         origin = dead_letter.properties.get(RETRY_TOPIC)
         if origin is None:
-            raise BadRequest(f"{dead_letter!r} does not say which topic it came from; is it a dead letter?")
+            raise BadRequest(f"{dead_letter!r} does not say which topic it came from; it may not be a dead letter")
         properties = {name: value for name, value in dead_letter.properties.items() if name != DELAY}
         body, sys_flag = dead_letter.packed()
         fields = send_fields(_INNER_GROUP, topic, properties_text(properties), sys_flag, dead_letter.flag)
@@ -426,7 +426,7 @@ class Admin:
                 messages = consumer.poll(timeout_s=_POLL_S)
                 if not messages and consumer.position(queue) < end:
                     raise ClientError(
-                        f"{queue} gave nothing for {_POLL_S} s at {consumer.position(queue)}, before its end {end}"
+                        f"{queue} returned nothing for {_POLL_S} s at {consumer.position(queue)}, before its end {end}"
                     )
                 yield from (message for message in messages if message.queue_offset < end)
 
@@ -472,7 +472,9 @@ class Admin:
             details = f"{', '.join(self.registries)} answered, and none of them names a master; nothing was changed"
             raise RouteNotFound("(any)", RouteProblem.NO_LIVE_MASTER, details)
         if strangers := set(broker_names) - {broker.name for broker in masters}:
-            raise BadRequest(f"no master of broker {min(strangers)}; there are {', '.join(broker.name for broker in masters)}")
+            raise BadRequest(
+                f"there is no master of broker {min(strangers)}; there are {', '.join(broker.name for broker in masters)}"
+            )
         return [broker for broker in masters if not broker_names or broker.name in broker_names]
 
     def _on_topic(self, topic: str, code: Request, header: tuple[object, ...], read: Callable[[bytes], list[T]]) -> list[T]:

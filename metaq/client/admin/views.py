@@ -202,7 +202,7 @@ def _reader(what: str) -> Callable[[Callable[[Any], T]], Callable[[bytes], T]]:
             try:
                 return read(fastjson.decode(body))
             except (BadRequest, KeyError, TypeError, ValueError, AttributeError) as error:
-                raise ClientError(f"a broker answered {body[:80]!r} where {what} are due: {error!r}") from error
+                raise ClientError(f"a broker answered {body[:80]!r} instead of {what}: {error!r}") from error
 
         return checked
 

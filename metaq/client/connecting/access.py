@@ -43,7 +43,7 @@ class Access:
     def __init__(self, user: str = "", password: str = "", tls: Tls = False) -> None:
         """Check the arguments: ``BadRequest`` for a user without a password, and for certificates that cannot be read."""
         if bool(user) != bool(password):
-            raise BadRequest("a user needs a password, and a password a user")
+            raise BadRequest("give both a user and a password, or neither")
         self.user = user
         self.password = password
         self.credentials = Credentials(user, password) if user else None
@@ -62,7 +62,7 @@ class Access:
             return None
         for what, word in (("user", self.user), ("password", self.password)):
             if not (word.isascii() and word.isprintable()) or " " in word:
-                raise BadRequest(f"the {what} cannot log in: the text protocol takes printable ASCII without blanks only")
+                raise BadRequest(f"the {what} cannot log in: the text protocol allows only printable ASCII without blanks")
         return self.user, self.password
 
     def connect(self, address: tuple[str, int], timeout_s: float) -> Stream:
@@ -71,7 +71,7 @@ class Access:
         try:
             connection = socket.create_connection(address, timeout_s)
         except OSError as error:
-            raise NotConnected(f"cannot connect to {name}: {error}; does metaq listen there?") from error
+            raise NotConnected(f"cannot connect to {name}: {error}; check that metaq listens there") from error
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.tls is None:
             return connection
@@ -79,7 +79,9 @@ class Access:
             return _Secured.agree(connection, self.tls, address[0])
         except OSError as error:
             connection.close()
-            raise NotConnected(f"no TLS with {name}: {error}; has the broker a tls_certificate for this name?") from error
+            raise NotConnected(
+                f"no TLS with {name}: {error}; check that the broker has a tls_certificate for this name"
+            ) from error
 
 
 def _context(tls: Tls) -> ssl.SSLContext | None:

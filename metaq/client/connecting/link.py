@@ -124,7 +124,7 @@ class Link:
 
     def _send(self, frame: bytes, deadline: float) -> None:
         if not self._sending.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise RequestTimeout(f"{self.address} takes no bytes")
+            raise RequestTimeout(f"{self.address} accepts no data")
         try:
             if self._lost:
                 raise NotConnected(str(self._failure()))
@@ -289,5 +289,5 @@ def split_address(address: str) -> tuple[str, int]:
     """Split ``host:port``, or ``[::1]:9876`` for IPv6, into host and port; ``BadRequest`` when it is neither."""
     host, separator, port = address.rpartition(":")
     if not (separator and host and port.isdecimal() and int(port) < 1 << 16):
-        raise BadRequest(f"{address!r} is no address; write host:port")
+        raise BadRequest(f"{address!r} is not an address; write host:port")
     return host.strip("[]"), int(port)

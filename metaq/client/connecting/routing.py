@@ -297,7 +297,7 @@ def _unroutable(topic: str, route: TopicRoute, permission: int, *, masters_only:
         raise RouteNotFound(topic, RouteProblem.NO_PERMISSION, f"{needed}: {shown or 'no queue at all'}")
     named = {broker.name: dict(broker.addresses) for broker in route.brokers}
     what = "a master" if masters_only else "an address"
-    raise RouteNotFound(topic, RouteProblem.NO_LIVE_MASTER, f"Of {', '.join(sorted(permitted))} none has {what}: {named}")
+    raise RouteNotFound(topic, RouteProblem.NO_LIVE_MASTER, f"None of {', '.join(sorted(permitted))} has {what}: {named}")
 
 
 def _decoded(topic: str, body: bytes) -> TopicRoute:
@@ -305,4 +305,4 @@ def _decoded(topic: str, body: bytes) -> TopicRoute:
     try:
         return decode_route(body)
     except ProtocolError as error:
-        raise RouteNotFound(topic, RouteProblem.REGISTRY_UNREACHABLE, f"What answered is no registry: {error}") from error
+        raise RouteNotFound(topic, RouteProblem.REGISTRY_UNREACHABLE, f"The answer is not from a registry: {error}") from error

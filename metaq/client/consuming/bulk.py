@@ -137,7 +137,7 @@ class BulkConnection:
         if reader.error is not None:
             raise reader.error
         if not frames[0].is_response or frames[0].opaque != self._asked.opaque:
-            raise StreamLost("a frame that is no answer to what was asked")
+            raise StreamLost("a frame that does not answer the request")
         body = self._receive(length - 4 - size, deadline)
         self._asked = None
         return frames[0], body

@@ -147,4 +147,4 @@ def _locked(body: bytes) -> list[MessageQueue]:
         rows = fastjson.decode(body)["lockOKMQSet"]
         return [MessageQueue(row["topic"], row["brokerName"], row["queueId"]) for row in rows]
     except (BadRequest, KeyError, TypeError) as error:
-        raise ClientError(f"a broker answered {body[:80]!r} where locked queues are due") from error
+        raise ClientError(f"a broker answered {body[:80]!r} instead of locked queues") from error

@@ -200,8 +200,8 @@ def _locked(file: Path) -> BinaryIO:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        advice = "give each client on this machine a name of its own: connect(..., instance='a')"
-        raise ClientError(f"another broadcast consumer has the offsets in {file}; {advice}") from error
+        advice = "give each client on this machine its own name: connect(..., instance='a')"
+        raise ClientError(f"another broadcast consumer uses the offsets in {file}; {advice}") from error
     _locks.add(lock)
     return lock
 
@@ -220,7 +220,7 @@ def _read_table(file: Path) -> dict[MessageQueue, QueueOffset]:
     try:
         return {queue: QueueOffset(offset) for queue, offset in decode_offsets(file.read_bytes()).items()}
     except BadRequest as error:
-        raise ClientError(f"{file} holds no offsets ({error}); remove it to begin anew") from error
+        raise ClientError(f"{file} is not a file of offsets ({error}); remove it to start again") from error
 
 
 def offset_of(fields: dict[str, str]) -> QueueOffset:
@@ -228,7 +228,7 @@ def offset_of(fields: dict[str, str]) -> QueueOffset:
     try:
         return QueueOffset(int(fields["offset"]))
     except (KeyError, ValueError) as error:
-        raise ClientError(f"a broker answered {fields} where an offset is due") from error
+        raise ClientError(f"a broker answered {fields} instead of an offset") from error
 
 
 class QueueEnds:

@@ -105,7 +105,7 @@ class PullConsumer:
         for queue in wanted:
             checks.queue(queue)
         if strangers := [queue for queue in wanted if queue.topic != self.topic]:
-            raise BadRequest(f"{strangers[0]} is no queue of topic {self.topic}")
+            raise BadRequest(f"{strangers[0]} is not a queue of topic {self.topic}")
         self._core.routes.route(self.topic, self._core.deadline())
         for queue in self._fetchers.keys() - wanted:
             self._fetchers.pop(queue).stop()

@@ -55,7 +55,7 @@ def decode_messages(
             at += size
             append(new(head, body, data[topic_at + name_size + 3 : at], queue))
     except (struct.error, IndexError) as error:
-        raise StreamLost(f"the records that {broker_name} sent end in the middle: {error}") from error
+        raise StreamLost(f"the records that {broker_name} sent end in the middle of one: {error}") from error
     if at != end:
         raise StreamLost(f"the records that {broker_name} sent end {at - end} bytes early")
     return messages

@@ -47,7 +47,7 @@ class Expected:
     def wait(self, deadline: float, topic: str) -> ReceivedMessage:
         """Return the reply; ``RequestTimeout`` when none comes. Then it is unknown whether a consumer got the request."""
         if not self._arrived.wait(max(0.0, deadline - time.monotonic())):
-            raise RequestTimeout(f"no reply to the request to topic {topic} in time; does a consumer of it call reply()?")
+            raise RequestTimeout(f"no reply to the request to topic {topic} in time; check that a consumer of it calls reply()")
         assert self._reply is not None
         return self._reply
 
@@ -106,4 +106,4 @@ def _host(address: str) -> bytes:
     try:
         return _HOST.pack(socket.inet_aton(host), int(port))
     except (OSError, ValueError, struct.error) as error:
-        raise BadRequest(f"{address!r} is no IPv4 address with a port") from error
+        raise BadRequest(f"{address!r} is not an IPv4 address with a port") from error

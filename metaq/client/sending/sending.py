@@ -216,7 +216,7 @@ class QueueChoice:
             queue = _of_key(outgoing.ordering_key, queues) if outgoing.ordering_key else self._in_turn(queues, failed_broker)
         address = self.routes.address(queue.broker_name)
         if address is None:
-            raise ConnectionFailed(f"the master of {queue.broker_name} has just gone")
+            raise ConnectionFailed(f"the master of {queue.broker_name} has just disconnected")
         fields = {**outgoing.fields, "e": str(queue.partition), "n": queue.broker_name}
         # queues are sorted by broker
         alone = bool(outgoing.ordering_key or outgoing.queue) or queues[0].broker_name == queues[-1].broker_name

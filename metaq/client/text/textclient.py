@@ -187,7 +187,9 @@ class TextClient:
             raise _refusal(reply)
         messages = list(decode_messages(reply.body, position))
         if not messages:
-            raise ClientError(f"{max_bytes} bytes hold no whole message of {topic}-{partition} at {position}; raise max_bytes")
+            raise ClientError(
+                f"no whole message of {topic}-{partition} at {position} fits into {max_bytes} bytes; raise max_bytes"
+            )
         return Batch(messages, messages[-1].next_position)
 
     def batches(
@@ -330,16 +332,14 @@ def _number(reply: Reply) -> int:
     try:
         return int(reply.body)
     except ValueError as error:
-        raise ClientError(f"the broker answered {reply.body[:80]!r} where a number is due") from error
+        raise ClientError(f"the broker answered {reply.body[:80]!r} instead of a number") from error
 
 
 def _put_result(reply: Reply) -> PutResult:
     try:
         message_id, partition, position = map(int, reply.body.split())
     except ValueError as error:
-        raise ClientError(
-            f"the broker answered {reply.body[:80]!r} to a put where id, partition and position are due"
-        ) from error
+        raise ClientError(f"the broker answered {reply.body[:80]!r} to a put instead of id, partition and position") from error
     return PutResult(message_id, partition, TextPosition(position))
 
 

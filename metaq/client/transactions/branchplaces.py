@@ -51,7 +51,7 @@ class Named:
         """Take addresses as ``host:port;host2:port2``, with 8123 as the default port. ``BadRequest`` when none can be read."""
         self._addresses = [_with_port(part.strip()) for part in re.split("[;,]", addresses) if part.strip()]
         if not self._addresses:
-            raise BadRequest(f"{addresses!r} names no broker; write host:port")
+            raise BadRequest(f"{addresses!r} is not the address of a broker; write host:port")
         self._turns = _Turns()
         self._partitions: dict[tuple[str, str], int] = {}
 
@@ -73,7 +73,7 @@ class Named:
             counts = {name: config.getint(name, "numPartitions") for name in config.sections() if name.startswith("topic=")}
             count = counts.get(f"topic={topic}") or config.getint(*_BY_DEFAULT)
         except (configparser.Error, ValueError) as error:
-            raise ClientError(f"the settings of {address} do not tell the partitions of {topic}; name one: {error}") from error
+            raise ClientError(f"the settings of {address} do not show the partitions of {topic}; name one: {error}") from error
         self._partitions.update(((address, name.removeprefix("topic=")), number) for name, number in counts.items())
         return count
 

@@ -263,7 +263,7 @@ class Checks:
         """Let a producer answer all brokers' checks about its group; ``ClientError`` when the group has one here already."""
         with self._guard:
             if group in self._producers:
-                raise ClientError(f"this client has a transaction producer of group {group} already; share that one")
+                raise ClientError(f"this client already has a transaction producer of group {group}; share it")
             self._producers[group] = producer
             meets, self._meets_brokers = self._meets_brokers, True
         self._core.scheduler.run(self._meet_brokers)

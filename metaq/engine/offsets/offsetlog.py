@@ -122,12 +122,12 @@ class OffsetLog:
         nothing waits for replicas, nothing is refused.
         """
         if not self._turns.is_copied(self._logged_end):
-            raise Overloaded("the replicas do not have the offsets yet that are in the log", retry_after_ms=RETRY_MS)
+            raise Overloaded("the replicas do not yet have the offsets that are in the log", retry_after_ms=RETRY_MS)
         now = self._store.clock.monotonic()
         if self._turns.copies is None or not (self._on_their_way or self._offsets.changed):
             self._kept_at = now
         elif now - self._kept_at > MOST_BACK_S:
-            raise Overloaded("the replicas do not have the offsets yet that were committed before", retry_after_ms=RETRY_MS)
+            raise Overloaded("the replicas do not yet have the offsets that were committed before", retry_after_ms=RETRY_MS)
 
     def _stage(self) -> None:
         self._taken_at = self._store.clock.monotonic()

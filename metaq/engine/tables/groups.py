@@ -147,7 +147,7 @@ class GroupTable:
         if group is not None:
             return group
         if not self.auto_create and not self.is_system(name):
-            reason = f"the group {name[:MAX_TOPIC_LENGTH]} does not exist and is not created by using it (auto_create_groups)"
+            reason = f"the group {name[:MAX_TOPIC_LENGTH]} does not exist, and use does not create it (auto_create_groups)"
             raise RequestFailed(Response.SUBSCRIPTION_GROUP_NOT_EXIST, reason)
         return self.put(Group(name))
 
@@ -164,7 +164,7 @@ class GroupTable:
         if known is None:
             check_group_name(group.name)
             if len(self._groups) - len(SYSTEM_GROUPS) >= self.max_groups:
-                raise Overloaded(f"there are {self.max_groups} groups already (max_groups)", retry_after_ms=60_000)
+                raise Overloaded(f"there are already {self.max_groups} groups (max_groups)", retry_after_ms=60_000)
         self._groups[group.name] = group
         self._version += 1
         return group

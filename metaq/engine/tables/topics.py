@@ -190,7 +190,7 @@ class TopicTable:
         if known is None:
             check_topic_name(topic.name)
             if topic.name not in self._system and self._count_of_users() >= self.max_topics:
-                raise Overloaded(f"there are {self.max_topics} topics already (max_topics)", retry_after_ms=60_000)
+                raise Overloaded(f"there are already {self.max_topics} topics (max_topics)", retry_after_ms=60_000)
         return self._set(topic)
 
     def _set(self, topic: Topic) -> Topic:
@@ -250,7 +250,9 @@ class TopicTable:
                 raise ConfigError(f"topics: {error}") from error
         count = self._count_of_users() + sum(name not in self._system for name in new)
         if new and count > max_topics:
-            raise ConfigError(f"topics: {count} topics would be more than {max_topics} (max_topics); new are {', '.join(new)}")
+            raise ConfigError(
+                f"topics: {count} topics would be more than {max_topics} (max_topics); the new ones are {', '.join(new)}"
+            )
 
     def configure(self, settings: Mapping[str, TopicSettings]) -> None:
         """Create the configured topics and set their permissions; fails only where ``check_settings`` does."""

@@ -250,7 +250,7 @@ def decode_offsets(body: bytes, most_lenient: int = fastjson.MAX_LENIENT_BYTES) 
     content = fastjson.decode(body, most_lenient)
     table = content.get("offsetTable", content.get("messageQueueTable")) if isinstance(content, dict) else None
     if not isinstance(table, dict) or not all(isinstance(key, MessageQueue) and type(table[key]) is int for key in table):
-        raise BadRequest("the body has no table of offsets by message queue")
+        raise BadRequest("the body has no table of offsets for message queues")
     return table
 
 
@@ -277,7 +277,7 @@ def decode_settings(body: bytes) -> dict[str, str]:
     try:
         lines = body.decode().splitlines()
     except UnicodeDecodeError as error:
-        raise BadRequest(f"the body is no text: {error}") from error
+        raise BadRequest(f"the body is not text: {error}") from error
     return dict(_setting(line.strip()) for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 

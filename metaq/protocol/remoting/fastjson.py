@@ -50,7 +50,7 @@ def decode(data: bytes, most_lenient: int = MAX_LENIENT_BYTES) -> Any:
         return _with_queues(value, 1) if b'"{' in data else value
     if len(data) > most_lenient:
         limit = f"the limit of {most_lenient} for what is not plain JSON"
-        raise BadRequest(f"JSON body: {len(data)} bytes are over {limit}; write all keys as texts")
+        raise BadRequest(f"JSON body: {len(data)} bytes are over {limit}; write all keys in quotes")
     try:
         return _Parser(data.decode()).parse()
     except UnicodeDecodeError as error:

@@ -151,7 +151,7 @@ def _rows(members: Mapping[str, Any], name: str) -> list[Any]:
     if rows is None:
         return []
     if not isinstance(rows, list):
-        raise BadRequest(f"JSON body: {name} is no list")
+        raise BadRequest(f"JSON body: {name} is not a list")
     return rows
 
 

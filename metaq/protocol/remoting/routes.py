@@ -114,7 +114,7 @@ def _reader(what: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
             try:
                 return read(*arguments)
             except (KeyError, TypeError, ValueError, AttributeError, struct.error, zlib.error) as error:
-                raise BadRequest(f"the body is no {what}: {error!r}"[:200]) from error
+                raise BadRequest(f"the body is not a {what}: {error!r}"[:200]) from error
 
         return checked
 
@@ -159,7 +159,7 @@ def _table(value: Mapping[str, Any]) -> TopicTable:
 
 def _check_count(topics: int) -> None:
     if topics > MOST_TOPICS:
-        raise BadRequest(f"a table of {topics} topics; at most {MOST_TOPICS} can be registered")
+        raise BadRequest(f"the table has {topics} topics; at most {MOST_TOPICS} can be registered")
 
 
 def _queue(row: Mapping[str, Any]) -> QueueData:
@@ -200,7 +200,7 @@ def _deflated_table(body: bytes) -> TopicTable:
     stream = zlib.decompressobj()
     data = stream.decompress(body, MAX_INFLATED_BYTES)
     if not stream.eof:
-        raise BadRequest(f"a compressed registration that is cut, or longer than {MAX_INFLATED_BYTES} bytes")
+        raise BadRequest(f"the compressed registration is incomplete, or longer than {MAX_INFLATED_BYTES} bytes")
     at = 0
 
     def number() -> int:
@@ -212,7 +212,7 @@ def _deflated_table(body: bytes) -> TopicTable:
         nonlocal at
         size = number()
         if not 0 <= size <= len(data) - at:
-            raise BadRequest(f"a registration with a part of {size} bytes where {len(data) - at} are left")
+            raise BadRequest(f"a part of the registration has {size} bytes, but only {len(data) - at} are left")
         at += size
         return data[at - size : at]
 

@@ -259,7 +259,7 @@ class Gate:
 
     def _has_hash(self, user: User, password: str) -> bool:
         if self._waiting >= MOST_WAITING:
-            raise Overloaded(f"{MOST_WAITING} passwords wait for their check already", retry_after_ms=RETRY_MS)
+            raise Overloaded(f"{MOST_WAITING} passwords already wait to be checked", retry_after_ms=RETRY_MS)
         self._waiting += 1
         try:
             with self._line:

@@ -61,7 +61,7 @@ def parse_permission(text: object) -> Permission:
     for word in str(text).split("|"):
         known = Permission.__members__.get(word.strip().upper())
         if known is None:
-            raise ValueError(f"{word.strip()!r} is no permission; write {', '.join(Permission.__members__)}, joined by |")
+            raise ValueError(f"{word.strip()!r} is not a permission; use {', '.join(Permission.__members__)}, joined by |")
         found |= known
     return found
 
@@ -91,7 +91,7 @@ class User(BaseModel):
         if self.secret is not None and self.password is not None:
             raise ValueError("has a secret and a password; one of them is enough")
         if self.secret is not None and not LEAST_SECRET <= len(self.secret.get_secret_value()) <= MOST_PASSWORD:
-            raise ValueError(f"the secret has not {LEAST_SECRET} to {MOST_PASSWORD} characters")
+            raise ValueError(f"the secret must have {LEAST_SECRET} to {MOST_PASSWORD} characters")
         if self.password is not None:
             _parts(self.password.get_secret_value())
         return self
@@ -118,10 +118,10 @@ class _File(BaseModel):
     def _has_good_names(self) -> Self:
         for name, user in self.users.items():
             if not is_name(name):
-                raise ValueError("a user's name has letters, digits, . _ and - only, and at most 64 of them")
+                raise ValueError("a user's name must have 1 to 64 letters, digits, . _ and -")
             has_proof = user.secret is not None or user.password is not None
             if name == ANONYMOUS and (has_proof or user.admin):
-                raise ValueError(f"{ANONYMOUS} is who has not logged in: no secret, no password, no admin")
+                raise ValueError(f"{ANONYMOUS} means clients without a login: it cannot have a secret, a password or admin")
             if name != ANONYMOUS and not has_proof:
                 raise ValueError(f"{name} has neither a secret nor a password")
         return self
@@ -153,7 +153,7 @@ def _parts(text: str) -> tuple[int, bytes, bytes]:
     log2_n, _, rest = rest.partition("$")
     salt, _, expected = rest.partition("$")
     if kind != _HASH or not log2_n.isdecimal() or not 10 <= int(log2_n) <= 18 or not salt or not expected:
-        raise ValueError("the password is no hash; `metaq user add` makes one")
+        raise ValueError("the password is not a hash; `metaq user add` makes one")
     return int(log2_n), base64.b64decode(salt, validate=True), base64.b64decode(expected, validate=True)
 
 
@@ -171,18 +171,18 @@ def load_users(path: Path) -> dict[str, User]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"users_file {path}: cannot be read: {error}") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"users_file {path}: others can read it; secrets are in it: chmod 600 {path}")
+        raise ConfigError(f"users_file {path}: others can read it, and it has secrets: chmod 600 {path}")
     try:
         content = _content(text)
     except yaml.MarkedYAMLError as error:  # the error's own text would quote the line, which may contain a secret
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ConfigError(
-            f"users_file {path}{line}: no YAML; a secret with other characters than letters needs quotes"
+            f"users_file {path}{line}: not YAML; put a secret in quotes if it has characters other than letters"
         ) from None
     except yaml.YAMLError:
-        raise ConfigError(f"users_file {path}: no YAML") from None
+        raise ConfigError(f"users_file {path}: not YAML") from None
     except RecursionError:
-        raise ConfigError(f"users_file {path}: no YAML that a users file can have: nested too deep") from None
+        raise ConfigError(f"users_file {path}: not a users file: nested too deeply") from None
     except ConfigError as error:
         raise ConfigError(f"users_file {path}: {error}") from None
     try:
@@ -282,5 +282,5 @@ def credentials(users: Mapping[str, User], option: str, name: str) -> Credential
     """
     user = users.get(name)
     if user is None or user.secret is None:
-        raise ConfigError(f"{option} {name!r} is no user with a secret in the users file")
+        raise ConfigError(f"{option} {name!r} is not a user with a secret in the users file")
     return Credentials(name, user.secret.get_secret_value())

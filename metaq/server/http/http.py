@@ -263,7 +263,7 @@ def _principal(gate: Gate, environ: Environ) -> Principal:
         try:
             name, _, password = base64.b64decode(proof, validate=True).decode().partition(":")
         except ValueError as error:
-            raise AccessDenied(f"Authorization: Basic: no name and password in Base64: {error}") from error
+            raise AccessDenied(f"Authorization: Basic needs name and password in Base64: {error}") from error
         return gate.check(name, password, address)
     return gate.anonymous
 

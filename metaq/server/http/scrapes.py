@@ -38,7 +38,7 @@ class Scrapes:
         Raise ``Overloaded`` when another scrape waits already, or this one takes too long.
         """
         if self._waits:
-            raise Overloaded("a scrape is made, and another one waits for it", retry_after_ms=RETRY_MS)
+            raise Overloaded("one scrape runs, and another one waits for it", retry_after_ms=RETRY_MS)
         late = Overloaded(f"no scrape is done within {SCRAPE_S:g} s; does the disk answer?", retry_after_ms=RETRY_MS)
         with gevent.Timeout(SCRAPE_S, late):
             if self._made is not None and not self._made.dead:

@@ -40,8 +40,8 @@ class Admission(NamedTuple):
         """Raise ``BadRequest`` when the body is too long."""
         size = len(request.body)
         if size > self.most_bytes:
-            reason = f"a body of {size} bytes is longer than {self.most_bytes}"
-            raise BadRequest(f"request {request.code}: {reason}, all that this request may have")
+            reason = f"a body of {size} bytes is over the limit of {self.most_bytes}"
+            raise BadRequest(f"request {request.code}: {reason} for this request")
 
     def check_right(self, principal: Principal) -> None:
         """Raise ``AccessDenied`` when the principal may do none of these actions on anything."""

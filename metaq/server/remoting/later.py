@@ -38,7 +38,7 @@ class Later:
         Raise ``Overloaded`` when ``MOST_AT_WORK`` requests wait already.
         """
         if self._at_work >= MOST_AT_WORK:
-            raise Overloaded(f"{MOST_AT_WORK} requests of administrators are worked on already", retry_after_ms=RETRY_MS)
+            raise Overloaded(f"{MOST_AT_WORK} other requests of administrators are in progress", retry_after_ms=RETRY_MS)
         self._at_work += 1
         gevent.spawn(self._run, session, session.owe(request), work)
 

@@ -133,7 +133,7 @@ class RegistryHandler:
         if len(request.body) <= READ_AT_ONCE_BYTES and not (header.compressed or self._reading):
             return self._enter(session, header, _read_table(request, header))
         if self._reading >= MOST_READING:
-            raise Overloaded(f"{MOST_READING} registrations are being read already", retry_after_ms=RETRY_MS)
+            raise Overloaded(f"{MOST_READING} other registrations are being read", retry_after_ms=RETRY_MS)
         self._reading += 1
         kept = session.owe(request, len(request.body))
         gevent.spawn(self._read_in_turn, session, kept, request, header)
@@ -254,7 +254,7 @@ class RegistryHandler:
         Raise ``Overloaded`` when ``MOST_CHANGES`` changes wait.
         """
         if self._changes >= MOST_CHANGES:
-            raise Overloaded(f"{MOST_CHANGES} changes of keys wait for the disk already", retry_after_ms=RETRY_MS)
+            raise Overloaded(f"{MOST_CHANGES} other changes of keys wait for the disk", retry_after_ms=RETRY_MS)
         self._changes += 1
         gevent.spawn(self._change_one_at_a_time, session, session.owe(request), change)
 

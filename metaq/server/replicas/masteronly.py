@@ -24,4 +24,6 @@ class MasterOnlyHandler:
 
     def refuse(self, _: RemotingSession, request: RemotingCommand) -> Answer:
         """Raise ``NotMaster``, which becomes response code 14 (SERVICE_NOT_AVAILABLE): clients then ask for the route again."""
-        raise NotMaster(f"this replica is a slave, which takes no request {Request(request.code).name}; ask its master")
+        raise NotMaster(
+            f"this replica is a slave and does not accept the request {Request(request.code).name}; send it to the master"
+        )

@@ -91,7 +91,7 @@ class ReplicaHandler:
         """Hand the master role over to another replica (30022). The answer is sent once this replica is no longer master."""
         replica = request.fields.get("replica", "")
         if not replica.isdecimal():
-            raise BadRequest(f"the replica {replica!r} is no number")
+            raise BadRequest(f"the replica {replica!r} is not a number")
         self._later.run(session, request, lambda: self._hand_over(int(replica)))
 
     def _hand_over(self, replica: int) -> Answer:

@@ -303,14 +303,14 @@ class Replica:
         Raise ``BadRequest`` when acknowledged messages may be lost by that, unless the operator accepts it.
         """
         if self.broker.role.is_master:
-            raise BadRequest("this replica is the master already")
+            raise BadRequest("this replica is already the master")
         if self._election is not None:
             self._election.take_over(accept_loss=accept_loss)
             return
         if self.suspicion is not None and not accept_loss:
             raise BadRequest(
                 f"this replica may lack messages that were acknowledged: {self.suspicion}. Better: a replica that was in sync "
-                f"and is not suspect (metaq cluster status). To have this one master all the same, and lose what it lacks: "
+                f"and is not suspect (metaq cluster status). To make this one master nevertheless, and lose what it lacks: "
                 f"metaq cluster promote --accept-loss"
             )
         self._keep(role=MASTER, master="", in_sync=(self.settings.replica_number,))
@@ -322,7 +322,7 @@ class Replica:
         Raise ``BadRequest`` where masters are elected, or for a bad address.
         """
         if self._election is not None:
-            raise BadRequest("this replica's role is elected through ZooKeeper; hand over instead (metaq cluster handover)")
+            raise BadRequest("the master is elected through ZooKeeper; hand over instead (metaq cluster handover)")
         try:
             parse_address("master", master)
         except ConfigError as error:
@@ -339,7 +339,7 @@ class Replica:
         """
         side, turns = self.side, self.broker.turns
         if self._election is None or not isinstance(side, MasterSide):
-            raise BadRequest("only the master of a group that elects through ZooKeeper can hand over")
+            raise BadRequest("only a master that was elected through ZooKeeper can hand over")
         with self._refusing(f"this master hands over to replica {replica}; try again") as store:
             with gevent.Timeout(
                 HAND_OVER_S, RequestTimeout(f"replica {replica} or others in sync did not catch up within {HAND_OVER_S:.0f} s")

@@ -203,7 +203,7 @@ class SlaveSide:
         lag_bytes = max(0, seen.log_end - self._broker.store.log.end)
         problem = None
         if not seen.address:
-            problem = f"this slave follows no master: {seen.problem or 'it knows of none'}"
+            problem = f"this slave follows no master: {seen.problem or 'it knows none'}"
         elif self._number not in seen.in_sync:
             problem = f"this slave is not in sync with its master yet: it lacks {lag_bytes} bytes"
         return Health(len(seen.in_sync), (), lag_bytes, problem)

@@ -120,7 +120,7 @@ class TransactionHandler:
             return
         topics = self.transactions.topics(key)
         if topics is None:
-            raise denied(principal, Action.ADMINISTER, f"{key}, whose topics are not known: an older version prepared it")
+            raise denied(principal, Action.ADMINISTER, f"{key}, whose topics are unknown because an older version prepared it")
         for topic in topics:
             demand(principal, Action.PUBLISH, topic)
 
@@ -143,7 +143,7 @@ class TransactionHandler:
         A transaction manager may forget a branch that is reported as unknown, so no failover may be able to bring it back.
         """
         if not self.turns.is_copied(self._doubtful_end):
-            raise XaError(XaCode.RMFAIL, "what was decided lately is not on enough replicas yet; ask again")
+            raise XaError(XaCode.RMFAIL, "recent decisions are not on enough replicas yet; ask again")
 
     def puts(self, session: TextSession, commands: Sequence[Command], at: int) -> int:
         """Keep the run of puts at ``at`` with their branches; return where it ends.

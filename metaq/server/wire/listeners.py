@@ -63,7 +63,7 @@ def resolve(setting: str, value: str, settings: Settings) -> Address:
         raise ConfigError(f"{setting}: cannot resolve {host!r}: {error.strerror}") from error
     if not ipaddress.ip_address(address).is_loopback and not (settings.users_file or settings.allow_public):
         raise ConfigError(
-            f"{setting}: other machines can reach {host} and there are no users; name a users_file, or say --allow-public if "
+            f"{setting}: other machines can reach {host} and there are no users; set users_file, or use --allow-public if "
             "everybody may do everything"
         )
     return str(address), int(port)

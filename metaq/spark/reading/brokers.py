@@ -105,7 +105,7 @@ class Brokers:
         def look() -> None:
             there = {broker.name for broker in self._admin.masters()}
             if absent := set(names) - there:
-                raise ConnectionFailed(f"broker {', '.join(sorted(absent))}, which has messages to be read, is not there")
+                raise ConnectionFailed(f"broker {', '.join(sorted(absent))}, which has messages to read, is not there")
 
         self._asked(look)
 

@@ -163,7 +163,7 @@ def record_batches(piece: Piece, topic: str, partition: int, shape: Shape, *, un
 
 def _check(sound: Truths, topic: str, partition: int, ordinals: Numbers) -> None:
     if not sound.all():
-        raise CorruptRecord(f"{topic}-{partition}, message {ordinals[np.argmin(sound)]}: what should be its record is none")
+        raise CorruptRecord(f"{topic}-{partition}, message {ordinals[np.argmin(sound)]}: its record is damaged")
 
 
 def fitting(sizes: Numbers) -> int:

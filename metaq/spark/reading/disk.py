@@ -65,7 +65,7 @@ class Folder:
         self.directory = directory
         disk = RealDisk()
         if LOG not in disk.list_directory(directory):
-            raise StoreError(f"{directory} is no store folder: it has no {LOG}")
+            raise StoreError(f"{directory} is not a store folder: it has no {LOG}")
         identity, _ = read_document(disk, directory / IDENTITY)
         if identity is not None and identity["format"] != FORMAT_VERSION:
             raise UnknownVersion(f"{directory} has format version {identity['format']}, this metaq reads {FORMAT_VERSION}")
@@ -77,7 +77,7 @@ class Folder:
         checkpoint, _ = read_checkpoint(disk, directory)
         self._promised = {} if checkpoint is None else checkpoint.partitions
         if QUEUES not in disk.list_directory(directory) and any(self._durable(*key) for key in self._promised):
-            raise StoreError(f"{directory} has lost its {QUEUES}; metaq verify --repair makes it anew from the log")
+            raise StoreError(f"{directory} has lost its {QUEUES}; metaq verify --repair rebuilds it from the log")
 
     # -- what is there ------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ NOBODY: Final = Login()
 def login(user: str, password: str, tls_ca: str) -> Login:
     """Return a login whose parts fit together. ``ConfigError`` names the option that is missing."""
     if user and not password:
-        raise ConfigError(f"{USER}: there is no password; give {PASSWORD}, or {ENVIRONMENT} in the driver's environment")
+        raise ConfigError(f"{USER}: there is no password; set {PASSWORD}, or {ENVIRONMENT} in the driver's environment")
     if password and not user:
         raise ConfigError(f"{PASSWORD}: there is no {USER}")
     return Login(user, password, tls_ca)
@@ -67,7 +67,7 @@ def check_servers(option: str, servers: str) -> None:
     url = urlsplit(servers)
     if "@" in url.netloc:
         raise ConfigError(
-            f"{option}: a user or a password stands in the address, which plans show; write {USER} and {PASSWORD}"
+            f"{option}: the address has a user or a password, and plans show addresses; use {USER} and {PASSWORD}"
         )
     if "tls" in parse_qs(url.query, keep_blank_values=True):
-        raise ConfigError(f"{option}: write {TLS_CA} in place of the address's tls=")
+        raise ConfigError(f"{option}: use {TLS_CA} instead of tls= in the address")

@@ -117,12 +117,14 @@ class ReadOptions(NamedTuple):
         ``ConfigError`` for options that only a batch can have.
         """
         if self.ending is not None:
-            advice = "Trigger.AvailableNow reads what is there now"
+            advice = "use Trigger.AvailableNow to read what is there now"
             raise ConfigError(f"{self.ending.option}: a streaming query has no end; {advice}")
         if self.path:
-            raise ConfigError("path: a store folder is read as a batch only; name brokers to stream from them")
+            raise ConfigError(
+                "path: a store folder can only be read as a batch; set metaq.bootstrap.servers to stream from brokers"
+            )
         if self.pushdown:
-            raise ConfigError("filterPushdown: Spark hands filters to batch reads only")
+            raise ConfigError("filterPushdown: Spark passes filters to batch reads only")
         return self._replace(starting=self.starting or Place("startingOffsets", LATEST))
 
 
@@ -136,7 +138,7 @@ class Given:
         for name in self._options.keys() - shown.keys():
             near = difflib.get_close_matches(name, shown, 1, 0.5)
             meant = f"did you mean {shown[near[0]]}?" if near else f"there are {', '.join(known)}"
-            raise ConfigError(f"the option {name} is not known; {meant}")
+            raise ConfigError(f"the option {name} is unknown; {meant}")
 
     def text(self, name: str) -> str:
         """Return an option's text; an empty one when it is absent."""
@@ -159,7 +161,7 @@ class Given:
         if not text:
             return None
         if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
-            raise ConfigError(f"{name}: {text!r} is no whole number from {least} on")
+            raise ConfigError(f"{name}: {text!r} is not a whole number from {least} on")
         return int(text)
 
     def table(self, name: str, shape: str) -> dict[str, Any]:
@@ -169,7 +171,7 @@ class Given:
         except ValueError as error:
             raise ConfigError(f"{name}: {self.text(name)!r} is not JSON ({error}); write it like {shape}") from error
         if not isinstance(found, dict) or not found:
-            raise ConfigError(f"{name}: {self.text(name)!r} is no JSON object; write it like {shape}")
+            raise ConfigError(f"{name}: {self.text(name)!r} is not a JSON object; write it like {shape}")
         return found
 
 
@@ -178,10 +180,10 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     given = Given(options, READING)
     servers, path = given.text(SERVERS), given.text(PATH)
     if bool(servers) == bool(path):
-        wanted = "not both" if servers else "neither is there"
-        raise ConfigError(f"needed is {SERVERS} (host:port, or zk://host:port) or path (a store folder); {wanted}")
+        wanted = "both are there" if servers else "neither is there"
+        raise ConfigError(f"give {SERVERS} (host:port, or zk://host:port) or path (a store folder); {wanted}")
     if path and (given.text(USER) or given.text(TLS_CA)):
-        raise ConfigError(f"path: a store folder is read without brokers; {USER} and {TLS_CA} have no meaning")
+        raise ConfigError(f"path: a store folder is read without brokers; leave out {USER} and {TLS_CA}")
     return ReadOptions(
         servers=servers,
         path=path,
@@ -205,7 +207,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 def _topics(given: Given) -> Topics:
     chosen = [name for name in CHOICES if given.text(name)]
     if len(chosen) != 1:
-        raise ConfigError(f"exactly one of {', '.join(CHOICES)} says what to read; {' and '.join(chosen) or 'none'} is given")
+        raise ConfigError(f"give exactly one of {', '.join(CHOICES)}; {' and '.join(chosen) or 'none'} is given")
     name = chosen[0]
     if name == "subscribe":
         return Topics(names=tuple(sorted({topic.strip() for topic in given.text(name).split(",")} - {""})))
@@ -213,7 +215,7 @@ def _topics(given: Given) -> Topics:
         try:
             re.compile(given.text(name))
         except re.error as error:
-            raise ConfigError(f"{name}: {given.text(name)!r} is no regular expression: {error}") from error
+            raise ConfigError(f"{name}: {given.text(name)!r} is not a regular expression: {error}") from error
         return Topics(pattern=given.text(name))
     shape = '{"orders": [0, 1]}'
     assigned = {}
@@ -250,9 +252,11 @@ def _numbers_of(given: Given, name: str, shape: str, least: int) -> Table:
             raise ConfigError(f"{name}: topic {topic} has {row!r}; write it like {shape}")
         for partition, number in row.items():
             if not re.fullmatch(r"[0-9]{1,9}", partition):
-                raise ConfigError(f"{name}: topic {topic} has a partition {partition!r}; they are numbers from 0 on")
+                raise ConfigError(f"{name}: topic {topic} has a partition {partition!r}; partitions are numbers from 0 on")
             if not _is_whole(number) or not least <= number <= _MOST:
-                raise ConfigError(f"{name}: {number!r} of topic {topic}, partition {partition}, is no number from {least} on")
+                raise ConfigError(
+                    f"{name}: {number!r} of topic {topic}, partition {partition}, is not a number from {least} on"
+                )
             found.setdefault(topic, {})[int(partition)] = number
     return found
 

@@ -157,7 +157,7 @@ def refuse_late(place: Place, offsets: Offsets, spans: Spans) -> None:
     """Raise ``ConfigError`` for partitions without a message at the starting time or later."""
     late = [partition for partition, offset in offsets.items() if offset >= spans[partition].most]
     if late:
-        advice = "startingOffsetsByTimestampStrategy=latest begins there at the end"
+        advice = "startingOffsetsByTimestampStrategy=latest starts there at the end"
         raise ConfigError(f"{place.option}: {_some(late)} has no message stored then or later; {advice}")
 
 

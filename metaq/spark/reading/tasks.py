@@ -84,7 +84,7 @@ def read_task(task: InputPartition, options: ReadOptions) -> Iterator["pa.Record
         for part in task.parts:
             partition, _, end = part.range
             for piece in _cut(part, options) if options.path else _fetched(part, options):
-                why = "damaged or lost in the broker's log; metaq verify tells more"
+                why = "damaged or lost in the broker's log; run metaq verify"
                 gaps = [Loss(partition, gap.start, gap.stop, why) for gap in missing(piece, end)]
                 report(gaps, fail=options.fail_on_data_loss)
                 yield from record_batches(piece, *partition, shape, until=end)
@@ -93,7 +93,7 @@ def read_task(task: InputPartition, options: ReadOptions) -> Iterator["pa.Record
 def report(losses: Sequence[Loss], *, fail: bool) -> None:
     """Report losses: raise ``DataLost`` (failOnDataLoss), or log one line."""
     if losses and fail:
-        advice = "start elsewhere (a new checkpoint, startingOffsets), or let failOnDataLoss=false go on without them"
+        advice = "start elsewhere (a new checkpoint, startingOffsets), or continue without them (failOnDataLoss=false)"
         raise DataLost(f"messages are lost: {told(losses)}. Either {advice}")
     if losses:
         logger.warning("messages are lost and left out, as failOnDataLoss says losses=%s", told(losses))
@@ -176,4 +176,4 @@ def _cut(part: Part, options: ReadOptions) -> Iterator[Piece]:
     try:
         yield from Folder(Path(options.path)).pieces(*partition, at, end, verify=options.verify)
     except AgedOut as gone:
-        raise DataLost(f"messages went while they were read: {gone}. Read a copy of the folder") from gone
+        raise DataLost(f"messages were deleted while they were read: {gone}. Read a copy of the folder") from gone

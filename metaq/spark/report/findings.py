@@ -150,7 +150,7 @@ def _finding(severity: str, kind: str, rows: list[Row], sentence: str, advice: s
 def _lost(group: str, topic: str, rows: list[Row], _size: Row, _last: datetime) -> Finding:
     lost = sum(row["lost"] for row in rows)
     sentence = f"{group} has lost {count(lost)} messages of {topic}: retention deleted them unconsumed in {_names(rows)}."
-    advice = "Those are gone; what is next is at risk, too. Add consumers, or keep messages longer."
+    advice = "They cannot be recovered, and the next ones are at risk. Add consumers, or keep messages longer."
     return _finding(PROBLEM, LOST, rows, sentence, advice, left_s=0.0)
 
 
@@ -175,7 +175,7 @@ def _unowned(group: str, topic: str, rows: list[Row], size: Row, last: datetime)
             WARNING, UNOWNED, rows, sentence, "Start one; or delete the group if it is no longer used.", since=since
         )
     sentence = f"Nobody of {group} has owned {_names(rows)} {when}, while others of the group consume; {waiting}"
-    advice = f"Ask metaq why-not-consuming {group} who should own it; restart that consumer."
+    advice = f"metaq why-not-consuming {group} shows who should own it; restart that consumer."
     return _finding(PROBLEM, UNOWNED, rows, sentence, advice, since=since)
 
 
@@ -185,7 +185,7 @@ def _stuck(group: str, topic: str, rows: list[Row], _size: Row, last: datetime) 
     owners = sorted({row["owner"] for row in rows if row["owner"] is not None})
     owned = f", though {listed(owners)} {'owns it' if len(rows) == 1 else 'own them'}" if owners else ""
     sentence = f"{group} has not moved in {_names(rows)} since {clock(since, last)} ({duration(since_s)}){owned}; {waiting}"
-    advice = "Look at what that consumer does with the next message: it may hang, or fail again and again."
+    advice = "Check what that consumer does with the next message: it may hang, or fail again and again."
     return _finding(PROBLEM, STUCK, rows, sentence, advice, since=since)
 
 
@@ -205,7 +205,7 @@ def _skew(topic: str, rows: list[Row]) -> Finding:
     share = largest["messages"] / largest["total"]
     times = f"{largest['messages'] / largest['median']:.0f} times as many as the median partition" if largest["median"] else ""
     sentence = f"{_names([largest])} got {percent(share)} of the messages in the last day, {times or 'and most others none'}."
-    advice = "Spread the messages over more keys; one consumer has to take all of that partition."
+    advice = "Spread the messages over more keys; one consumer must process all of that partition."
     return _finding(WARNING, SKEW, [largest], sentence[0].upper() + sentence[1:], advice, share=share, lag=None)
 
 
@@ -218,5 +218,5 @@ def _gaps(gaps: Iterable[tuple[str, datetime, datetime]], last: datetime) -> Ite
             sentence = f"{broker} exported no offsets {len(pauses)} times, the longest {longest}."
         else:
             sentence = f"{broker} exported no offsets {longest}."
-        advice = "Nothing is known of that time; was the broker stopped, or its export switched off?"
+        advice = "There is no data for that time. Was the broker stopped, or its export switched off?"
         yield Finding(WARNING, GAP, None, None, [broker], sentence, advice, since, None, None, None)

@@ -62,7 +62,7 @@ def read_files(spark: SparkSession, path: str) -> DataFrame:
     history = spark.read.option("recursiveFileLookup", True).parquet(path)
     missing = [name for name in SCHEMA.fieldNames() if name not in history.columns]
     if missing:
-        raise ConfigError(f"{path} is no history of offsets: it has no column {', '.join(missing)}")
+        raise ConfigError(f"{path} is not a history of offsets: it has no column {', '.join(missing)}")
     return history.select([f.col(field.name).cast(field.dataType) for field in SCHEMA])
 
 

@@ -78,7 +78,9 @@ def look(history: DataFrame) -> Sampling:
     for row in history.select("broker", "ts").distinct().orderBy("ts").toArrow().to_pylist():
         times.setdefault(row["broker"], []).append(row["ts"])
     if not times:
-        raise ConfigError("the history has no sample; is offset_export_interval_ms set, and has that time passed once?")
+        raise ConfigError(
+            "the history has no samples; check that offset_export_interval_ms is set and that this time has passed once"
+        )
     first, last = min(of_broker[0] for of_broker in times.values()), max(of_broker[-1] for of_broker in times.values())
     pauses = [pause for of_broker in times.values() for pause in _pauses(of_broker)]
     interval_s = statistics.median(pauses) if pauses else float(WIDTHS_S[0])

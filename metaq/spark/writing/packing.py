@@ -52,7 +52,7 @@ def pack(rows: pa.RecordBatch, write: str, first: int) -> pa.LargeBinaryArray:
     """
     body = _column(rows, "value").cast(pa.large_binary())
     if body.null_count:
-        raise BadRequest("a row's value is null, and a message has a body; write coalesce(value, '') for an empty one")
+        raise BadRequest("a row's value is null, but every message has a body; write coalesce(value, '') for an empty one")
     shared = _join(
         _property(KEYS, _text(_column(rows, "key"), "key", _NOT_IN_KEYS)),
         _property(TAGS, _text(_column(rows, "tag"), "tag")),
@@ -98,12 +98,12 @@ def _text(column: pa.Array, what: str, forbidden: str = _SEPARATORS) -> pa.Large
     try:
         texts = column.cast(pa.large_binary()).cast(pa.large_string()).cast(pa.large_binary())
     except pa.ArrowInvalid as error:
-        raise BadRequest(f"a row's {what} is not UTF-8, which properties are; write base64({what}): {error}") from error
+        raise BadRequest(f"a row's {what} is not UTF-8, but properties must be; write base64({what}): {error}") from error
     bad = pc.fill_null(pc.match_substring_regex(texts, forbidden), False)
     if pc.any(bad).as_py():
         shown = texts.filter(bad)[0].as_py().decode()[:_SHOWN]
-        cause = "a blank, which stands between keys, or the byte 1 or 2" if forbidden == _NOT_IN_KEYS else "the byte 1 or 2"
-        raise BadRequest(f"a row's {what} is {shown!r}: it holds {cause}; replace it, or write base64({what})")
+        cause = "a blank, which separates keys, or the byte 1 or 2" if forbidden == _NOT_IN_KEYS else "the byte 1 or 2"
+        raise BadRequest(f"a row's {what} is {shown!r}: it contains {cause}; replace it, or write base64({what})")
     return pc.if_else(pc.equal(pc.binary_length(texts), 0), pa.scalar(None, pa.large_binary()), texts)
 
 
@@ -125,7 +125,7 @@ def _headers(column: pa.Array) -> pa.LargeBinaryArray:
     names = _text(pc.struct_field(pairs, "key"), "header's name")
     values = _text(pc.struct_field(pairs, "value"), "header's value")
     if taken := RESERVED & {name.decode() for name in pc.unique(names).to_pylist() if name is not None}:
-        raise BadRequest(f"the header {min(taken)} has a meaning of its own: KEYS is column key, TAGS column tag")
+        raise BadRequest(f"the header {min(taken)} is reserved; use the column key for KEYS and the column tag for TAGS")
     each = _join(names, b"\x01", values, b"\x02")
     each = pc.if_else(pc.equal(names, WRITE.encode()), b"", each)
     lists = pa.LargeListArray.from_arrays(pa.array(ends), pc.fill_null(each, b""))

@@ -19,7 +19,7 @@ def without_repeats(messages: DataFrame) -> DataFrame:
     that long.
     """
     if "headers" not in messages.columns:
-        raise ConfigError(f"repeats are known by the header {WRITE}: read with the option includeHeaders=true")
+        raise ConfigError(f"repeats are recognised by the header {WRITE}: read with the option includeHeaders=true")
     place = f.concat_ws("/", "topic", "partition", "offset")
     marked = messages.withColumn(WRITE, f.coalesce(f.expr(_VALUE).cast("string"), place))
     once = marked.dropDuplicatesWithinWatermark([WRITE]) if messages.isStreaming else marked.dropDuplicates([WRITE])

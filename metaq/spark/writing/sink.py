@@ -74,7 +74,7 @@ def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -
     given = Given(options, WRITING)
     servers = given.text(SERVERS)
     if not servers:
-        raise ConfigError(f"{SERVERS} (host:port of registries, or zk://host:port) is needed")
+        raise ConfigError(f"{SERVERS} (host:port of registries, or zk://host:port) is required")
     if overwrite:
         raise ConfigError('a topic can only be appended to; write .mode("append"), or outputMode("append") of a stream')
     found = Target(servers, given.text(TOPIC), given.login(servers))
@@ -94,11 +94,11 @@ def look(to: Target) -> None:
 def _check_columns(schema: StructType, topic: str) -> None:
     fields = {field.name: field for field in schema.fields}
     if "value" not in fields:
-        raise ConfigError(f"the column value is needed, of type string or binary; there are {', '.join(fields) or 'none'}")
+        raise ConfigError(f"the column value is required, of type string or binary; there are {', '.join(fields) or 'none'}")
     if not topic and TOPIC not in fields:
-        raise ConfigError("there is neither the option topic nor a column topic")
+        raise ConfigError("give the option topic, or a column topic")
     if unknown := fields.keys() - _COLUMNS.keys() - _OF_READING:
-        raise ConfigError(f"the column {min(unknown)} has no meaning; there are {', '.join(_COLUMNS)}")
+        raise ConfigError(f"the column {min(unknown)} is unknown; there are {', '.join(_COLUMNS)}")
     for name, types in _COLUMNS.items():
         if name in fields and not _is_right(fields[name], types):
             wanted = " or ".join(_HEADERS if kind is ArrayType else kind().simpleString() for kind in types)
@@ -273,5 +273,5 @@ def _partitions(rows: pa.RecordBatch, queues: tuple[MessageQueue, ...], topic: s
     given = np.array(pc.is_valid(named))
     if ((numbers[given] < 0) | (numbers[given] >= len(queues))).any():
         shown = sorted(set(numbers[given].tolist()) - set(range(len(queues))))[:5]
-        raise BadRequest(f"topic {topic} has partitions 0 to {len(queues) - 1}, and rows are for {', '.join(map(str, shown))}")
+        raise BadRequest(f"topic {topic} has partitions 0 to {len(queues) - 1}, but rows are for {', '.join(map(str, shown))}")
     return np.where(given, numbers, chosen)

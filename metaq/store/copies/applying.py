@@ -55,18 +55,18 @@ class Copier:
         """
         if self._begun:
             if log_offset != self._begun_at + len(self._begun):
-                raise CorruptRecord(f"the log goes on at {log_offset}, in the middle of the record at {self._begun_at}")
+                raise CorruptRecord(f"the log continues at {log_offset}, in the middle of the record at {self._begun_at}")
             log_offset, data = self._begun_at, self._begun + data
         view, most = memoryview(data), self._store.settings.segment_bytes
         at = self._take_plain(data, 0, log_offset)
         while len(data) - at >= BLANK_SIZE:
             size, magic = BLANK.unpack_from(view, at)
             if magic != MAGIC or not SMALLEST_RECORD <= size <= most:
-                raise CorruptRecord(f"what was sent as log offset {log_offset + at} is no record")
+                raise CorruptRecord(f"the data sent for log offset {log_offset + at} is not a record")
             if at + size > len(data):
                 break
             if not is_intact(view[at : at + size], log_offset + at):
-                raise CorruptRecord(f"the record sent as log offset {log_offset + at} was altered on its way")
+                raise CorruptRecord(f"the record sent as log offset {log_offset + at} was changed on the way")
             self._take_record(Stored(view, at, size, log_offset + at))
             at = self._take_plain(data, at + size, log_offset)
         self._begun, self._begun_at = bytes(view[at:]), log_offset + at
@@ -127,7 +127,7 @@ def stage_copy(store: MessageStore, stored: Stored) -> ConsumeQueue:
     if offset == log.room_end + BLANK_SIZE != log.staged_end:
         log.make_room(size)
     if offset != log.staged_end:
-        raise CorruptRecord(f"a record of log offset {offset} was sent where this log goes on at {log.staged_end}")
+        raise CorruptRecord(f"a record of log offset {offset} was sent, but this log continues at {log.staged_end}")
     view = stored.buffer[stored.at : stored.at + size]
     whose = identity(view)
     queue = store.queue(whose.topic, whose.partition)

@@ -40,7 +40,7 @@ def cut_at_next_opening(store: MessageStore, end: int, whole_from: int | None, r
     assert store.settled
     if not _goes_on(store.log, end):
         if whole_from is None or end < whole_from:
-            raise CorruptRecord(f"the log cannot be cut at {end}, where no record of it ends")
+            raise CorruptRecord(f"the log cannot be cut at {end}, because no record ends there")
         log = store.log
         segments = [(segment, log.file(segment)) for segment in log.segments if segment.end > whole_from]
         end = run(lambda: _last_end(segments, whole_from, end))

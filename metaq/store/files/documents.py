@@ -30,7 +30,7 @@ def encode_document(content: dict[str, Any]) -> bytes:
 def decode_document(data: bytes, path: Path) -> dict[str, Any]:
     """Return the content of a document. Raises ``CorruptRecord`` when the checksum does not match."""
     if not _is_intact(data):
-        raise CorruptRecord(f"{path}: the {len(data)} bytes do not have the checksum they begin with")
+        raise CorruptRecord(f"{path}: the checksum does not match the {len(data)} bytes")
     document: dict[str, Any] = orjson.loads(data)
     del document["crc32c"]
     return document

@@ -166,7 +166,7 @@ class IndexFile:
         """Read the header into the counters. Raises ``CorruptRecord`` when it, or the file's size, cannot be right."""
         file = self.opened()
         if file.size() != self.size:
-            raise CorruptRecord(f"{self.path} has {file.size()} bytes where {self.size} are due")
+            raise CorruptRecord(f"{self.path} has {file.size()} bytes instead of {self.size}")
         header = HEADER.unpack(file.read(HEADER_SIZE, 0))
         begin_ms, end_ms, begin_offset, end_offset, used, count = header
         if not (1 <= count <= self.entries and 0 <= used < count and 0 <= begin_offset <= end_offset):

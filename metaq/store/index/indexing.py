@@ -209,7 +209,7 @@ class Indexing:
             if not self.behind or not self._walk(read, run_here):
                 break
         if self.behind and self.paused is None:
-            reason = f"the key index is being made anew, {self.behind} bytes of the log are still to be read"
+            reason = f"the key index is being rebuilt, {self.behind} bytes of the log are still to be read"
             raise Overloaded(reason, retry_after_ms=RETRY_MS)
 
     def _walk(self, read: Read, run: Run) -> bool:

@@ -103,7 +103,7 @@ def _room_needed(directory: Path, disk: Disk) -> int:
 def _locked(directory: Path, disk: Disk) -> Iterator[None]:
     names = disk.list_directory(directory)
     if LOG not in names:
-        raise StoreError(f"{directory} is no data folder: it has no {LOG}")
+        raise StoreError(f"{directory} is not a data folder: it has no {LOG}")
     lock = disk.lock(directory / LOCK) if LOCK in names else None  # without the file no broker can be running
     try:
         yield

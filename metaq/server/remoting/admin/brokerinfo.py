@@ -136,11 +136,11 @@ class BrokerInfoHandler:
         for name, value in decode_settings(request.body).items():
             if name not in _CHANGEABLE:
                 known = ", ".join(_CHANGEABLE)
-                raise BadRequest(f"{name[:60]} cannot be changed while the broker runs; what can be: {known}")
+                raise BadRequest(f"{name[:60]} cannot be changed while the broker runs; these can: {known}")
             setting, read = _CHANGEABLE[name]
             changes[setting] = read(name, value)
         if not changes:
-            raise BadRequest("the body names no setting; it should be lines of NAME=VALUE")
+            raise BadRequest("the body names no setting; write lines of NAME=VALUE")
         before = self._owner.settings
         self._owner.configure(before.merged(changes))
         self._version += 1

@@ -70,7 +70,7 @@ class GroupAdminHandler:
         """Create or change a subscription group (200)."""
         row = fastjson.decode_plain(request.body)
         if not isinstance(row, dict):
-            raise BadRequest("the body is no subscription group")
+            raise BadRequest("the body is not a subscription group")
         group = group_of(row)
         demand(session.principal, Action.ADMINISTER, group.name)
         self._later.run(session, request, partial(self._put, group))

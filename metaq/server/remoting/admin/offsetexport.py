@@ -61,4 +61,4 @@ def _place(text: str) -> tuple[int, Subject]:
         ts_ms, kind, group, topic = orjson.loads(text)
         return int(ts_ms), Subject(str(kind), str(group), str(topic))
     except (ValueError, TypeError) as error:
-        raise BadRequest(f"after is {text[:80]!r}, not the next of a page") from error
+        raise BadRequest(f"after is {text[:80]!r}, not the `next` of a page") from error

@@ -193,9 +193,11 @@ class OffsetAdminHandler:
         if topic is None:
             raise RequestFailed(Response.SYSTEM_ERROR, f"the topic {header.topic} does not exist on this broker")
         if not END <= header.queue_id < topic.all_partitions:
-            raise WrongPartition(f"the topic {topic.name} has {topic.all_partitions} partitions, {header.queue_id} is none")
+            raise WrongPartition(
+                f"the topic {topic.name} has {topic.all_partitions} partitions, and {header.queue_id} is not one of them"
+            )
         if header.offset is not None and header.queue_id == END:
-            raise BadRequest("an offset is for one partition: queueId is missing")
+            raise BadRequest("an offset needs a partition, but queueId is missing")
         group = self._online(header.group)
         self._later.read(session, request, partial(self._reset, header, topic, group))
 
@@ -206,7 +208,7 @@ class OffsetAdminHandler:
         for member in group.members.values():
             if member.client.version < OLDEST_CLIENT:
                 who = f"the client {member.client.client_id} of version {member.client.version}"
-                raise RequestFailed(Response.SYSTEM_ERROR, f"{who} cannot be told to reset its offsets")
+                raise RequestFailed(Response.SYSTEM_ERROR, f"{who} cannot reset its offsets: its version is too old")
         return group
 
     def _reset(self, header: ResetOffset, topic: Topic, group: ConsumerGroup, read: Read) -> Answer:
@@ -276,9 +278,11 @@ class OffsetAdminHandler:
         demand(session.principal, Action.INSPECT, header.topic)
         topic = self._topic(header.topic)
         if not 0 <= header.queue_id < topic.all_partitions:
-            raise WrongPartition(f"the topic {topic.name} has {topic.all_partitions} partitions, {header.queue_id} is none")
+            raise WrongPartition(
+                f"the topic {topic.name} has {topic.all_partitions} partitions, and {header.queue_id} is not one of them"
+            )
         if header.index_ < 0 or not 0 < header.count_ <= MOST_ENTRIES:
-            raise BadRequest(f"index is {header.index_} and count {header.count_}; 1 to {MOST_ENTRIES} entries are shown")
+            raise BadRequest(f"index is {header.index_} and count {header.count_}; count must be from 1 to {MOST_ENTRIES}")
         online = self._context.clients.consumer_group(header.consumer_group or "")
         subscription = None if online is None else online.subscriptions.get(topic.name)
         absent = None

@@ -73,7 +73,7 @@ class TopicsHandler:
         counts = (header.read_queue_nums, header.write_queue_nums)
         if min(counts) < 0 or max(counts) < 1:  # a topic with no partition to write is being drained
             numbers = f"{header.write_queue_nums} to write, {header.read_queue_nums} to read"
-            raise BadRequest(f"the topic {header.topic} needs a partition, and cannot have fewer than none: {numbers}")
+            raise BadRequest(f"the topic {header.topic} needs at least one partition, and no number may be negative: {numbers}")
         if not 0 <= header.perm <= ANY_PERMISSION:
             raise BadRequest(f"perm is {header.perm}, not a sum of {READ} (read), {WRITE} (write) and {INHERIT} (template)")
         topic = Topic(

@@ -187,7 +187,7 @@ class TransactionAdminHandler:
                 half = self._halves.find(origin_of(record, pairs_of(record)).ordinal)
                 if half is not None:
                     return Answer(body=(encode_half(_half_row(record, half)),))
-        raise RequestFailed(Response.QUERY_NOT_FOUND, f"no message that waits for its decision has the offset id {offset_id}")
+        raise RequestFailed(Response.QUERY_NOT_FOUND, f"no undecided message has the offset id {offset_id}")
 
     # -- decisions ----------------------------------------------------------------------------------------------------
 
@@ -229,7 +229,9 @@ class TransactionAdminHandler:
     def _forget(self, key: str) -> Step:
         step = self._transactions.forget(key)
         if step is None:
-            raise RequestFailed(Response.QUERY_NOT_FOUND, f"no operator has decided the branch {key}: nothing to forget")
+            raise RequestFailed(
+                Response.QUERY_NOT_FOUND, f"no operator has decided the branch {key}, so there is nothing to forget"
+            )
         return step
 
     # -- numbers ------------------------------------------------------------------------------------------------------

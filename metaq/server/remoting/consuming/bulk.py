@@ -63,7 +63,7 @@ class BulkHandler:
         self.context.topic_counters(header.topic).get.add(1)
         check_readable(self.context, session.principal, header.topic, header.queue_id)
         if session in self.owing:
-            raise Overloaded("a connection has one bulk fetch at a time", retry_after_ms=RETRY_MS)
+            raise Overloaded("a connection can have one bulk fetch at a time", retry_after_ms=RETRY_MS)
         self._looks.look(_Fetch(self, session, request, header))
         return None
 

@@ -191,7 +191,9 @@ def commit(context: Context, group: str, partition: TopicPartition, offset: int,
     if topic is None:
         raise UnknownTopic(f"the topic {partition.topic} does not exist on this broker")
     if not 0 <= partition.partition < topic.all_partitions:
-        raise WrongPartition(f"the topic {topic.name} has {topic.all_partitions} partitions, {partition.partition} is none")
+        raise WrongPartition(
+            f"the topic {topic.name} has {topic.all_partitions} partitions, and {partition.partition} is not one of them"
+        )
     context.groups.ensure(group)
     connected = context.clients.consumer_group(group)
     queue, known = context.store.queues.get(partition), context.offsets.get(group, *partition) or 0

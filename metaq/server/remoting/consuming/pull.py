@@ -125,12 +125,12 @@ class PullHandler:
         connected = self.context.clients.consumer_group(group.name)
         known = None if connected is None else connected.subscription(session, header.topic)
         if connected is None or known is None:
-            reason = f"the group {group.name} does not subscribe to {header.topic}: a heartbeat has to come first"
+            reason = f"the group {group.name} does not subscribe to {header.topic}: send a heartbeat first"
             raise RequestFailed(Response.SUBSCRIPTION_NOT_EXIST, reason)
         if connected.broadcasts and not group.consume_broadcast_enable:
             raise AccessDenied(f"the group {group.name} may not broadcast (consumeBroadcastEnable is false)")
         if known.version < header.sub_version:
-            reason = f"version {known.version} is known, the pull is of {header.sub_version}: the next heartbeat tells"
+            reason = f"the broker knows version {known.version}, the pull has {header.sub_version}: send a heartbeat"
             raise RequestFailed(Response.SUBSCRIPTION_NOT_LATEST, f"subscription to {header.topic}: {reason}")
         return known
 
@@ -164,7 +164,9 @@ def check_readable(context: Context, principal: Principal, name: str, partition:
         raise UnknownTopic(f"the topic {name} does not exist on this broker")
     context.topics.check(topic, codes.READ)
     if not 0 <= partition < topic.read_partitions:
-        raise WrongPartition(f"the topic {name} has {topic.read_partitions} partitions to read, {partition} is none")
+        raise WrongPartition(
+            f"the topic {name} has {topic.read_partitions} partitions to read, and {partition} is not one of them"
+        )
 
 
 class _Pull(Question):

@@ -81,7 +81,7 @@ class SendBackHandler:
         demand(session.principal, Action.CONSUME, header.group)
         group = self.context.groups.ensure(header.group)
         if not self.context.topics.permission & WRITE:
-            raise AccessDenied("the broker does not take messages (its permission)")
+            raise AccessDenied("the broker does not accept messages (broker_permission)")
         if group.retry_queue_nums <= 0:
             return DONE
         check_retry_topic(self.context, group, unit=header.unit_mode)
@@ -94,7 +94,7 @@ def check_retry_topic(context: Context, group: Group, *, unit: bool) -> None:
     name, count = group.retry_topic, group.retry_queue_nums
     topic = context.topics.get(name) or context.topics.put(Topic(name, count, count, sys_flag=UNIT_SUBSCRIBED * unit))
     if not context.topics.permission_of(topic) & WRITE:
-        raise AccessDenied(f"the topic {topic.name} does not take messages (perm {topic.permission})")
+        raise AccessDenied(f"the topic {topic.name} does not accept messages (perm {topic.permission})")
 
 
 class _SendBack(Change):

@@ -51,7 +51,9 @@ class HalfHandler:
         if header.commit_or_rollback == UNKNOWN:
             return DONE  # the producers will be asked again
         if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
-            raise BadRequest(f"commitOrRollback is {header.commit_or_rollback}: 8 commits, 12 rolls back, 0 does not know")
+            raise BadRequest(
+                f"commitOrRollback is {header.commit_or_rollback}; it must be 8 (commit), 12 (roll back) or 0 (unknown)"
+            )
         self._looks.look(_End(self._messages, session, request, header))
         return None
 
@@ -132,7 +134,7 @@ class _Resume(Change):
         messages, store = self._messages, self._messages.context.store
         record = None if stored is None else decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
         if record is None or record.topic not in (HALF_TOPIC, GIVEN_UP_TOPIC):
-            reason = f"at the log offset {self._log_offset} there is no message that waits for a decision or was given up"
+            reason = f"there is no message at the log offset {self._log_offset} that is undecided or was given up"
             raise RequestFailed(Response.SYSTEM_ERROR, reason)
         pairs, now_ms = pairs_of(record), store.clock.now_ms()
         origin = origin_of(record, pairs)
@@ -141,7 +143,7 @@ class _Resume(Change):
             self._finish()
             return
         if record.topic == HALF_TOPIC:
-            raise RequestFailed(Response.SYSTEM_ERROR, f"the message at the log offset {self._log_offset} is decided")
+            raise RequestFailed(Response.SYSTEM_ERROR, f"the message at the log offset {self._log_offset} is already decided")
         self.check_load()
         again = Origin(origin.ordinal, origin.log_offset, now_ms)
         stage(messages.context, parked(record, pairs, HALF_TOPIC), {properties.HALF: str(again)})

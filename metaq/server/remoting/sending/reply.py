@@ -72,7 +72,7 @@ class ReplyHandler:
             raise AccessDenied(f"replies go to the topic {self._topic}, not to {header.topic:.255}")
         queue = self._sends.admit(session, header, request.body)
         if self._pushed_bytes > self._context.settings.max_waiting_bytes:
-            reason = f"{self._pushed_bytes} bytes of replies are on their way to requesters (max_waiting_bytes)"
+            reason = f"{self._pushed_bytes} bytes of replies are being sent to requesters (max_waiting_bytes)"
             raise Overloaded(reason, retry_after_ms=RETRY_MS)
         kept = session.owe(request, len(request.body))
         reply = _Reply(session, kept, header, request.body, queue)

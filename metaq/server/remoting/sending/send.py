@@ -265,7 +265,9 @@ class SendHandler:
         if is_half(draft):
             return half_of(draft, header.producer_group)
         if header.sys_flag & TRANSACTION_TYPE and not is_transactional(pairs):
-            raise MessageIllegal(f"sysFlag {header.sys_flag} is transactional and the property {properties.TRANSACTION} is not")
+            raise MessageIllegal(
+                f"sysFlag {header.sys_flag} marks a transaction, the property {properties.TRANSACTION} does not"
+            )
         return delayed(draft)
 
     # -- many ---------------------------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ class SendHandler:
                 raise MessageIllegal(f"the records of a batch, its properties repeated in each, are {limit}")
             messages.append((queue, flag, body, zlib.crc32(body) & 0x7FFFFFFF, middle, text_size, tail, tag, keys))
         if not messages:
-            raise MessageIllegal("a batch without messages")
+            raise MessageIllegal("the batch has no messages")
         return messages, size
 
     # -- what both need -----------------------------------------------------------------------------------------------
@@ -370,7 +372,7 @@ class SendHandler:
         if number < 0:
             number = random.randrange(topic.partitions) if topic.partitions else topic.all_partitions
         if number >= topic.all_partitions:
-            raise WrongPartition(f"the topic {name} has {topic.partitions} partitions, {number} is none of them")
+            raise WrongPartition(f"the topic {name} has {topic.partitions} partitions, and {number} is not one of them")
         queue = self._store.queue(name, number)
         if number == header.queue_id and not name.startswith(RETRY_PREFIX):
             self._known[name, str(number)] = queue
@@ -385,13 +387,13 @@ class SendHandler:
         template = topics.get(header.default_topic)
         reason = f"there is no template topic {header.default_topic}"
         if header.default_topic == DEFAULT_TOPIC and not self._context.settings.auto_create_topics:
-            reason = "topics are not created by sending to them (auto_create_topics)"
+            reason = "sending does not create topics (auto_create_topics is false)"
         elif template is not None and template.permission & INHERIT:
             demand(principal, Action.CREATE, name)
             partitions = min(max(0, header.default_topic_queue_nums), template.partitions)
             return topics.put(Topic(name, partitions, partitions, template.permission & ~INHERIT))
         elif template is not None:
-            reason = f"the topic {header.default_topic} is no template"
+            reason = f"the topic {header.default_topic} is not a template"
         if name.startswith(RETRY_PREFIX):
             return topics.put(Topic(name, 1, 1))
         raise UnknownTopic(f"the topic {name} does not exist and is not created: {reason}")
