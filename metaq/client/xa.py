@@ -31,7 +31,7 @@ from metaq.protocol.text.codec import write_line, write_put
 from metaq.protocol.text.commands import BROKER_CHOOSES, NO_OPAQUE
 from metaq.protocol.text.messages import join_attribute
 from metaq.protocol.text.replies import OK, Reply
-from metaq.tx.branches import XaCode
+from metaq.tx.xacodes import XaCode
 from metaq.tx.xid import Xid, parse_key
 
 __all__ = ["OutcomeUnknown", "Resolved", "XaCode", "XaFailed", "XaSession", "Xid", "connect", "default_qualifier", "resolve"]

@@ -31,9 +31,12 @@ from metaq.store.files.documents import write_document
 from metaq.store.files.filecache import Read, Run, read_here, run_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.recordgroups import Ready, put_together
-from metaq.tx.branches import Branches, Outcome, Room, Work, XaCode, XaError
+from metaq.tx.branches import Branches, Work
 from metaq.tx.journal import MARKS, TOPIC, Held, Journal, Prepared, content_of
+from metaq.tx.openbranches import Room
+from metaq.tx.states import Outcome
 from metaq.tx.topics import BranchTopics, Topics, topics_of
+from metaq.tx.xacodes import XaCode, XaError
 
 logger = logging.getLogger(__name__)
 
@@ -256,7 +259,7 @@ class Transactions:
             mark = self._mark({"do": "prepare", "key": key, **counts, "topics": topics})
             place = put_together(self._store, mark, self._journal.parked(messages))[0]
         except MetaqError as error:
-            self.branches.refused(key)
+            self.branches.failed(key)
             raise XaError(XaCode.RBOTHER, f"the branch is rolled back, it cannot be prepared: {error}") from error
         value = _packed(place, size)
         self._store.reserved_bytes += _bytes(value)
@@ -275,7 +278,7 @@ class Transactions:
 
     def _refused(self, key: str, value: int) -> None:
         self._release(value)
-        self.branches.refused(key)
+        self.branches.failed(key)
 
     def _check_room(self, size: int) -> None:
         """Raise unless the disk has room for the parked and later the real messages, beside the room reserved for others."""

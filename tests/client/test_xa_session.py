@@ -13,7 +13,7 @@ from metaq.client.xa import OutcomeUnknown, Resolved, XaFailed, connect, default
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused
 from metaq.protocol.text.commands import NO_OPAQUE, Command, Put, Stats, Transaction
 from metaq.protocol.text.replies import write_result
-from metaq.tx.branches import XaCode
+from metaq.tx.xacodes import XaCode
 from metaq.tx.xid import Xid
 from tests.support.fakebroker import FakeBroker, opaque
 from tests.unit.test_golden_vectors import HEX

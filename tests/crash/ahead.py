@@ -37,10 +37,10 @@ from metaq.store.log.commitlog import Gap
 from metaq.store.recordgroups import Ready, put_together
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
-from metaq.tx.branches import Room
 from metaq.tx.halves import HALVES, OPS, Halves
 from metaq.tx.journal import MARKS, TOPIC, Held, content_of
 from metaq.tx.manager import Transactions
+from metaq.tx.openbranches import Room
 from tests.crash.command import Result, main, run_until
 from tests.crash.driver import case
 from tests.crash.model import expect

@@ -27,9 +27,12 @@ from metaq.store.files.filecache import Read, read_here, run_here
 from metaq.store.log.retention import RetentionRules
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
-from metaq.tx.branches import Outcome, Room, Work, XaCode, XaError
+from metaq.tx.branches import Work
 from metaq.tx.journal import Held
 from metaq.tx.manager import Step, Transactions
+from metaq.tx.openbranches import Room
+from metaq.tx.states import Outcome
+from metaq.tx.xacodes import XaCode, XaError
 from tests.crash.branchmodel import Act, Flight, Logged, Message, Model, Table
 from tests.crash.driver import NEARLY_FULL
 from tests.crash.model import expect

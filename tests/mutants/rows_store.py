@@ -261,8 +261,8 @@ TRANSACTIONS: Final = [
     M(
         "transactions",
         "tx/branches.py",
-        "if key in self._open and not one_phase:",
-        "if False:",
+        "Event.COMMIT_ONE_PHASE if one_phase else Event.COMMIT_TWO_PHASE",
+        "Event.COMMIT_ONE_PHASE",
         "unit/test_branches.py::test_every_command_in_every_state",
     ),
     M(
@@ -275,20 +275,20 @@ TRANSACTIONS: Final = [
     M(
         "transactions",
         "tx/branches.py",
-        "self._busy[key] = _Step.PREPARE",
+        "self._busy[key] = _Busy(state, outcome)",
         "pass",
         "unit/test_branches.py::test_a_busy_branch_refuses_every_command",
     ),
     M(
         "transactions",
-        "tx/branches.py",
+        "tx/openbranches.py",
         "if self.open_bytes + size > self.max_open_transaction_bytes:",
         "if False:",
         "unit/test_branch_limits.py::test_limits_name_themselves",
     ),
     M(
         "transactions",
-        "tx/branches.py",
+        "tx/openbranches.py",
         "now_s + min(timeout_s, self._room.max_timeout_s)",
         "now_s + timeout_s",
         "broker/test_text_transactions.py::test_a_longer_time_is_cut",
@@ -296,7 +296,7 @@ TRANSACTIONS: Final = [
     ),
     M(
         "MQ-077",
-        "tx/branches.py",
+        "tx/openbranches.py",
         "while self._deadlines and self._deadlines[0][0] <= now_s:",
         "while False:",
         "client/test_data_manager.py::test_joining_starts_a_branch_with_its_time",

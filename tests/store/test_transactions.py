@@ -19,9 +19,11 @@ from metaq.store.log.retention import RetentionRules
 from metaq.store.recordgroups import Ready
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
-from metaq.tx.branches import Outcome, Room, XaCode, XaError
 from metaq.tx.journal import Held, Journal
 from metaq.tx.manager import IDS_AHEAD, Step, Transactions
+from metaq.tx.openbranches import Room
+from metaq.tx.states import Outcome
+from metaq.tx.xacodes import XaCode, XaError
 from tests.crash.driver import quiet
 
 SEGMENT: Final = 4096

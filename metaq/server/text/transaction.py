@@ -18,10 +18,12 @@ from metaq.server.text.session import TextSession, result
 from metaq.server.wire.look import Looks, Question
 from metaq.store.files.filecache import Read, Run, read_through
 from metaq.store.queues.consumequeue import ConsumeQueue
-from metaq.tx.branches import OpenBranch, Work, XaCode, XaError
+from metaq.tx.branches import Work
 from metaq.tx.journal import PARKED_GROWTH, Held
 from metaq.tx.local import LocalBranches
 from metaq.tx.manager import Step, Transactions
+from metaq.tx.openbranches import OpenBranch
+from metaq.tx.xacodes import XaCode, XaError
 from metaq.tx.xid import read_key
 
 ACKNOWLEDGED: Final = ""
