@@ -253,7 +253,7 @@ class _Group:
     def prepare(self) -> None:
         self._put += 1
         master, key, body = self._master, f"XID:{self._put}", b"%d" % self._put
-        held = Held(master.store.queue(*REAL), 0, body, zlib.crc32(body) & 0x7FFFFFFF, None, master.tx.next_id(), 0, HOST)
+        held = Held(master.store.queue(*REAL), 0, body, zlib.crc32(body) & 0x7FFFFFFF, None, master.tx.steps.next_id(), 0, HOST)
         master.tx.branches.begin(key, self._clock.monotonic(), 60)
         master.tx.branches.put(key, held, held.size)
         step = master.tx.prepare(key)
@@ -283,7 +283,7 @@ class _Group:
             master.schedule.save()
             master.offset_log.save()
         if self._rng.random() < 0.8:
-            master.tx.save(run_here)
+            master.tx.snapshots.save(run_here)
             master.halves.save(run_here)
 
     def sync(self) -> None:

@@ -44,9 +44,10 @@ from metaq.tx.halves import Fate, Halves, origin_of
 from metaq.tx.halves import Half as UndecidedHalf
 from metaq.tx.journal import Held
 from metaq.tx.local import LocalBranches
-from metaq.tx.manager import Step, Transactions
+from metaq.tx.manager import Transactions
 from metaq.tx.openbranches import Room
 from metaq.tx.states import Outcome
+from metaq.tx.steps import Step
 from metaq.tx.xacodes import XaCode, XaError
 from metaq.tx.xid import Xid, parse_key
 
