@@ -23,7 +23,7 @@ from metaq.client.sending.producer import DEFAULT_GROUP, Producer
 from metaq.client.sending.replies import Replies
 from metaq.client.transactions.branchplaces import Routed
 from metaq.client.transactions.transactions import Check, Checks, Execute, TransactionProducer
-from metaq.client.xa import DEFAULT_BRANCH_TIMEOUT_S, XaSession
+from metaq.client.transactions.xasession import DEFAULT_BRANCH_TIMEOUT_S, XaSession
 from metaq.errors import BadRequest
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.subscription import EVERYTHING
