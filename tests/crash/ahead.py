@@ -33,7 +33,7 @@ from metaq.store.copies.applying import Copier, piece
 from metaq.store.copies.discarding import cut_at_next_opening
 from metaq.store.copies.epochs import Epochs, common_end
 from metaq.store.files.filecache import read_here, run_here
-from metaq.store.log.commitlog import Gap
+from metaq.store.log.walk import Gap
 from metaq.store.recordgroups import Ready, put_together
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings

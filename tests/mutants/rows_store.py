@@ -30,7 +30,7 @@ STORE: Final = [
     ),
     M(
         "SG-013",
-        "store/log/commitlog.py",
+        "store/log/segments.py",
         "NAME_DIGITS: Final = 20",
         "NAME_DIGITS: Final = 19",
         f"{FEATURES}::test_a_full_segment_ends_with_a_blank_record",
@@ -163,7 +163,7 @@ STORE: Final = [
     ),
     M(
         "recovery",
-        "store/log/commitlog.py",
+        "store/log/walk.py",
         "yield Gap(bad, stored.log_offset)",
         "pass",
         f"{FEATURES}::test_a_lost_message_keeps_its_place",
