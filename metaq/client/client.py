@@ -12,13 +12,14 @@ from metaq.client.admin.admin import Admin
 from metaq.client.connecting.access import Access, Tls
 from metaq.client.connecting.core import Core, MakeTransport
 from metaq.client.connecting.link import split_address
+from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.consuming.consumer import SimpleConsumer
-from metaq.client.consuming.group import ConsumeFrom, Model
 from metaq.client.consuming.offsets import OFFSETS_FOLDER
 from metaq.client.consuming.pull import DEFAULT_GROUP as PULL_GROUP
 from metaq.client.consuming.pull import PullConsumer
 from metaq.client.consuming.push import DEFAULT_THREADS, Listener, PushConsumer
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES
+from metaq.client.consuming.sharing import Model
 from metaq.client.sending.producer import DEFAULT_GROUP, Producer
 from metaq.client.sending.replies import Replies
 from metaq.client.transactions.branchplaces import Routed

@@ -25,7 +25,7 @@ from metaq.client.admin.views import (
     read_work,
 )
 from metaq.client.connecting.transport import Question, call, successful
-from metaq.client.consuming.group import ConsumeFrom
+from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from metaq.message import MessageQueue
 from metaq.protocol.remoting import headers
