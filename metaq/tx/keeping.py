@@ -1,4 +1,4 @@
-"""What undecided branches need of the log: its segments stay, or the branches are put again before retention deletes them."""
+"""The log that undecided branches need: its segments stay, or the branches are put again before retention deletes them."""
 
 import logging
 from collections import deque

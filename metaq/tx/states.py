@@ -43,7 +43,7 @@ class State(enum.StrEnum):
 
 
 class Event(enum.StrEnum):
-    """What can happen to a branch: a command, the end of its time, or the outcome of a step that was on its way."""
+    """An event in the life of a branch: a command, the end of its time, or the outcome of a step that was on its way."""
 
     BEGIN = "BEGIN"
     PUT = "put"
@@ -60,7 +60,7 @@ class Event(enum.StrEnum):
 
 
 class Action(enum.Enum):
-    """What a transition does with the content of a branch."""
+    """The change to the content of a branch."""
 
     NOTHING = enum.auto()
     """At most, the caller adds a message."""
@@ -81,7 +81,7 @@ class Action(enum.Enum):
 
 
 class Transition(NamedTuple):
-    """What an event does."""
+    """The effect of an event."""
 
     action: Action
     state: State | None = None
@@ -89,7 +89,7 @@ class Transition(NamedTuple):
 
 
 class Refusal(enum.Enum):
-    """Why an event changes nothing, and is answered with an error."""
+    """The reason why an event changes nothing, and is answered with an error."""
 
     NOTA = enum.auto()
     PROTO = enum.auto()
@@ -134,7 +134,7 @@ _ROWS: Final[dict[State, tuple[Transition | Refusal, ...]]] = {
 }
 # fmt: on
 TABLE: Final = {(state, event): cell for state, row in _ROWS.items() for event, cell in zip(Event, row, strict=False)}
-"""What each event does in each state. Only a busy branch has an outcome to come: other pairs of these are faults of callers."""
+"""The effect of each event in each state. Only busy branches have an outcome to come: the other pairs are callers' faults."""
 
 STEPS: Final = {
     State.VOTING: "prepared",

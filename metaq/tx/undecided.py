@@ -1,4 +1,4 @@
-"""What one broker knows of its XA branches: their table, their topics, the disk space reserved for them, messages at hand."""
+"""The facts about one broker's XA branches: their table, their topics, the disk space reserved for them, messages at hand."""
 
 from collections.abc import Sequence
 from typing import Final

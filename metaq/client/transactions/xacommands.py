@@ -24,7 +24,7 @@ _sessions: Final = itertools.count(1)
 
 
 class XaCommands:
-    """What one session asks brokers, each at its address. It keeps no branch."""
+    """The commands of one session to brokers, each at its address. No branch is kept here."""
 
     def __init__(self, qualifier: str, timeout_s: float, access: Access) -> None:
         """Open connections only when they are needed; each connection and each answer may take ``timeout_s``.
