@@ -53,6 +53,8 @@ COMPILED = [
     "metaq/server/text/session.py",
     "metaq/engine/turn.py",
     "metaq/store/log/commitlog.py",
+    "metaq/store/log/segments.py",
+    "metaq/store/log/walk.py",
     "metaq/store/queues/consumequeue.py",
     "metaq/store/files/filecache.py",
     "metaq/store/index/indexfile.py",

@@ -13,10 +13,11 @@ import metaq.client as blocking
 from metaq.aio.admin import Admin
 from metaq.aio.faces import OneByOne, Threads, alone, awaited, made, makes, on_loop, threaded
 from metaq.aio.xa import XaSession
-from metaq.client.consuming.group import ConsumeFrom, Model
+from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.consuming.offsets import OFFSETS_FOLDER
 from metaq.client.consuming.pull import MOST_POLLED
 from metaq.client.consuming.push import DEFAULT_THREADS
+from metaq.client.consuming.sharing import Model
 from metaq.client.message import ReceivedMessage
 from metaq.client.transactions.transactions import Execution, HalfMessage, Outcome, TransactionResult
 from metaq.protocol.subscription import EVERYTHING

@@ -2,10 +2,11 @@
 
 from metaq.client.admin.admin import Admin
 from metaq.client.client import Client, connect
+from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.consuming.consumer import SimpleConsumer
-from metaq.client.consuming.group import ConsumeFrom, Model
 from metaq.client.consuming.pull import PullConsumer
 from metaq.client.consuming.push import PushConsumer
+from metaq.client.consuming.sharing import Model
 from metaq.client.message import OutgoingMessage, ReceivedMessage, SendResult, SendStatus
 from metaq.client.sending.producer import Producer
 from metaq.client.text.textclient import Batch, PutManyFailed, TextClient, parse_stats

@@ -12,18 +12,19 @@ from metaq.client.admin.admin import Admin
 from metaq.client.connecting.access import Access, Tls
 from metaq.client.connecting.core import Core, MakeTransport
 from metaq.client.connecting.link import split_address
+from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.consuming.consumer import SimpleConsumer
-from metaq.client.consuming.group import ConsumeFrom, Model
 from metaq.client.consuming.offsets import OFFSETS_FOLDER
 from metaq.client.consuming.pull import DEFAULT_GROUP as PULL_GROUP
 from metaq.client.consuming.pull import PullConsumer
 from metaq.client.consuming.push import DEFAULT_THREADS, Listener, PushConsumer
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES
+from metaq.client.consuming.sharing import Model
 from metaq.client.sending.producer import DEFAULT_GROUP, Producer
 from metaq.client.sending.replies import Replies
 from metaq.client.transactions.branchplaces import Routed
 from metaq.client.transactions.transactions import Check, Checks, Execute, TransactionProducer
-from metaq.client.xa import DEFAULT_BRANCH_TIMEOUT_S, XaSession
+from metaq.client.transactions.xasession import DEFAULT_BRANCH_TIMEOUT_S, XaSession
 from metaq.errors import BadRequest
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.subscription import EVERYTHING

@@ -25,7 +25,7 @@ from zope.interface import implementer
 
 from metaq.client.xa import OutcomeUnknown, XaFailed, XaSession
 from metaq.errors import ClientError
-from metaq.tx.branches import XaCode
+from metaq.tx.xacodes import XaCode
 from metaq.tx.xid import Xid
 
 logger = logging.getLogger(__name__)

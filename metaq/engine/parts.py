@@ -5,7 +5,7 @@ from metaq.engine.role import ALONE, Role
 from metaq.message import Durability
 from metaq.store.log.retention import HOUR_MS, RetentionRules
 from metaq.store.settings import StoreSettings
-from metaq.tx.branches import Room
+from metaq.tx.openbranches import Room
 
 
 def store_settings(settings: Settings, role: Role = ALONE) -> StoreSettings:

@@ -37,7 +37,7 @@ from metaq.protocol.text.messages import Stored
 from metaq.store.copies.snapshots import moment, read_snapshot
 from metaq.store.files.documents import write_document
 from metaq.store.files.filecache import Run, read_here, read_through
-from metaq.store.log.commitlog import Gap
+from metaq.store.log.walk import Gap
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 logger = logging.getLogger(__name__)

@@ -399,7 +399,7 @@ class Broker:
             self._duties.every(self.settings.offset_export_interval_ms / 1000, self._history.record)
 
     def _save_transactions(self) -> None:
-        self.transactions.save(self.run)
+        self.transactions.snapshots.save(self.run)
         self.halves.save(self.run)
 
     def _sample(self) -> None:
@@ -458,7 +458,7 @@ class Broker:
         self._duties.save_groups()
         self._offsets.save_last()
         self._schedule.save_last()
-        self.transactions.save_last(self.run)
+        self.transactions.snapshots.save_last(self.run)
         self.halves.save_last(self.run)
 
     def _wait_until(self, done: Callable[[], bool], deadline_s: float) -> None:

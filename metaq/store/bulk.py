@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from metaq.protocol.remoting.bulk import MISSING, UNIT_SIZE, are_intact, unit_columns
 from metaq.protocol.text.messages import Stored
 from metaq.store.files.filecache import Read
-from metaq.store.log.commitlog import SMALLEST_RECORD, CommitLog
+from metaq.store.log.commitlog import CommitLog
+from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
 from metaq.store.reading import GAP_WORTH_READING, Reader
 

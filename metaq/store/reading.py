@@ -12,7 +12,8 @@ from metaq.message import TextPosition, TopicPartition
 from metaq.protocol.record import HEADER, HEADER_SIZE, MAGIC, MAX_TOPIC_LENGTH, identity, is_intact, store_ms
 from metaq.protocol.text.messages import Stored, text_size
 from metaq.store.files.filecache import Read
-from metaq.store.log.commitlog import SMALLEST_RECORD, CommitLog
+from metaq.store.log.commitlog import CommitLog
+from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from metaq.errors import BadRequest
 from metaq.protocol.properties import GROUP_END
 from metaq.protocol.record import BLANK_SIZE, CHECKSUM_SIZE, GROUP_MEMBER, HEADER_SIZE, identity, longer_tail
 from metaq.protocol.text.messages import Stored
-from metaq.store.log.commitlog import Gap
+from metaq.store.log.walk import Gap
 from metaq.store.messagestore import Message, MessageStore
 from metaq.store.queues.consumequeue import ConsumeQueue
 

@@ -44,7 +44,8 @@ from metaq.protocol.record import (
 )
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored
 from metaq.store.files.filecache import Read
-from metaq.store.log.commitlog import SMALLEST_RECORD, CommitLog
+from metaq.store.log.commitlog import CommitLog
+from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.messagestore import Message, MessageStore
 from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.store.recordgroups import Ready, group_end

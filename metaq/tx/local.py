@@ -3,7 +3,8 @@
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from metaq.tx.branches import Counts, OpenBranch, OpenBranches, Room, XaCode, XaError
+from metaq.tx.openbranches import Counts, OpenBranch, OpenBranches, Room
+from metaq.tx.xacodes import XaCode, XaError
 
 T = TypeVar("T")
 
@@ -32,8 +33,10 @@ class LocalBranches(Generic[T]):
 
     def open(self, owner: Hashable, key: str) -> OpenBranch[T]:
         """Return an open transaction, valid until the next command. ``XaError`` (NOTA) when it is not open."""
-        self._check_open(owner, key)
-        return self._open[owner, key]
+        branch = self._open.get((owner, key))
+        if branch is None:
+            raise XaError(XaCode.NOTA, f"Local transaction '{key}' has not been started.", bare=True)
+        return branch
 
     def put(self, owner: Hashable, key: str, message: T, size: int) -> None:
         """Add a message of ``size`` bytes. ``XaError`` (RMERR) when that would exceed a limit; the transaction stays open."""
@@ -41,18 +44,18 @@ class LocalBranches(Generic[T]):
 
     def prepare(self, owner: Hashable, key: str) -> None:
         """Raise ``XaError``: a local transaction has only one phase."""
-        self._check_open(owner, key)
+        self.open(owner, key)
         raise XaError(XaCode.RMERR, "Prepare not implemented on Local Transactions.")
 
     def commit(self, owner: Hashable, key: str) -> list[T]:
         """End a transaction, in one phase or two; return its messages to make visible. ``XaError`` (NOTA) if it is not open."""
-        self._check_open(owner, key)
+        self.open(owner, key)
         self._forget_key(owner, key)
         return self._open.close((owner, key))
 
     def rollback(self, owner: Hashable, key: str) -> None:
         """Drop a transaction and its messages. ``XaError`` (NOTA) when it is not open."""
-        self._check_open(owner, key)
+        self.open(owner, key)
         self._forget_key(owner, key)
         self._open.close((owner, key))
 
@@ -69,10 +72,10 @@ class LocalBranches(Generic[T]):
 
     def expire(self, now_s: float) -> list[str]:
         """Roll back the transactions whose timeout has passed; return their keys."""
-        expired = self._open.expire(now_s, ())
-        for owner, key in expired:
-            self._forget_key(owner, key)
-        return [key for _, key in expired]
+        due = self._open.due(now_s)
+        for owner, key in due:
+            self.rollback(owner, key)
+        return [key for _, key in due]
 
     def counts(self) -> Counts:
         """Return the number of transactions: all of them are open."""
@@ -83,7 +86,3 @@ class LocalBranches(Generic[T]):
         keys.discard(key)
         if not keys:
             del self._keys[owner]
-
-    def _check_open(self, owner: Hashable, key: str) -> None:
-        if (owner, key) not in self._open:
-            raise XaError(XaCode.NOTA, f"Local transaction '{key}' has not been started.", bare=True)

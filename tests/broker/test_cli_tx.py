@@ -9,7 +9,7 @@ import metaq.client.xa
 from metaq.client import Client, Outcome, connect
 from metaq.client.xa import XaFailed, XaSession
 from metaq.protocol.remoting.codes import Request, Response
-from metaq.tx.branches import XaCode
+from metaq.tx.xacodes import XaCode
 from metaq.tx.xid import Xid
 from tests.support.admin import ask_body
 from tests.support.admin import connect as connect_remoting

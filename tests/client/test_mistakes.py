@@ -9,7 +9,7 @@ import pytest
 
 import metaq
 import metaq.testing
-from metaq.client import xa
+from metaq.client.transactions import xasession
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.headers import CreateTopic, Int32
 from tests.support.broker import BrokerProcess
@@ -122,7 +122,7 @@ def on() -> Iterator[SimpleNamespace]:
             return metaq.Outcome.COMMIT
 
         branches = client.xa_session("t")
-        branches._branch = xa._Branch(branches.xid(1, "order", "messages"), address="")
+        branches._branch = xasession._Branch(branches.xid(1, "order", "messages"), address="")
         yield SimpleNamespace(
             broker=broker,
             client=client,

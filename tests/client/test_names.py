@@ -88,8 +88,8 @@ def functions_of(module: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
         if inspect.isfunction(found):
             yield name, found
         elif inspect.isclass(found):
-            for own, method in vars(found).items():
-                if inspect.isfunction(method) and (own == "__init__" or not own.startswith("_")):
+            for own, method in inspect.getmembers(found, inspect.isfunction):
+                if method.__module__.startswith("metaq.") and (own == "__init__" or not own.startswith("_")):
                     yield f"{name}.{own}", method
 
 

@@ -12,7 +12,7 @@ from metaq.client import connect as connect_registry
 from metaq.client.transactions.branchplaces import Named
 from metaq.client.xa import XaFailed, connect, resolve
 from metaq.errors import RouteNotFound
-from metaq.tx.branches import XaCode
+from metaq.tx.xacodes import XaCode
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 
 QUALIFIER: Final = "myapp-host1"

@@ -13,7 +13,7 @@ from metaq.client.xa import OutcomeUnknown, Resolved, XaFailed, connect, default
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused
 from metaq.protocol.text.commands import NO_OPAQUE, Command, Put, Stats, Transaction
 from metaq.protocol.text.replies import write_result
-from metaq.tx.branches import XaCode
+from metaq.tx.xacodes import XaCode
 from metaq.tx.xid import Xid
 from tests.support.fakebroker import FakeBroker, opaque
 from tests.unit.test_golden_vectors import HEX
@@ -91,7 +91,7 @@ def test_golden_bytes() -> None:
         (b"transaction %b %b ROLLBACK myapp-host1 5\r\n" % (str(XID).encode(), SESSION), answer("V24", 5)),
     ]
     with Script(*exchanges) as broker, connect(f"127.0.0.1:{broker.port}", qualifier=QUALIFIER, branch_timeout_s=20) as session:
-        session._id = SESSION.decode()
+        session._commands._id = SESSION.decode()
         session.tpc_begin(session.xid(100, b"\x0a\x0b", b"\x0c\x0d"))
         assert session.send("meta-test", b"x1", partition=1) == -7
         session.tpc_prepare()

@@ -33,14 +33,14 @@ from metaq.store.copies.applying import Copier, piece
 from metaq.store.copies.discarding import cut_at_next_opening
 from metaq.store.copies.epochs import Epochs, common_end
 from metaq.store.files.filecache import read_here, run_here
-from metaq.store.log.commitlog import Gap
+from metaq.store.log.walk import Gap
 from metaq.store.recordgroups import Ready, put_together
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
-from metaq.tx.branches import Room
 from metaq.tx.halves import HALVES, OPS, Halves
 from metaq.tx.journal import MARKS, TOPIC, Held, content_of
 from metaq.tx.manager import Transactions
+from metaq.tx.openbranches import Room
 from tests.crash.command import Result, expect, main, run_until
 from tests.crash.driver import case
 from tests.support.faultydisk import DATA, FaultyDisk
@@ -252,7 +252,7 @@ class _Group:
     def prepare(self) -> None:
         self._put += 1
         master, key, body = self._master, f"XID:{self._put}", b"%d" % self._put
-        held = Held(master.store.queue(*REAL), 0, body, zlib.crc32(body) & 0x7FFFFFFF, None, master.tx.next_id(), 0, HOST)
+        held = Held(master.store.queue(*REAL), 0, body, zlib.crc32(body) & 0x7FFFFFFF, None, master.tx.steps.next_id(), 0, HOST)
         master.tx.branches.begin(key, self._clock.monotonic(), 60)
         master.tx.branches.put(key, held, held.size)
         step = master.tx.prepare(key)
@@ -282,7 +282,7 @@ class _Group:
             master.schedule.save()
             master.offset_log.save()
         if self._rng.random() < 0.8:
-            master.tx.save(run_here)
+            master.tx.snapshots.save(run_here)
             master.halves.save(run_here)
 
     def sync(self) -> None:

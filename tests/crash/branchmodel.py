@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from metaq.tx.branches import Outcome, XaCode
-from metaq.tx.manager import Step
+from metaq.tx.states import Outcome
+from metaq.tx.steps import Step
+from metaq.tx.xacodes import XaCode
 
 HEURISTIC: Final = {Outcome.COMMIT: XaCode.HEURCOM, Outcome.ROLLBACK: XaCode.HEURRB, Outcome.COMPLETE: XaCode.HEURHAZ}
 

@@ -27,9 +27,13 @@ from metaq.store.files.filecache import Read, read_here, run_here
 from metaq.store.log.retention import RetentionRules
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
-from metaq.tx.branches import Outcome, Room, Work, XaCode, XaError
+from metaq.tx.branches import Work
 from metaq.tx.journal import Held
-from metaq.tx.manager import Step, Transactions
+from metaq.tx.manager import Transactions
+from metaq.tx.openbranches import Room
+from metaq.tx.states import Outcome
+from metaq.tx.steps import Step
+from metaq.tx.xacodes import XaCode, XaError
 from tests.crash.branchmodel import Act, Flight, Logged, Message, Model, Table
 from tests.crash.command import expect
 from tests.crash.driver import NEARLY_FULL
@@ -113,7 +117,7 @@ class Schedule:
 
     def _message(self, size: int) -> tuple[Message, Held]:
         self._put += 1
-        message = Message(self._put % 2, b"%04d" % self._put * max(1, size // 4), self.tx.next_id())
+        message = Message(self._put % 2, b"%04d" % self._put * max(1, size // 4), self.tx.steps.next_id())
         queue = self.store.queue(*PARTITIONS[message.partition])
         crc = zlib.crc32(message.payload) & 0x7FFFFFFF
         return message, Held(queue, 0, message.payload, crc, None, message.message_id, self.clock.now_ms(), HOST)
@@ -305,12 +309,12 @@ class Schedule:
 
     def save(self) -> None:
         """The duty that takes and writes snapshots."""
-        self.tx.save(run_here)
+        self.tx.snapshots.save(run_here)
         self.told_since_save = False
 
     def keep(self, before: int, read: Read) -> None:
         """Have branches put again."""
-        for step in self.tx.keep(before, read):
+        for step in self.tx.keeping.keep(before, read):
             self._stage(Act("prepare", "", again=True), step)
 
     def checkpoint(self) -> None:
@@ -320,7 +324,7 @@ class Schedule:
 
     def retire(self, read: Read) -> None:
         """Retention, as if the disk were nearly full; what two checkpoints do not cover stays."""
-        needed = self.tx.oldest
+        needed = self.tx.keeping.oldest
         self.disk.room = NEARLY_FULL
         try:
             decision = retire(self.store, needed_from=needed)
@@ -361,7 +365,7 @@ class Schedule:
         self._sure, self._rebooted = None, False
         self.check()
         self.check_prepared()
-        following = self.tx.next_id()
+        following = self.tx.steps.next_id()
         known = [message.message_id for logged in model.log for message in logged.act.messages]
         expect(following < min(known, default=0), "ids never run back", following, known)
 
@@ -391,7 +395,7 @@ class Schedule:
     def close(self) -> None:
         """An orderly stop."""
         self.finish()
-        self.tx.save_last()
+        self.tx.snapshots.save_last()
         self.store.close()
         self.end(power=False)
 

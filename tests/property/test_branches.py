@@ -8,8 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from metaq.tx.branches import Branches, Counts, Outcome, Room, Work, XaError
+from metaq.tx.branches import Branches, Work
 from metaq.tx.local import LocalBranches
+from metaq.tx.openbranches import Counts, Room
+from metaq.tx.states import Outcome
+from metaq.tx.xacodes import XaError
 
 MAX_BRANCHES: Final = 5
 MAX_BRANCH_BYTES: Final = 10
@@ -272,10 +275,7 @@ class BranchMachine(RuleBasedStateMachine):
                 self.story.tell("done", key)
             return
         self.drop(life)
-        if life.step == "prepare":
-            self.table.refused(key)
-        else:
-            self.table.failed(key)
+        self.table.failed(key)
         self.story.tell("failed", key)
 
     def log(self, key: str, life: Life) -> int:

@@ -35,7 +35,7 @@ from metaq.spark.reading.columns import MOST_BYTES, NOT_USERS, UNIT, Piece, Shap
 from metaq.spark.reading.disk import Ends, Folder
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.documents import write_document
-from metaq.store.log.commitlog import segment_name
+from metaq.store.log.segments import segment_name
 from metaq.store.messagestore import MessageStore
 from metaq.store.queues.consumequeue import FILLER_SIZE
 from metaq.store.recovery.recovery import open_store

@@ -30,8 +30,8 @@ from metaq.protocol.record import (
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.store.files.documents import read_document
 from metaq.store.files.filecache import read_here
-from metaq.store.log.commitlog import Gap
 from metaq.store.log.retention import RetentionRules
+from metaq.store.log.walk import Gap
 from metaq.store.messagestore import LOG, MessageStore
 from metaq.store.recordgroups import END_SIZE, Ready, group_end, put_together, ready_size
 from metaq.store.recovery.recovery import QUARANTINE, Recovery, open_store

@@ -12,7 +12,7 @@ from metaq.store.files.disk import Usage
 from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.recordgroups import Ready, ready_size
-from metaq.tx.branches import XaCode, XaError
+from metaq.tx.xacodes import XaCode, XaError
 from tests.crash.driver import quiet
 from tests.crash.schedule import LosesAll, Schedule
 from tests.crash.schedule import settings as faulty_settings

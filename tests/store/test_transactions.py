@@ -19,9 +19,13 @@ from metaq.store.log.retention import RetentionRules
 from metaq.store.recordgroups import Ready
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
-from metaq.tx.branches import Outcome, Room, XaCode, XaError
 from metaq.tx.journal import Held, Journal
-from metaq.tx.manager import IDS_AHEAD, Step, Transactions
+from metaq.tx.manager import Transactions
+from metaq.tx.openbranches import Room
+from metaq.tx.snapshot import IDS_AHEAD
+from metaq.tx.states import Outcome
+from metaq.tx.steps import Step
+from metaq.tx.xacodes import XaCode, XaError
 from tests.crash.driver import quiet
 
 SEGMENT: Final = 4096
@@ -73,7 +77,9 @@ class Folder:
         self.tx.branches.begin(name, 0, 0)
         for body in bodies:
             queue = self.store.queue(topic, 0)
-            held = Held(queue, 0, body, zlib.crc32(body) & 0x7FFFFFFF, "tag", self.tx.next_id(), self.clock.now_ms(), HOST)
+            held = Held(
+                queue, 0, body, zlib.crc32(body) & 0x7FFFFFFF, "tag", self.tx.steps.next_id(), self.clock.now_ms(), HOST
+            )
             self.tx.branches.put(name, held, held.size)
 
     def turn(self, step: Step | None) -> None:
@@ -97,7 +103,7 @@ class Folder:
         self.turn(self.tx.store_decision(name, work, outcome, messages))
 
     def save(self) -> None:
-        self.tx.save(run_here)
+        self.tx.snapshots.save(run_here)
 
     def retire(self, rounds: int = 1) -> None:
         """Checkpoints, then retention as the broker's duty does it."""
@@ -105,9 +111,9 @@ class Folder:
         for _ in range(rounds):
             self.store.checkpoint()
             self.store.checkpoint()
-            decision = retire(self.store, at_any_hour=True, needed_from=self.tx.oldest)
+            decision = retire(self.store, at_any_hour=True, needed_from=self.tx.keeping.oldest)
             if decision.due_before is not None:
-                for step in self.tx.keep(decision.due_before, read_here):
+                for step in self.tx.keeping.keep(decision.due_before, read_here):
                     self.turn(step)
             self.save()
 
@@ -120,7 +126,7 @@ class Folder:
     def local(self, body: bytes) -> Step | None:
         queue = self.store.queue("others", 0)
         crc = zlib.crc32(body) & 0x7FFFFFFF
-        return self.tx.store_local("TX:S:1", [Held(queue, 0, body, crc, None, self.tx.next_id(), 0, HOST)])
+        return self.tx.store_local("TX:S:1", [Held(queue, 0, body, crc, None, self.tx.steps.next_id(), 0, HOST)])
 
     @property
     def undecided(self) -> list[str]:
@@ -185,7 +191,7 @@ def test_an_older_release_reads_a_snapshot(folder: Folder) -> None:
     folder.prepared(A, b"1")
     folder.prepared(B, b"1")
     folder.decide(B, Outcome.ROLLBACK)
-    folder.tx.save_last()
+    folder.tx.snapshots.save_last()
     saved = orjson.loads(folder.snapshot.read_bytes())
     assert ([row[0] for row in saved["prepared"]], saved["heuristic"]) == ([A], [[B, "rollback"]])
     assert list(map(len, saved["prepared"])) == [3]
@@ -226,7 +232,7 @@ def test_topics_are_known_of_a_branch_that_was_put_again(folder: Folder) -> None
     """E-06."""
     folder.prepared(A, b"1")
     folder.restart()
-    (step,) = folder.tx.keep(folder.store.log.end, read_here)
+    (step,) = folder.tx.keeping.keep(folder.store.log.end, read_here)
     folder.turn(step)
     assert (folder.tx.topics(A), folder.tx.lacks_topics) == (("orders",), False)
 
@@ -249,7 +255,7 @@ def test_what_is_undecided_survives_with_and_without_a_snapshot(folder: Folder, 
 def test_an_orderly_stop_leaves_nothing_to_replay(folder: Folder) -> None:
     """MQ-107."""
     work_of_each_kind(folder)
-    folder.tx.save_last()
+    folder.tx.snapshots.save_last()
     folder.store.close()
     saved = orjson.loads(folder.snapshot.read_bytes())
     folder.open()
@@ -342,14 +348,14 @@ def test_branches_are_put_again_before_retention(folder: Folder) -> None:
     folder.turn(folder.tx.store_commit(A, work, after))
     folder.turn(folder.tx.rollback(B))
     folder.retire(rounds=3)
-    assert folder.tx.oldest is None
+    assert folder.tx.keeping.oldest is None
     assert folder.delivered() == [b"a1", b"a2"]
 
 
 def test_a_branch_stays_where_it_is_while_it_is_decided(folder: Folder) -> None:
     """MQ-071: put again, and decided before that is in the log."""
     folder.prepared(A, b"a")
-    (kept,) = folder.tx.keep(folder.store.log.end, read_here)
+    (kept,) = folder.tx.keeping.keep(folder.store.log.end, read_here)
     work = folder.tx.commit(A, one_phase=False)
     place = folder.tx.branches.place(A)
     folder.turn(kept)
@@ -386,13 +392,13 @@ def test_ids_never_run_back(folder: Folder) -> None:
     """MQ-075: a message that is in the log keeps its id to itself, whatever the clock says after a restart."""
     for number in range(4):
         folder.prepared(key(number), b"x")
-        last = folder.tx.next_id() + 1
+        last = folder.tx.steps.next_id() + 1
         if number == 1:
             folder.save()
         folder.clock.jump(-3_600_000)
         folder.restart()
-        assert folder.tx.next_id() < last
-    assert folder.tx.next_id() > last - 3 * IDS_AHEAD
+        assert folder.tx.steps.next_id() < last
+    assert folder.tx.steps.next_id() > last - 3 * IDS_AHEAD
     for name in folder.undecided:
         folder.commit(name)
     queue = folder.store.queue("orders", 0)
@@ -406,7 +412,7 @@ def test_log_offsets_of_any_size_fit_a_snapshot(folder: Folder) -> None:
     """MQ-107: a log that has grown for years is far beyond 512 GiB."""
     value = (1 << 55) << 24 | 7
     folder.tx.branches.restore_prepared(A, value)
-    folder.tx.save_last()
+    folder.tx.snapshots.save_last()
     folder.restart()
     assert dict(folder.tx.branches.places()) == {A: value}
     assert folder.store.reserved_bytes == 7 * 1024

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from metaq.protocol.remoting.codes import Request
-from metaq.store.log.commitlog import is_segment_name
+from metaq.store.log.segments import is_segment_name
 from metaq.store.messagestore import LOG, QUEUES
 from tests.support.admin import ask, ask_body, connect
 from tests.support.broker import BrokerProcess, wait_until

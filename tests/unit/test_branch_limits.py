@@ -4,8 +4,10 @@ import random
 import tracemalloc
 from collections.abc import Callable
 
-from metaq.tx.branches import Branches, Counts, Outcome
+from metaq.tx.branches import Branches
 from metaq.tx.local import LocalBranches
+from metaq.tx.openbranches import Counts
+from metaq.tx.states import Outcome
 from metaq.tx.xid import Xid
 from tests.unit.test_branches import KEY, LOCAL, NOTA, OTHER, PLACE, answer, room, to_prepared
 
@@ -36,7 +38,7 @@ def test_limits_name_themselves() -> None:
     )
     local.put(1, LOCAL, "n", 50)
     assert table.prepare(OTHER) == ["m"]
-    table.refused(OTHER)
+    table.failed(OTHER)
     assert space.open_bytes == 50
     assert local.commit(1, LOCAL) == ["n"]
     assert space.open_bytes == 0
@@ -80,7 +82,7 @@ def test_a_deadline_never_touches_a_later_branch_of_the_same_name() -> None:
     table.put(KEY, "m", 1)
     table.prepare(KEY)
     assert table.expire(30) == []
-    table.refused(KEY)
+    table.failed(KEY)
     table.begin(KEY, 31, 10)
     assert table.expire(40) == []
     assert table.expire(41) == [KEY]

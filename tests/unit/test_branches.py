@@ -10,8 +10,11 @@ from metaq.errors import MetaqError
 from metaq.protocol.text.codec import CommandReader, TextLimits
 from metaq.protocol.text.commands import Put, Transaction
 from metaq.protocol.text.replies import write_result
-from metaq.tx.branches import Branches, Outcome, Room, Work, XaCode, XaError
+from metaq.tx.branches import Branches, Work
 from metaq.tx.local import LocalBranches
+from metaq.tx.openbranches import Room
+from metaq.tx.states import Outcome
+from metaq.tx.xacodes import XaCode, XaError
 from metaq.tx.xid import LocalKey, parse_key
 from tests.unit.test_golden_vectors import HEX
 
@@ -176,7 +179,7 @@ def test_the_vote_may_refuse() -> None:
     to_work(table)
     assert table.prepare(KEY) == ["m"]
     assert space.open_bytes == 1
-    table.refused(KEY)
+    table.failed(KEY)
     assert state_of(table) == "none"
     assert space.open_bytes == 0
 

@@ -24,7 +24,7 @@ from metaq.client.admin.views import BranchView, BrokerView
 from metaq.errors import BadRequest
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.remoting.undecided import Branch, BranchMessage, Half, State
-from metaq.tx.branches import Outcome
+from metaq.tx.states import Outcome
 
 DEFAULT_COUNT: Final = 1000
 KEY_EXAMPLE: Final = "XID:1:6f72646572:6d65746171:billing"

@@ -20,7 +20,7 @@ from metaq.protocol.remoting.undecided import (
     TransactionKey,
 )
 from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
-from metaq.tx.branches import Outcome
+from metaq.tx.states import Outcome
 
 R = TypeVar("R", Branch, Half)
 T = TypeVar("T")

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from metaq.client import checks
 from metaq.client.connecting.core import Core
+from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.consuming.fetching import Batch, Fetcher
-from metaq.client.consuming.group import ConsumeFrom, GroupConsumer, Model
+from metaq.client.consuming.group import GroupConsumer
 from metaq.client.consuming.offsets import OFFSETS_FOLDER
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES, send_back
+from metaq.client.consuming.sharing import Model
 from metaq.client.message import ReceivedMessage
 from metaq.message import QueueOffset
 from metaq.protocol.subscription import EVERYTHING

@@ -1,6 +1,5 @@
 """Membership in a consumer group: heartbeats, rebalancing and offsets."""
 
-import enum
 import logging
 import threading
 import time
@@ -10,16 +9,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import orjson
-
 from metaq.client import checks
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.forks import MADE_BEFORE, renewed_in_children
 from metaq.client.connecting.presence import level_of
-from metaq.client.connecting.transport import Answer, Question, successful
+from metaq.client.connecting.transport import Answer
+from metaq.client.consuming.beginning import Beginning, ConsumeFrom
 from metaq.client.consuming.fetching import Batch, Budget, Fetcher, Source, subscription_to
 from metaq.client.consuming.locks import RENEW_S, QueueLocks
 from metaq.client.consuming.offsets import OFFSETS_FOLDER, BrokerOffsets, LocalOffsets, Offsets, QueueEnds
+from metaq.client.consuming.running import queue_info, running_info
+from metaq.client.consuming.sharing import Model, Sharing
 from metaq.client.message import RETRY_PREFIX
 from metaq.errors import ClientClosed, ClientError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue, QueueOffset
@@ -27,7 +27,6 @@ from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.adminbodies import decode_offsets
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
-from metaq.protocol.remoting.headers import ConsumerGroupOnly
 from metaq.protocol.remoting.heartbeats import subscription_row
 from metaq.protocol.subscription import EVERYTHING, Subscription
 from metaq.registry.assign import Assign, average
@@ -38,28 +37,6 @@ REBALANCE_S: Final = 20.0
 COMMIT_S: Final = 5.0
 _SOON_S: Final = 1.0
 """The pause before an incomplete rebalance is repeated: a queue could not be taken, or the members are not known."""
-
-
-class Model(enum.Enum):
-    """The way in which the members of a group share its messages; the values are those on the wire."""
-
-    CLUSTERING = "CLUSTERING"
-    """Each message goes to one member."""
-    BROADCASTING = "BROADCASTING"
-    """Each message goes to all members."""
-
-
-class ConsumeFrom(enum.Enum):
-    """The place where a group without a committed offset begins; the values are those on the wire.
-
-    While a topic is young, a broker may make a group begin at the oldest message in any case.
-    """
-
-    LAST = "CONSUME_FROM_LAST_OFFSET"
-    FIRST = "CONSUME_FROM_FIRST_OFFSET"
-
-
-_FROM_TIME: Final = "CONSUME_FROM_TIMESTAMP"
 
 
 class GroupConsumer:
@@ -88,9 +65,8 @@ class GroupConsumer:
         self.group = group
         self._core = core
         self._model = model
-        self._consume_from = consume_from
-        self._assign = assign
-        self._ends = QueueEnds(core)
+        self._sharing = Sharing(core, group, model, assign)
+        self._beginning = Beginning(QueueEnds(core), consume_from)
         self._locks = QueueLocks(core, group) if ordered and model is Model.CLUSTERING else None
         self._offsets: Offsets
         if model is Model.BROADCASTING:
@@ -111,7 +87,7 @@ class GroupConsumer:
         self._fetchers: dict[MessageQueue, Fetcher] = {}
         self._leaving: dict[MessageQueue, Fetcher] = {}
         """The queues that are given up but of which a message is still being consumed, so that their locks are still held."""
-        self._beginning: dict[MessageQueue, QueueOffset | None] = {}
+        self._taking: dict[MessageQueue, QueueOffset | None] = {}
         """The queues that are being taken, with the offset that a reset has set meanwhile, if any."""
         renewed_in_children(self)
 
@@ -215,15 +191,18 @@ class GroupConsumer:
         """Return this member's entry in heartbeats."""
         with self._guard:
             subscriptions = list(self._subscriptions.values())
-        begins = self._consume_from.value if isinstance(self._consume_from, ConsumeFrom) else _FROM_TIME
         return {
             "groupName": self.group,
-            "consumeType": "CONSUME_PASSIVELY" if self.passively else "CONSUME_ACTIVELY",
-            "consumeFromWhere": begins,
+            "consumeType": self._kind,
+            "consumeFromWhere": self._beginning.wire,
             "messageModel": self._model.value,
             "unitMode": False,
             "subscriptionDataSet": [subscription_row(subscription) for subscription in subscriptions],
         }
+
+    @property
+    def _kind(self) -> str:
+        return "CONSUME_PASSIVELY" if self.passively else "CONSUME_ACTIVELY"
 
     # -- rebalance ----------------------------------------------------------------------------------------------------
 
@@ -254,39 +233,13 @@ class GroupConsumer:
 
     def _rebalance(self, topic: str) -> bool:
         """Rebalance one topic; return false when that is incomplete and must be tried again soon."""
-        deadline = time.monotonic() + CONTROL_TIMEOUT_S
-        try:
-            queues = self._core.routes.readable(topic, deadline)
-            members = self._members(queues, deadline) if self._model is Model.CLUSTERING else [self._core.id]
-        except RouteNotFound as error:
-            logger.debug("no route group=%s reason=%s", self.group, error)
-            return error.reason is RouteProblem.NO_PERMISSION
-        except ClientError as error:
-            logger.log(level_of(error), "members not known group=%s topic=%s reason=%s", self.group, topic, error)
-            return False
-        if self._core.id not in members:
-            logger.info("member not known to brokers yet group=%s topic=%s", self.group, topic)
-            self._core.heartbeat()
-            return False
-        own = queues if self._model is Model.BROADCASTING else self._assign(self._core.id, queues, members)
+        own, is_final = self._sharing.share(topic)
+        if own is None:
+            return is_final
         with self._guard:
             has = {queue for queue in self._fetchers if queue.topic == topic}
         self._drop(sorted(has - set(own)))
         return self._take([queue for queue in own if queue not in has])
-
-    def _members(self, queues: Sequence[MessageQueue], deadline: float) -> list[str]:
-        """Return the ids of the members, from the first broker that answers; all brokers know the same members."""
-        question = Question.of(Request.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupOnly(self.group))
-        failure: ClientError = ClientError(f"no broker of {queues[0].topic} has an address")
-        for broker_name in sorted({queue.broker_name for queue in queues}):
-            try:
-                response = successful(self._core.call_any(broker_name, question, deadline))
-                return list(map(str, orjson.loads(response.body)["consumerIdList"]))
-            except ClientError as error:
-                failure = error
-            except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-                failure = ClientError(f"{broker_name} answered {response.body[:80]!r} where members are due: {error!r}")
-        raise failure
 
     def _take(self, queues: Sequence[MessageQueue]) -> bool:
         """Take queues that are newly assigned; return whether all were taken."""
@@ -297,7 +250,7 @@ class GroupConsumer:
             if queue not in permitted or self._closed:
                 continue
             with self._guard:
-                self._beginning[queue] = None
+                self._taking[queue] = None
             fetcher = None
             try:
                 fetcher = self._begin(queue)
@@ -306,7 +259,7 @@ class GroupConsumer:
                 permitted.discard(queue)
             finally:
                 with self._guard:
-                    commanded = self._beginning.pop(queue)
+                    commanded = self._taking.pop(queue)
             if commanded is not None:
                 self._reset(queue, commanded)
             elif fetcher is not None:
@@ -315,7 +268,10 @@ class GroupConsumer:
 
     def _begin(self, queue: MessageQueue) -> Fetcher | None:
         """Take a queue, without pulling yet; ``None`` when the consumer is closed or no longer subscribes to its topic."""
-        offset = self._first_offset(queue)
+        deadline = time.monotonic() + CONTROL_TIMEOUT_S
+        offset = self._offsets.read(queue, deadline)
+        if offset is None:
+            offset = self._beginning.offset(queue, deadline)
         with self._guard:
             if self._closed or queue.topic not in self._subscriptions:
                 return None
@@ -324,17 +280,6 @@ class GroupConsumer:
         self._gained(fetcher, offset)
         logger.info("queue taken group=%s queue=%s from=%s", self.group, queue, offset)
         return fetcher
-
-    def _first_offset(self, queue: MessageQueue) -> QueueOffset:
-        deadline = time.monotonic() + CONTROL_TIMEOUT_S
-        saved = self._offsets.read(queue, deadline)
-        if saved is not None:
-            return saved
-        if queue.topic.startswith(RETRY_PREFIX) or self._consume_from is ConsumeFrom.FIRST:
-            return self._ends.begin(queue, deadline)
-        if isinstance(self._consume_from, datetime):
-            return self._ends.at_time(queue, round(self._consume_from.timestamp() * 1000), deadline)
-        return self._ends.end(queue, deadline)
 
     def _drop(self, queues: Sequence[MessageQueue]) -> None:
         """Give up queues after committing their offsets; a busy queue is given up when its message is consumed."""
@@ -396,8 +341,8 @@ class GroupConsumer:
     def _reset(self, queue: MessageQueue, offset: QueueOffset) -> None:
         """Continue at ``offset`` in a queue, by a broker's command."""
         with self._guard:
-            if queue in self._beginning:
-                self._beginning[queue] = offset
+            if queue in self._taking:
+                self._taking[queue] = offset
                 return
             before = self._fetchers.get(queue)
             if before is None:
@@ -429,43 +374,22 @@ class GroupConsumer:
         return Answer(Response.REQUEST_CODE_NOT_SUPPORTED, remark="this consumer has no listener")
 
     def _running_info(self) -> dict[str, Any]:
-        """Return the state for the answer to 307, with RocketMQ's names (specs: remoting protocol, section 3.3)."""
+        """Return the state for the answer to 307."""
         with self._guard:
             fetchers = list(self._fetchers.values())
             subscriptions = list(self._subscriptions.values())
-        properties = {
-            "PROP_NAMESERVER_ADDR": ";".join(self._core.routes.registries),
-            "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY" if self.passively else "CONSUME_ACTIVELY",
-            "PROP_CLIENT_VERSION": "V4_9_8",
-            "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
-            "PROP_CONSUMEORDERLY": "true" if self._locks is not None else "false",
-            "PROP_THREADPOOL_CORE_SIZE": "0",
-        }
-        return {
-            "properties": properties,
-            "subscriptionSet": [subscription_row(subscription) for subscription in subscriptions],
-            "mqTable": {fetcher.queue: self._queue_info(fetcher) for fetcher in fetchers},
-            "statusTable": {},
-        }
-
-    def _queue_info(self, fetcher: Fetcher) -> dict[str, Any]:
-        age_ms = round((time.monotonic() - fetcher.pulled) * 1000)
-        return {
-            "cachedMsgCount": fetcher.buffered,
-            "cachedMsgMinOffset": 0,
-            "cachedMsgMaxOffset": 0,
-            "cachedMsgSizeInMiB": 0,
-            "commitOffset": self._offsets.known(fetcher.queue) or 0,
-            "droped": fetcher.stopped,
-            "lastConsumeTimestamp": 0,
-            "lastLockTimestamp": 0,
-            "lastPullTimestamp": time.time_ns() // 1_000_000 - age_ms,
-            "locked": self._locks is not None and self._locks.holds(fetcher.queue),
-            "transactionMsgCount": 0,
-            "transactionMsgMaxOffset": 0,
-            "transactionMsgMinOffset": 0,
-            "tryUnlockTimes": 0,
-        }
+        locks, committed = self._locks, self._offsets.known
+        return running_info(
+            registries=self._core.routes.registries,
+            kind=self._kind,
+            started_ms=self._started_ms,
+            ordered=locks is not None,
+            subscriptions=subscriptions,
+            queues={
+                one.queue: queue_info(one, committed(one.queue) or 0, locked=locks is not None and locks.holds(one.queue))
+                for one in fetchers
+            },
+        )
 
     # -- end ----------------------------------------------------------------------------------------------------------
 

@@ -14,12 +14,14 @@ from typing import Any, Final, NamedTuple
 from metaq.client import checks
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.transport import Answer
+from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.consuming.fetching import Batch, Fetcher
-from metaq.client.consuming.group import ConsumeFrom, GroupConsumer, Model
+from metaq.client.consuming.group import GroupConsumer
 from metaq.client.consuming.offsets import OFFSETS_FOLDER
 from metaq.client.consuming.progress import Progress
 from metaq.client.consuming.records import decode_messages
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES, TO_DEAD_LETTERS, send_back
+from metaq.client.consuming.sharing import Model
 from metaq.client.message import ReceivedMessage
 from metaq.errors import ClientError
 from metaq.message import MessageQueue, QueueOffset

@@ -3,7 +3,7 @@
 from typing import Final
 
 from metaq.errors import ClientError
-from metaq.tx.branches import XaCode
+from metaq.tx.xacodes import XaCode
 from metaq.tx.xid import Xid
 
 _NAMES: Final = {int(code): code.name for code in XaCode}
@@ -16,7 +16,7 @@ class XaFailed(ClientError):
         named = _NAMES.get(code, "a code of its own")
         super().__init__(f"the broker answered {named} ({code}): {text}")
         self.code = code
-        """One of ``metaq.tx.branches.XaCode``, or another number if the broker knows further codes."""
+        """One of ``metaq.tx.xacodes.XaCode``, or another number if the broker knows further codes."""
         self.text = text
         self.xid = xid
 

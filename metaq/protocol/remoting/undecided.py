@@ -54,7 +54,7 @@ class DecideTransaction(NamedTuple):
     key: str
     """The key of a branch."""
     outcome: str
-    """One of ``metaq.tx.branches.Outcome``, or ``FORGET``."""
+    """One of ``metaq.tx.states.Outcome``, or ``FORGET``."""
 
 
 class Branch(NamedTuple):

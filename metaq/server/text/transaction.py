@@ -18,10 +18,13 @@ from metaq.server.text.session import TextSession, result
 from metaq.server.wire.look import Looks, Question
 from metaq.store.files.filecache import Read, Run, read_through
 from metaq.store.queues.consumequeue import ConsumeQueue
-from metaq.tx.branches import OpenBranch, Work, XaCode, XaError
+from metaq.tx.branches import Work
 from metaq.tx.journal import PARKED_GROWTH, Held
 from metaq.tx.local import LocalBranches
-from metaq.tx.manager import Step, Transactions
+from metaq.tx.manager import Transactions
+from metaq.tx.openbranches import OpenBranch
+from metaq.tx.steps import Step
+from metaq.tx.xacodes import XaCode, XaError
 from metaq.tx.xid import read_key
 
 ACKNOWLEDGED: Final = ""
@@ -152,7 +155,7 @@ class TransactionHandler:
         """
         replies, size = [], 0
         now_ms, born_host = self._clock.now_ms(), session.born_host
-        message_id = self.transactions.take_ids(len(commands) - at)
+        message_id = self.transactions.steps.take_ids(len(commands) - at)
         queue: ConsumeQueue | None = None  # of the previous put, as the next four: consecutive puts often share them
         branch: OpenBranch[Held] | None = None
         topic, partition, transaction = "", -1, ""
@@ -284,11 +287,11 @@ class TransactionHandler:
     @property
     def oldest(self) -> int | None:
         """The lowest log offset that undecided branches need, or ``None``."""
-        return self.transactions.oldest
+        return self.transactions.keeping.oldest
 
     def keep(self, before: int) -> None:
         """Append again the records before a log offset that undecided branches need."""
-        for step in self.transactions.keep(before, read_through(self._run)):
+        for step in self.transactions.keeping.keep(before, read_through(self._run)):
             note(self.turns, partial(_settle, step))
 
     def expire(self) -> None:

@@ -31,7 +31,7 @@ from metaq.spark.reading.columns import MOST_ROWS, SMALLEST_RECORD, UNIT, Piece,
 from metaq.store.checkpoint import NOTHING, read_checkpoint
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.documents import read_document
-from metaq.store.log.commitlog import is_segment_name
+from metaq.store.log.segments import is_segment_name
 from metaq.store.messagestore import LOG, QUEUES
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT_SIZE
 from metaq.store.recovery.recovery import FORMAT_VERSION, IDENTITY

@@ -21,7 +21,8 @@ from metaq.protocol.record import (
 )
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored
 from metaq.store.files.filecache import Read, read_here
-from metaq.store.log.commitlog import SMALLEST_RECORD, CommitLog, Segment
+from metaq.store.log.commitlog import CommitLog
+from metaq.store.log.segments import SMALLEST_RECORD, Segment
 from metaq.store.messagestore import MessageStore
 from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
 from metaq.store.queues.dispatch import enter

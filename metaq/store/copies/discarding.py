@@ -19,7 +19,9 @@ from metaq.store.checkpoint import LIVE_NAME, NAME, Checkpoint, Progress, write_
 from metaq.store.files.disk import Disk, File
 from metaq.store.files.documents import BACKUP, read_document, write_document
 from metaq.store.files.filecache import FileCache, Run, read_here, run_here
-from metaq.store.log.commitlog import CommitLog, Gap, Segment, is_segment_name, segment_name, walk
+from metaq.store.log.commitlog import CommitLog
+from metaq.store.log.segments import Segment, is_segment_name, segment_name
+from metaq.store.log.walk import Gap, walk
 from metaq.store.messagestore import INDEX, LOG, QUEUES, MessageStore
 from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
 from metaq.store.settings import StoreSettings

@@ -24,8 +24,9 @@ from metaq.store.files.disk import Disk, Usage
 from metaq.store.files.filecache import ColdRead, Read, Run, read_cached, read_through, run_here
 from metaq.store.index.indexfile import Captured, Entry
 from metaq.store.index.keyindex import IndexMark, KeyIndex
-from metaq.store.log.commitlog import SMALLEST_RECORD, CommitLog
+from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.retention import RetentionRules, room_refusal
+from metaq.store.log.segments import SMALLEST_RECORD
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from metaq.errors import BadRequest, DiskFull, StoreError
 from metaq.protocol.record import (
@@ -24,10 +24,7 @@ from metaq.protocol.record import (
     BLANK_MAGIC,
     BLANK_SIZE,
     CHECKSUM_SIZE,
-    FIXED_SIZE,
-    HEADER_SIZE,
     MAGIC,
-    MAGIC_BYTES,
     checksum_properties,
     checksum_property,
     is_intact,
@@ -38,36 +35,8 @@ from metaq.store.files.disk import File
 from metaq.store.files.filecache import FileCache, Read, Run, read_here, run_here
 from metaq.store.files.owed import Owed
 from metaq.store.log.retention import SegmentAge
-
-NAME_DIGITS: Final = 20
-CHUNK: Final = 4 * 1024 * 1024
-SMALLEST_RECORD: Final = FIXED_SIZE + CHECKSUM_SIZE
-
-
-class Segment:
-    """One file of the log: log offsets ``base`` … ``base + capacity``."""
-
-    __slots__ = ("base", "begun_ms", "capacity", "path", "view")
-
-    def __init__(self, base: int, capacity: int, path: Path) -> None:
-        self.base = base
-        self.capacity = capacity
-        self.path = path
-        self.view: memoryview | None = None
-        self.begun_ms: int | None = None
-        """Store time of the first record; ``None`` while it is not known (``CommitLog.begun_ms``)."""
-
-    @property
-    def end(self) -> int:
-        """The log offset after the segment."""
-        return self.base + self.capacity
-
-
-class Gap(NamedTuple):
-    """A range of the log that holds no record to keep, usually no intact one, although such a record follows it."""
-
-    start: int
-    end: int
+from metaq.store.log.segments import CHUNK, SMALLEST_RECORD, Segment, chunk_end, is_segment_name, segment_name
+from metaq.store.log.walk import Gap, walk
 
 
 class _Group(NamedTuple):
@@ -80,16 +49,6 @@ class _Group(NamedTuple):
 
 def _no_fence() -> None:
     """Do nothing: there is no other replica."""
-
-
-def segment_name(base: int) -> str:
-    """Return the name of the segment at ``base``: 20 decimal digits, so that names sort like numbers."""
-    return f"{base:0{NAME_DIGITS}d}"
-
-
-def is_segment_name(name: str) -> bool:
-    """Return whether a file name has the form of ``segment_name``."""
-    return len(name) == NAME_DIGITS and name.isascii() and name.isdecimal()
 
 
 class CommitLog:
@@ -170,7 +129,7 @@ class CommitLog:
         at = file.next_data(end - segment.base)
         zeroed = False
         while at < segment.capacity:
-            chunk = file.read(_chunk_end(segment.base + at, segment) - segment.base - at, at)
+            chunk = file.read(chunk_end(segment.base + at, segment) - segment.base - at, at)
             if chunk.count(0) != len(chunk):
                 self.owed.do(partial(_zero, file, len(chunk), at))
                 zeroed = True
@@ -187,7 +146,7 @@ class CommitLog:
         for segment in [segment for segment in self.segments if segment.end > start]:
             at = max(start, segment.base)
             while at < segment.end:
-                chunk = self.file(segment).read(_chunk_end(at, segment) - at, at - segment.base)
+                chunk = self.file(segment).read(chunk_end(at, segment) - at, at - segment.base)
                 self.file(segment).write(chunk, at - segment.base)
                 at += len(chunk)
 
@@ -407,93 +366,5 @@ class CommitLog:
         return walk([(segment, self.file(segment)) for segment in self.segments if segment.end > start], start)
 
 
-def walk(segments: list[tuple[Segment, File]], start: int) -> Iterator[Stored | Gap]:
-    """Yield all intact records from log offset ``start`` on, and the gaps between them.
-
-    The bytes after the last record are not reported: the caller knows where that one ended.
-    """
-    bad: int | None = None
-    for segment, file in segments:
-        steps = _SegmentWalk(segment, file)
-        for stored in steps.records(max(start, segment.base)):
-            if bad is None and stored.log_offset > steps.expected:
-                bad = steps.expected
-            if bad is not None:
-                yield Gap(bad, stored.log_offset)
-                bad = None
-            steps.expected = stored.log_offset + stored.size
-            yield stored
-        if bad is None and steps.expected < segment.end:
-            bad = steps.expected
-
-
 def _zero(file: File, size: int, offset: int) -> None:
     file.write(bytes(size), offset)
-
-
-def _chunk_end(log_offset: int, segment: Segment) -> int:
-    """Return where a read from ``log_offset`` on should end: at a multiple of ``CHUNK`` in the file.
-
-    A page of a hole counts as data once it was read. So a search for data must not continue in the middle of a page (or of a
-    larger folio) that it has just read.
-    """
-    at = log_offset - segment.base
-    return segment.base + min(segment.capacity, (at // CHUNK + 1) * CHUNK)
-
-
-class _SegmentWalk:
-    """A search for the intact records of one segment, through a moving window of the file."""
-
-    def __init__(self, segment: Segment, file: File) -> None:
-        self._segment = segment
-        self._file = file
-        self._window = memoryview(b"")
-        self._window_at = 0
-        self.expected = segment.base
-        """The log offset at which the next record should begin."""
-
-    def records(self, start: int) -> Iterator[Stored]:
-        """Yield the intact records in order. When a blank record closes the segment, ``expected`` becomes the segment's end."""
-        segment = self._segment
-        at = self.expected = start
-        while at + BLANK_SIZE <= segment.end:
-            window = self._bytes(at, SMALLEST_RECORD)
-            size, magic = BLANK.unpack_from(window)
-            if magic == MAGIC and SMALLEST_RECORD <= size <= segment.end - at:
-                window = self._bytes(at, size)
-                if is_intact(window[:size], at):
-                    yield Stored(window, 0, size, at)
-                    at += size
-                    continue
-            if magic == BLANK_MAGIC and size == segment.end - at:
-                self.expected = segment.end
-                return
-            at = self._next_candidate(at)
-
-    def _bytes(self, at: int, size: int) -> memoryview:
-        """Return at least ``size`` bytes from log offset ``at`` on, with zeros after the file's end."""
-        low = at - self._window_at
-        if low < 0 or low + size > len(self._window):
-            data = self._file.read(max(size, min(CHUNK, self._segment.end - at)), at - self._segment.base)
-            self._window = memoryview(data.ljust(size, b"\0"))
-            self._window_at = at
-            low = 0
-        return self._window[low:]
-
-    def _next_candidate(self, at: int) -> int:
-        """Return the next log offset after ``at`` where a record may begin: there is the magic, then that very log offset."""
-        segment = self._segment
-        frontier = at + 1
-        while frontier < segment.end:
-            data_at = segment.base + self._file.next_data(frontier - segment.base)
-            # a header across the border of two chunks is seen whole in the second
-            place = max(at + 1, data_at - HEADER_SIZE)
-            frontier = _chunk_end(data_at, segment)
-            data = self._file.read(frontier - place, place - segment.base)
-            found = data.find(MAGIC_BYTES, 4)
-            while found >= 0:
-                begin = place + found - 4
-                if data[found + 24 : found + 32] == begin.to_bytes(8):
-                    return begin
-                found = data.find(MAGIC_BYTES, found + 1)
-        return segment.end

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from metaq.store.files.disk import File
 from metaq.store.files.filecache import FileCache, Read, Run
-from metaq.store.log.commitlog import is_segment_name, segment_name
+from metaq.store.log.segments import is_segment_name, segment_name
 
 UNIT: Final = struct.Struct(">qii")
 UNIT_SIZE: Final = 16

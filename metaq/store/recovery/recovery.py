@@ -37,7 +37,8 @@ from metaq.store.files.documents import read_document, write_document
 from metaq.store.files.ending import Ending, begin
 from metaq.store.files.filecache import read_here
 from metaq.store.index.keyindex import NO_INDEX, IndexMark
-from metaq.store.log.commitlog import SMALLEST_RECORD, Gap
+from metaq.store.log.segments import SMALLEST_RECORD
+from metaq.store.log.walk import Gap
 from metaq.store.messagestore import QUEUES, MessageStore
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, WRITE_AT, ConsumeQueue
 from metaq.store.queues.dispatch import enter

@@ -22,7 +22,8 @@ from metaq.store.files.documents import BACKUP, decode_document, read_document
 from metaq.store.files.ending import ABORT
 from metaq.store.index.indexcheck import IndexCheck
 from metaq.store.index.keyindex import NO_INDEX
-from metaq.store.log.commitlog import SMALLEST_RECORD, Gap, Segment, is_segment_name, walk
+from metaq.store.log.segments import SMALLEST_RECORD, Segment, is_segment_name
+from metaq.store.log.walk import Gap, walk
 from metaq.store.messagestore import INDEX, LOG, QUEUES
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE
 from metaq.store.recordgroups import Ranges

@@ -39,12 +39,16 @@ from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
 from metaq.store.files.filecache import Read, Run, read_through
-from metaq.tx.branches import Outcome, Room, Work, XaCode, XaError
+from metaq.tx.branches import Work
 from metaq.tx.halves import Fate, Halves, origin_of
 from metaq.tx.halves import Half as UndecidedHalf
 from metaq.tx.journal import Held
 from metaq.tx.local import LocalBranches
-from metaq.tx.manager import Step, Transactions
+from metaq.tx.manager import Transactions
+from metaq.tx.openbranches import Room
+from metaq.tx.states import Outcome
+from metaq.tx.steps import Step
+from metaq.tx.xacodes import XaCode, XaError
 from metaq.tx.xid import Xid, parse_key
 
 logger = logging.getLogger(__name__)

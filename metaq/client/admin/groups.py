@@ -1,0 +1,193 @@
+"""Administration: consumer groups, their members and their offsets."""
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any, Final
+
+import orjson
+
+from metaq.client import checks
+from metaq.client.admin.topics import TopicAdmin
+from metaq.client.admin.views import (
+    GroupMembers,
+    GroupView,
+    LagView,
+    MemberView,
+    MemberWork,
+    OffsetChange,
+    group_row,
+    read_group_names,
+    read_groups,
+    read_lags,
+    read_members,
+    read_object,
+    read_producers,
+    read_work,
+)
+from metaq.client.connecting.transport import Question, call, successful
+from metaq.client.consuming.beginning import ConsumeFrom
+from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from metaq.message import MessageQueue
+from metaq.protocol.remoting import headers
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.headers import Int32
+from metaq.protocol.remoting.routes import decode_topic_list
+
+_END: Final = -1
+"""The time that means the end of a queue when offsets are reset."""
+
+
+class GroupAdmin(TopicAdmin):
+    """The administration of groups, on top of that of topics: a group has a retry topic and a dead-letter topic."""
+
+    def groups(self) -> list[GroupView]:
+        """Return all consumer groups, each with the configuration of the first master that knows it."""
+        found: dict[str, GroupView] = {}
+        for broker in self.masters():
+            for group in self.groups_at(broker.address):
+                found.setdefault(group.name, group)
+        return sorted(found.values())
+
+    def groups_at(self, address: str) -> list[GroupView]:
+        """Return all consumer groups with their configuration at one broker."""
+        return read_groups(self._ask(address, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)
+
+    def groups_of_topic(self, topic: str) -> list[str]:
+        """Return the groups that consume a topic or did so before."""
+        header = headers.TopicOnly(topic)
+        return sorted(set(self._on_topic(topic, Request.QUERY_TOPIC_CONSUME_BY_WHO, header, read_group_names)))
+
+    def update_group(self, group: GroupView) -> None:
+        """Create a group, or change its configuration, on all masters."""
+        for broker in self.masters():
+            self._ask(broker.address, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, orjson.dumps(group_row(group)))
+
+    def delete_group(self, group: str, *, with_offsets: bool = True) -> None:
+        """Delete a group with its retry topic and its dead-letter topic, and by default with its offsets."""
+        header = headers.DeleteGroup(group, with_offsets, with_offsets)
+        for broker in self.masters():
+            self._ask(broker.address, Request.DELETE_SUBSCRIPTIONGROUP, header)
+        for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
+            self.delete_topic(f"{prefix}{group}")
+
+    def topics_of_group(self, group: str) -> list[str]:
+        """Return the topics that a group subscribes to or has offsets of, including its retry topic."""
+        header = headers.GroupOnly(group)
+        code = Request.QUERY_TOPICS_BY_CONSUMER
+        bodies = [self._ask(broker.address, code, header).body for broker in self.masters()]
+        return sorted({topic for body in bodies for topic in decode_topic_list(body)})
+
+    def members(self, group: str) -> GroupMembers | None:
+        """Return the members of a group and their subscriptions; ``None`` when no member is connected."""
+        found: GroupMembers | None = None
+        for broker in self.masters():
+            seen = self.members_at(broker.address, group)
+            if found is not None and seen is not None:
+                seen = seen._replace(members=tuple(sorted({*found.members, *seen.members})))
+            found = seen or found
+        return found
+
+    def members_at(self, address: str, group: str) -> GroupMembers | None:
+        """Return the members of a group that are connected to one broker; ``None`` when there are none."""
+        question = Question.of(Request.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupOnly(group))
+        response = call(self._core.transport, address, question, self._core.deadline())
+        return None if response.code == Response.CONSUMER_NOT_ONLINE else read_members(successful(response).body)
+
+    def producers(self) -> dict[str, list[MemberView]]:
+        """Return the connected producers by group."""
+        found: dict[str, set[MemberView]] = {}
+        for broker in self.masters():
+            for group, members in read_producers(self._ask(broker.address, Request.GET_ALL_PRODUCER_INFO).body).items():
+                found.setdefault(group, set()).update(members)
+        return {group: sorted(found[group]) for group in sorted(found)}
+
+    def member_state(self, group: str, client_id: str) -> dict[str, Any]:
+        """Return the state that a member reports, with RocketMQ's names; ``Refused`` when the member is not connected."""
+        header = headers.RunningInfo(group, client_id)
+        return self._first(lambda address: read_object(self._ask(address, Request.GET_CONSUMER_RUNNING_INFO, header).body))
+
+    def member_work(self, group: str, client_id: str) -> MemberWork:
+        """Return the known parts of the state that a member reports; ``Refused`` when the member is not connected."""
+        header = headers.RunningInfo(group, client_id)
+        return self._first(lambda address: read_work(self._ask(address, Request.GET_CONSUMER_RUNNING_INFO, header).body))
+
+    def group_lag(self, group: str, topic: str | None = None) -> list[LagView]:
+        """Return a group's lag in each queue of a topic, or of all its topics, on all masters."""
+        return sorted(lag for broker in self.masters() for lag in self.lag_at(broker.address, group, topic))
+
+    def lag_at(self, address: str, group: str, topic: str | None = None) -> list[LagView]:
+        """Return a group's lag in each queue of one broker."""
+        return read_lags(self._ask(address, Request.GET_CONSUME_STATS, headers.ConsumeStats(group, topic)).body)
+
+    def offsets(self, group: str, topic: str) -> dict[MessageQueue, int]:
+        """Return the offsets that a group has committed in the queues of a topic."""
+        return {view.queue: view.committed for view in self.group_lag(group, topic)}
+
+    def reset_offset(
+        self,
+        group: str,
+        topic: str,
+        to: ConsumeFrom | datetime | int,
+        *,
+        partitions: Collection[int] | None = None,
+        apply: bool = False,
+    ) -> list[OffsetChange]:
+        """Reset a group's offsets in a topic, and return the changes; without ``apply`` only return what would change.
+
+        Args:
+            to: the beginning, the end, the first message stored at a time or later, or an offset. An offset that a partition
+                does not have becomes the nearer end of the partition.
+            partitions: the numbers of the partitions to reset; by default all.
+            apply: reset the offsets. Connected members continue at the new offsets at once; they may still finish messages
+                that they are consuming.
+        """
+        if isinstance(to, bool) or not isinstance(to, int):
+            checks.choice("to", to, ConsumeFrom, or_time=True)
+        before = self.offsets(group, topic)
+        deadline = self._core.deadline()
+        queues = [
+            queue
+            for queue in self._core.routes.readable(topic, deadline)
+            if partitions is None or queue.partition in partitions
+        ]
+        changes = [OffsetChange(queue, before.get(queue), self._target(queue, to, deadline)) for queue in sorted(queues)]
+        if apply:
+            if partitions is None and not isinstance(to, int):
+                self._reset_topic(group, topic, to, changes)
+            else:
+                self._reset_queues(group, topic, changes)
+        return changes
+
+    def _target(self, queue: MessageQueue, to: ConsumeFrom | datetime | int, deadline: float) -> int:
+        if isinstance(to, datetime):
+            return self._ends.at_time(queue, round(to.timestamp() * 1000), deadline)
+        if isinstance(to, int):
+            return min(max(to, self._ends.begin(queue, deadline)), self._ends.end(queue, deadline))
+        return self._ends.begin(queue, deadline) if to is ConsumeFrom.FIRST else self._ends.end(queue, deadline)
+
+    def _reset_topic(self, group: str, topic: str, to: ConsumeFrom | datetime, changes: list[OffsetChange]) -> None:
+        """Reset all partitions of each broker with one request; this is the only form that RocketMQ 4.x brokers know."""
+        edges = {ConsumeFrom.FIRST: 0, ConsumeFrom.LAST: _END}
+        time_ms = round(to.timestamp() * 1000) if isinstance(to, datetime) else edges[to]
+        for broker_name in sorted({change.queue.broker_name for change in changes}):
+            header = headers.ResetOffset(topic, group, time_ms, is_force=True)
+            self._reset(broker_name, header, [change for change in changes if change.queue.broker_name == broker_name])
+
+    def _reset_queues(self, group: str, topic: str, changes: list[OffsetChange]) -> None:
+        """Reset each partition with a request of its own, as RocketMQ 5.x does."""
+        for change in changes:
+            queue = change.queue
+            header = headers.ResetOffset(topic, group, _END, True, Int32(queue.partition), change.after)
+            self._reset(queue.broker_name, header, [change])
+
+    def _reset(self, broker_name: str, header: headers.ResetOffset, changes: list[OffsetChange]) -> None:
+        """Have a broker reset offsets and inform the members; when none is connected, commit the offsets for the group."""
+        address = self._core.master(broker_name)
+        question = Question.of(Request.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        response = call(self._core.transport, address, question, self._core.deadline())
+        if response.code != Response.CONSUMER_NOT_ONLINE:
+            successful(response)
+            return
+        for change in changes:
+            offset = headers.UpdateConsumerOffset(header.group, header.topic, Int32(change.queue.partition), change.after)
+            self._ask(address, Request.UPDATE_CONSUMER_OFFSET, offset)

@@ -1,0 +1,128 @@
+"""Administration: messages by key, id and time, and dead letters."""
+
+import itertools
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Final
+
+from metaq.client import checks
+from metaq.client.admin.topics import TopicAdmin
+from metaq.client.connecting.transport import Question, call, successful
+from metaq.client.consuming.pull import PullConsumer
+from metaq.client.consuming.records import decode_messages
+from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage, SendResult, properties_text
+from metaq.client.sending.sending import Outgoing, QueueChoice, deliver, send_fields
+from metaq.errors import BadRequest, ClientError, RouteNotFound
+from metaq.message import MessageQueue
+from metaq.protocol.ids import decode_offset_id
+from metaq.protocol.properties import DELAY, RETRY_TOPIC
+from metaq.protocol.remoting import headers
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.headers import Int32
+
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
+_INNER_GROUP: Final = "CLIENT_INNER_PRODUCER"
+_MOST_FOUND: Final = 64
+_EVER_MS: Final = (1 << 63) - 1
+_POLL_S: Final = 5.0
+
+
+class MessageAdmin(TopicAdmin):
+    """The administration of messages, on top of that of topics, whose brokers have them."""
+
+    def query_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        most: int = 32,
+        begin: datetime | None = None,
+        end: datetime | None = None,
+    ) -> list[ReceivedMessage]:
+        """Return the newest ``most`` messages of a topic that have a key, the oldest first. Each broker looks at 64 at most."""
+        checks.text("key", key)
+        checks.number("most", most, 1)
+        found = self._query(topic, key, most, _ms(begin, 0), _ms(end, _EVER_MS), {})
+        return [message for message in found if key in message.keys][-most:]
+
+    def query_by_id(self, topic: str, message_id: str) -> list[ReceivedMessage]:
+        """Return the messages with the id that their sender made: usually one, or the deliveries of one message."""
+        found = self._query(topic, message_id, _MOST_FOUND, 0, _EVER_MS, {"_UNIQUE_KEY_QUERY": "true"})
+        return [message for message in found if message.id == message_id]
+
+    def query_by_offset_id(self, offset_id: str) -> ReceivedMessage | None:
+        """Return the message with the id that its broker made; ``None`` when that broker does not have it (any more)."""
+        where = decode_offset_id(offset_id)
+        address = f"[{where.address}]:{where.port}" if ":" in where.address else f"{where.address}:{where.port}"
+        known = {broker.address: broker.name for broker in self.brokers()}
+        question = Question.of(Request.VIEW_MESSAGE_BY_ID, headers.ViewMessage(where.log_offset))
+        response = call(self._core.transport, address, question, self._core.deadline())
+        if response.code == Response.SYSTEM_ERROR:
+            return None
+        return decode_messages(successful(response).body, known.get(address, ""), most=self._core.max_inflated_bytes)[0]
+
+    def query_by_time(self, topic: str, begin: datetime, end: datetime | None = None) -> Iterator[ReceivedMessage]:
+        """Yield the messages of a topic that were stored from ``begin`` on and before ``end``, partition after partition."""
+        for queue in self._core.routes.readable(topic, self._core.deadline()):
+            deadline = self._core.deadline()
+            first = self._ends.at_time(queue, _ms(begin, 0), deadline)
+            behind = self._ends.end(queue, deadline) if end is None else self._ends.at_time(queue, _ms(end, 0), deadline)
+            yield from self.read(queue, first, behind)
+
+    def dead_letters(self, group: str, *, most: int | None = None) -> list[ReceivedMessage]:
+        """Return a group's dead letters, partition after partition, the oldest first, and at most ``most`` of them."""
+        topic = f"{DEAD_LETTER_PREFIX}{group}"
+        try:
+            queues = self._core.routes.readable(topic, self._core.deadline())
+        except RouteNotFound as error:
+            if error.retriable:
+                raise
+            return []  # the first dead letter creates the topic
+        found: list[ReceivedMessage] = []
+        for queue in queues:
+            deadline = self._core.deadline()
+            letters = self.read(queue, self._ends.begin(queue, deadline), self._ends.end(queue, deadline))
+            found += itertools.islice(letters, None if most is None else most - len(found))
+        return found
+
+    def replay(self, group: str, dead_letter: ReceivedMessage) -> SendResult:
+        """Send a copy of a dead letter to its group, as if for the first time; ``BadRequest`` when it is not a dead letter."""
+        topic = f"{RETRY_PREFIX}{group}"
+        origin = dead_letter.properties.get(RETRY_TOPIC)
+        if origin is None:
+            raise BadRequest(f"{dead_letter!r} does not say which topic it came from; it may not be a dead letter")
+        properties = {name: value for name, value in dead_letter.properties.items() if name != DELAY}
+        body, sys_flag = dead_letter.packed()
+        fields = send_fields(_INNER_GROUP, topic, properties_text(properties), sys_flag, dead_letter.flag)
+        outgoing = Outgoing(topic, fields, body, Request.SEND_MESSAGE_V2, (dead_letter.id,), None)
+        return deliver(
+            self._core.transport, QueueChoice(self._core.routes, self._core.health), outgoing, self._core.deadline()
+        )[0]
+
+    def read(self, queue: MessageQueue, first: int, end: int) -> Iterator[ReceivedMessage]:
+        """Yield the messages of a queue from offset ``first`` on and before ``end``; ``ClientError`` when none come for 5 s."""
+        with PullConsumer(self._core, queue.topic, TOOLS_GROUP) as consumer:
+            consumer.read_from(queue, first)
+            while consumer.position(queue) < end:
+                messages = consumer.poll(timeout_s=_POLL_S)
+                if not messages and consumer.position(queue) < end:
+                    raise ClientError(
+                        f"{queue} returned nothing for {_POLL_S} s at {consumer.position(queue)}, before its end {end}"
+                    )
+                yield from (message for message in messages if message.queue_offset < end)
+
+    def _query(
+        self, topic: str, key: str, most: int, begin_ms: int, end_ms: int, marks: dict[str, str]
+    ) -> list[ReceivedMessage]:
+        header = headers.QueryMessage(topic, key, Int32(most), begin_ms, end_ms)
+        question = Question(Request.QUERY_MESSAGE, {**headers.encode_header(header), **marks})
+        found: list[ReceivedMessage] = []
+        for broker_name in sorted({data.broker_name for data in self.route(topic).queues}):
+            response = call(self._core.transport, self._core.master(broker_name), question, self._core.deadline())
+            if response.code != Response.QUERY_NOT_FOUND:
+                found += decode_messages(successful(response).body, broker_name, most=self._core.max_inflated_bytes)
+        return sorted(found, key=lambda message: (message.store_ms, message.queue))
+
+
+def _ms(when: datetime | None, otherwise: int) -> int:
+    return otherwise if when is None else round(when.timestamp() * 1000)

@@ -1,0 +1,112 @@
+"""Administration: topics and their queues."""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from metaq.client import checks
+from metaq.client.admin.brokers import BrokerAdmin
+from metaq.client.admin.views import BrokerView, QueueView, TopicView, read_queues
+from metaq.client.connecting.routing import DEFAULT_TOPIC
+from metaq.client.connecting.transport import Question, successful
+from metaq.errors import BadRequest, RouteNotFound, RouteProblem
+from metaq.message import MessageQueue
+from metaq.protocol.remoting import headers
+from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request
+from metaq.protocol.remoting.headers import Int32
+from metaq.protocol.remoting.routes import TopicRoute, decode_topic_list, decode_topic_table
+
+_ORDERED_TOPICS: Final = "ORDER_TOPIC_CONFIG"
+
+T = TypeVar("T")
+
+
+class TopicAdmin(BrokerAdmin):
+    """The administration of topics, on top of that of brokers."""
+
+    def topics(self) -> list[str]:
+        """Return all topics that the registry knows, including the brokers' own."""
+        question = Question.of(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return sorted(decode_topic_list(successful(self._core.routes.ask_registry(question, self._core.deadline())).body))
+
+    def route(self, topic: str) -> TopicRoute:
+        """Return the route of a topic as the registry has it now. ``RouteNotFound``."""
+        self._core.routes.forget(topic)
+        return self._core.routes.route(topic, self._core.deadline())
+
+    def topic_config(self, topic: str) -> list[TopicView]:
+        """Return the configuration of a topic on each broker, as far as the route has it."""
+        return sorted(
+            TopicView(topic, data.broker_name, data.read_queues, data.write_queues, data.permission)
+            for data in self.route(topic).queues
+        )
+
+    def all_topic_configs(self) -> list[TopicView]:
+        """Return the configurations of all topics on all masters, including the brokers' own topics."""
+        return sorted(
+            TopicView(topic.name, broker.name, topic.read_queues, topic.write_queues, topic.permission, topic.order)
+            for broker in self.masters()
+            for topic in decode_topic_table(self._ask(broker.address, Request.GET_ALL_TOPIC_CONFIG).body).topics.values()
+        )
+
+    def system_topics(self) -> list[str]:
+        """Return the topics that belong to the brokers themselves."""
+        code = Request.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
+        return sorted({topic for broker in self.masters() for topic in decode_topic_list(self._ask(broker.address, code).body)})
+
+    def create_topic(
+        self,
+        topic: str,
+        partitions: int = 4,
+        *,
+        permission: int = READ | WRITE,
+        ordered: bool = False,
+        broker_names: tuple[str, ...] = (),
+    ) -> None:
+        """Create or change a topic on all masters, or on those of ``broker_names``; ``BadRequest`` for invalid arguments."""
+        checks.topic(topic)
+        checks.partitions(partitions)
+        checks.number("permission", permission, 0, READ | WRITE | INHERIT)
+        count = Int32(partitions)
+        header = headers.CreateTopic(topic, DEFAULT_TOPIC, count, count, Int32(permission), order=ordered)
+        brokers = self._chosen(broker_names)
+        if ordered:
+            # brokers get the configuration of ordered topics from the registries with every registration
+            shares = ";".join(f"{broker.name}:{partitions}" for broker in brokers)
+            self._tell_registries(Request.PUT_KV_CONFIG, headers.KvPair(_ORDERED_TOPICS, topic, shares))
+        for broker in brokers:
+            self._ask(broker.address, Request.UPDATE_AND_CREATE_TOPIC, header)
+        self._core.routes.forget(topic)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with its messages, on all masters and in all registries."""
+        for broker in self._chosen(()):
+            self._ask(broker.address, Request.DELETE_TOPIC_IN_BROKER, headers.TopicOnly(topic))
+        self._tell_registries(Request.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInRegistry(topic))
+        self._core.routes.forget(topic)
+
+    def readable(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Return the queues of a topic that consumers can read. ``RouteNotFound``."""
+        self._core.routes.forget(topic)
+        return self._core.routes.readable(topic, self._core.deadline())
+
+    def queues(self, topic: str) -> list[QueueView]:
+        """Return the offsets and the last store time of each queue of a topic."""
+        return self._on_topic(topic, Request.GET_TOPIC_STATS_INFO, headers.TopicOnly(topic), read_queues)
+
+    def _chosen(self, broker_names: tuple[str, ...]) -> list[BrokerView]:
+        masters = self.masters()
+        if not masters:
+            details = f"{', '.join(self.registries)} answered, and none of them names a master; nothing was changed"
+            raise RouteNotFound("(any)", RouteProblem.NO_LIVE_MASTER, details)
+        if strangers := set(broker_names) - {broker.name for broker in masters}:
+            raise BadRequest(
+                f"there is no master of broker {min(strangers)}; there are {', '.join(broker.name for broker in masters)}"
+            )
+        return [broker for broker in masters if not broker_names or broker.name in broker_names]
+
+    def _on_topic(self, topic: str, code: Request, header: tuple[object, ...], read: Callable[[bytes], list[T]]) -> list[T]:
+        """Return the answers of all masters that have a topic, as one list."""
+        found: list[T] = []
+        for broker_name in sorted({data.broker_name for data in self.route(topic).queues}):
+            found += read(self._ask(self._core.master(broker_name), code, header).body)
+        return found
