@@ -71,7 +71,7 @@ from metaq.server.text.login import log_in
 from metaq.server.text.put import PutHandler
 from metaq.server.text.transaction import TransactionHandler
 from metaq.server.wire.listeners import Listener
-from metaq.server.wire.look import Looks
+from metaq.server.wire.reads import StoreReads
 from metaq.server.wire.tls import make_context
 from metaq.store.copies.applying import hide_from
 from metaq.store.files.disk import Disk
@@ -144,7 +144,7 @@ class Broker:
         self._offsets = OffsetLog(self.context, self.turns, self.run)
         self._locks = LockLog(self.context, self.turns)
         self._duties = Duties(self.context, self.turns, self.run)
-        self._looks = Looks(settings, self.run)
+        self._reads = StoreReads(settings, self.run)
         self._room = room(settings)
         self.transactions = Transactions(self.store, self._room, store_host, settings.data / FOLDER)
         self.halves = Halves(self.store, settings.data / FOLDER, settings.check_after_ms)
@@ -157,7 +157,7 @@ class Broker:
         self._history = OffsetHistory(self.context, self._export, self.turns, self.run)
         topics.changed = self._topic_changed
         self._schedule = Schedule(self.context, self.turns, self.holds, self._hub.loop, self.run)
-        self.later = Later(self._looks)
+        self.later = Later(self._reads)
         self._local: LocalBranches[Held] = LocalBranches(self._room)
         undecided = Tables(self.transactions, self._local, self._room, self.halves)
         self._operators = TransactionAdminHandler(self.context, self.turns, self.later, undecided, self.run)
@@ -227,7 +227,7 @@ class Broker:
         self.store.settings = replace(self.store.settings, retention=retention_rules(settings))
         self._room.take_limits(room(settings))
         self.halves.check_after_ms = settings.check_after_ms
-        for part in (self._front, self.turns, self._looks, self._sends):
+        for part in (self._front, self.turns, self._reads, self._sends):
             part.configure(settings)
         self.gate.reload()
 
@@ -277,7 +277,7 @@ class Broker:
             front=self._front,
             turns=self.turns,
             holds=self.holds,
-            looks=self._looks,
+            reads=self._reads,
             positions=self._schedule.positions,
             transactions=self._operators.numbers,
             export=self._export,
@@ -298,12 +298,12 @@ class Broker:
 
     def _answer_text(self) -> None:
         """Set the handlers of the text protocol's commands."""
-        self._gets = GetHandler(self.context, self.holds, self._looks, self._hub.loop)
+        self._gets = GetHandler(self.context, self.holds, self._reads, self._hub.loop)
         admin = AdminHandler(self.context, self._front, self._duties.save_topics, self._operators.numbers)
         puts = PutHandler(self.context, self.turns)
         self._front.puts = puts.puts
         self._branches = TransactionHandler(
-            *(self.context, self.turns, self._looks, puts, self.transactions, self._local, self.run)
+            *(self.context, self.turns, self._reads, puts, self.transactions, self._local, self.run)
         )
         self._front.transactional_puts = self._branches.puts
         self._duties.keepers.append(self._branches)
@@ -322,19 +322,19 @@ class Broker:
     def _answer_remoting(self) -> None:
         """Set the handlers of the remoting protocol's requests."""
         half_messages = HalfMessages(self.context, self.turns, self.halves)
-        decisions = HalfHandler(half_messages, self._looks)
+        decisions = HalfHandler(half_messages, self._reads)
         self._check_back = CheckBack(half_messages, self._duties.rest, self.run)
         self._duties.keepers.append(self._check_back)
         self._sends = SendHandler(self.context, self.turns, half_messages)
         self._front.sends = signed(self.gate, self._sends.sends)
-        self._pulls = PullHandler(self.context, self.holds, self._looks, self._hub.loop)
+        self._pulls = PullHandler(self.context, self.holds, self._reads, self._hub.loop)
         later = self.later
-        sent_back = SendBackHandler(self.context, self.turns, self._looks)
+        sent_back = SendBackHandler(self.context, self.turns, self._reads)
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks, self._offsets)
         families: list[Family] = [self._sends, decisions, self._pulls, sent_back, DelayHandler(self._schedule), self._identity]
         families += self._administration(later)
         replies = ReplyHandler(self.context, self.turns, self._sends)
-        families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._looks)]
+        families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._reads)]
         if self._registry is not None:
             families.append(RegistryHandler(self.settings, self._registry, self.run))
         for family in families:

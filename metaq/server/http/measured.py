@@ -28,7 +28,7 @@ from metaq.server.front import Front
 from metaq.server.http import measures
 from metaq.server.remoting.session import RemotingSession
 from metaq.server.text.session import TextSession
-from metaq.server.wire.look import Looks
+from metaq.server.wire.reads import StoreReads
 from metaq.store.files.filecache import Read, Rest, Run
 from metaq.store.queues.consumequeue import ConsumeQueue
 
@@ -53,7 +53,7 @@ class Measured:
     front: Front
     turns: Turns
     holds: Holds
-    looks: Looks
+    reads: StoreReads
     positions: Callable[[], Mapping[int, int]]
     """Returns, for each delay level, the ordinal up to which its messages are delivered."""
     transactions: Callable[[Read], Mapping[str, object]]
@@ -191,8 +191,8 @@ class Measured:
         known = {"text": kinds[TextSession], "remoting": kinds[RemotingSession]}
         silent = max(0, front.connections - sum(known.values()))
         yield _one(measures.HELD, self.holds.of_clients)
-        yield _one(measures.COLD, self.looks.cold_reads)
-        yield _one(measures.COLD_NOW, self.looks.waiting)
+        yield _one(measures.COLD, self.reads.cold_reads)
+        yield _one(measures.COLD_NOW, self.reads.waiting)
         yield measures.CONNECTIONS, [((kind,), count) for kind, count in (*known.items(), ("none_yet", silent))]
         yield _one(measures.CONNECTIONS_BYTES, front.memory.held)
         yield _one(measures.EVICTED, front.memory.evicted)

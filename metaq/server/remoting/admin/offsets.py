@@ -94,12 +94,12 @@ class OffsetAdminHandler:
         self._context.clients.administer(session)
         names = [header.topic] if header.topic else self._consumed(group)
 
-        def look(read: Read) -> Answer:
+        def work(read: Read) -> Answer:
             each = [self._progress(group, topic, read) for topic in self._known(names)]
             queues = {queue: progress for stats in each for queue, progress in stats.queues.items()}
             return Answer(body=(encode_consume_stats(ConsumeStats(sum(stats.tps for stats in each), queues)),))
 
-        self._later.read(session, request, look)
+        self._later.read(session, request, work)
 
     def all_stats(self, session: RemotingSession, request: RemotingCommand) -> None:
         """Return the progress of all groups (317); with ``is_order`` only in ordered topics."""
@@ -153,11 +153,11 @@ class OffsetAdminHandler:
         demand(session.principal, Action.INSPECT, header.group)
         topic = self._topic(header.topic or "")
 
-        def look(read: Read) -> Answer:
+        def work(read: Read) -> Answer:
             spans = [self._time_span(header.group, topic, number, read) for number in range(topic.all_partitions)]
             return Answer(body=(encode_time_spans(spans),))
 
-        self._later.read(session, request, look)
+        self._later.read(session, request, work)
 
     def _time_span(self, group: str, topic: Topic, number: int, read: Read) -> TimeSpan:
         queue = self._store.queues.get(TopicPartition(topic.name, number))

@@ -23,7 +23,7 @@ from metaq.protocol.text.messages import Stored
 from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.change import Change
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
-from metaq.server.wire.look import Looks
+from metaq.server.wire.reads import StoreReads
 from metaq.store.files.filecache import Read
 
 logger = logging.getLogger(__name__)
@@ -64,10 +64,10 @@ def report_dead_letter(context: Context, draft: Draft) -> None:
 class SendBackHandler:
     """Handles messages that consumers send back."""
 
-    def __init__(self, context: Context, turns: Turns, looks: Looks) -> None:
+    def __init__(self, context: Context, turns: Turns, reads: StoreReads) -> None:
         self.context = context
         self.turns = turns
-        self._looks = looks
+        self._reads = reads
 
     def requests(self) -> dict[int, RequestHandler]:
         return {Request.CONSUMER_SEND_MSG_BACK: self.send_back}
@@ -85,7 +85,7 @@ class SendBackHandler:
         if group.retry_queue_nums <= 0:
             return DONE
         check_retry_topic(self.context, group, unit=header.unit_mode)
-        self._looks.look(_SendBack(self, session, request, header, group))
+        self._reads.start(_SendBack(self, session, request, header, group))
         return None
 
 
@@ -109,10 +109,10 @@ class _SendBack(Change):
         self._header = header
         self._group = group
 
-    def look(self, read: Read) -> Stored | None:
+    def read(self, read: Read) -> Stored | None:
         return self._context.store.record_at_offset(self._header.offset, read)
 
-    def change(self, stored: Stored | None) -> None:
+    def found(self, stored: Stored | None) -> None:
         context = self._context
         if stored is None:
             raise RequestFailed(Response.SYSTEM_ERROR, f"there is no message at the log offset {self._header.offset}")
