@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from metaq.address import parse_address
 from metaq.client import checks
 from metaq.client.connecting.access import OPEN, Access, Tls
 from metaq.client.connecting.forks import renewed_in_children
@@ -377,10 +378,9 @@ class XaSession:
         if self._closed:
             raise ClientError("this session was closed")
         if address not in self._clients:
-            host, _, port = address.rpartition(":")
             access = self._access
             self._clients[address] = TextClient(
-                *(host, int(port)),
+                *parse_address(address),
                 timeout_s=self.timeout_s,
                 user=access.user,
                 password=access.password,

@@ -19,7 +19,6 @@ from metaq.server.access.gate import Gate
 from metaq.server.http.http import Monitor, Monitored
 from metaq.server.notify import Notifier
 from metaq.server.reload import Configurable, Reload
-from metaq.server.wire.listeners import written
 from metaq.store.recovery.progress import Step, Tell
 
 logger = logging.getLogger(__name__)
@@ -100,7 +99,7 @@ def run(
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG, GC_MIDDLE)
     monitor.serving(lambda: server.measured, server.gate)
-    where = "" if monitor.address is None else f" http={written(monitor.address)}"
+    where = "" if monitor.address is None else f" http={monitor.address}"
     print(f"{server.ready} pid={os.getpid()}{where}", flush=True)
     notifier.tell("READY=1", f"STATUS={server.ready}")
     notifier.watch(get_hub().loop)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import gevent
 
+from metaq.address import Address
 from metaq.config import Settings
 from metaq.errors import MetaqError
 from metaq.protocol.remoting.codes import Response
@@ -23,7 +24,7 @@ from metaq.server.access.gate import Gate
 from metaq.server.remoting.admission import Admission, admission
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, SendsHandler, failure
 from metaq.server.text.session import TextSession
-from metaq.server.wire.listeners import IPV4_IN_IPV6, Address, Listener, resolve
+from metaq.server.wire.listeners import IPV4_IN_IPV6, Listener, resolve
 from metaq.server.wire.memory import Memory
 from metaq.server.wire.opening import Opening
 from metaq.server.wire.pace import Pace

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from metaq.client.connecting.link import Link, Links, split_address
+from metaq.address import parse_address
+from metaq.client.connecting.link import Link, Links
 from metaq.client.connecting.transport import Answer, Question, call
 from metaq.errors import BadRequest, ClientClosed, ConnectionFailed, RequestTimeout
 from metaq.protocol.remoting.codes import Request
@@ -187,9 +188,9 @@ def test_requests_of_the_broker_are_answered(server: FakeRemoting) -> None:
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:port", "host:70000"])
 def test_an_address_that_cannot_be_read(address: str) -> None:
     with pytest.raises(BadRequest, match="write host:port"):
-        split_address(address)
+        parse_address(address)
 
 
 def test_addresses() -> None:
-    assert split_address("broker.example:10911") == ("broker.example", 10911)
-    assert split_address("[::1]:9876") == ("::1", 9876)
+    assert parse_address("broker.example:10911") == ("broker.example", 10911)
+    assert parse_address("[::1]:9876") == ("::1", 9876)

@@ -19,6 +19,7 @@ from typing import IO, Final
 import click
 
 from metaq import TextClient, __version__
+from metaq.address import Address
 from metaq.cli.admin import CONFIG, parse_config
 from metaq.cli.common import FAILED, broker_option, connect, examples
 from metaq.errors import MetaqError, Refused
@@ -84,7 +85,7 @@ def _without_blocks(text: str) -> str:
 @click.option(
     "--out", type=click.Path(), metavar="FILE", help="Where to write it; - is standard output.  [default: by the time]"
 )
-def debug_bundle(broker: tuple[str, int], data: Path | None, log: Path | None, out: str | None) -> int:
+def debug_bundle(broker: Address, data: Path | None, log: Path | None, out: str | None) -> int:
     """Collect what shows why a broker misbehaves into a tar.gz: settings, statistics, stacks, versions, disk use, log lines.
 
     No message bodies, no passwords: what looks like a secret is hidden. All the same, look into the file before you give it

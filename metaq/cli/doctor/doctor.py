@@ -8,13 +8,13 @@ from typing import Final
 
 import click
 
+from metaq.address import parse_address
 from metaq.cli.common import examples, json_option, registry_option
 from metaq.cli.doctor.doctorfacts import BrokerState, DoctorFacts, gather
 from metaq.cli.doctor.findings import Finding, Level, ok, problem, report, some, warning
 from metaq.cli.doctor.groupchecks import diagnose
 from metaq.cli.doctor.groupfacts import DEFAULT_WATCH_S
 from metaq.client.admin.views import permission_text
-from metaq.client.connecting.link import split_address
 from metaq.client.connecting.routing import MASTER
 from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from metaq.protocol.remoting.codes import READ, WRITE
@@ -91,9 +91,9 @@ def reach_of(host: str) -> str | None:
 
 def check_advertised(facts: DoctorFacts) -> Iterator[Finding]:
     """Check that the addresses brokers advertise to clients work from other machines, too."""
-    remote = [state.address for state in facts.registries if reach_of(split_address(state.address)[0]) is None]
+    remote = [state.address for state in facts.registries if reach_of(parse_address(state.address)[0]) is None]
     for state in facts.brokers:
-        reach = reach_of(split_address(state.broker.address)[0])
+        reach = reach_of(parse_address(state.broker.address)[0])
         what = f"{state.broker.name} tells clients to connect to {state.broker.address}"
         advice = "set advertise to HOST:PORT under which clients reach the broker"
         if reach == ANYWHERE:

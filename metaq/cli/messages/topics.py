@@ -6,6 +6,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
+from metaq.address import Address
 from metaq.cli.admin import CONFIG, TOPICS, parse_config, structured
 from metaq.cli.common import (
     NOTHING_CHANGED,
@@ -59,7 +60,7 @@ def means_one_broker() -> bool:
 @click.option("--all", "show_all", is_flag=True, help="Also topics of brokers themselves, of retries and of dead letters.")
 @either_option
 @json_option
-def list_topics(show_all: bool, registry: str, broker: tuple[str, int], as_json: bool) -> None:
+def list_topics(show_all: bool, registry: str, broker: Address, as_json: bool) -> None:
     """List topics.
 
     Those of all brokers that the registry knows; with --broker those of one broker, and what is in them.
@@ -149,7 +150,7 @@ def create(
     ordered: bool,
     names: tuple[str, ...],
     registry: str,
-    broker: tuple[str, int],
+    broker: Address,
     as_json: bool,
 ) -> None:
     """Create TOPIC, give it more partitions, or change who may use it.

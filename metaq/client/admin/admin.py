@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
+from metaq.address import Address
 from metaq.client import checks
 from metaq.client.admin.offsetexport import OffsetExport
 from metaq.client.admin.replicas import ReplicaAdmin
@@ -372,7 +373,7 @@ class Admin:
     def query_by_offset_id(self, offset_id: str) -> ReceivedMessage | None:
         """Return the message with the id that its broker made; ``None`` when that broker does not have it (any more)."""
         where = decode_offset_id(offset_id)
-        address = f"[{where.address}]:{where.port}" if ":" in where.address else f"{where.address}:{where.port}"
+        address = str(Address(where.address, where.port))
         known = {broker.address: broker.name for broker in self.brokers()}
         question = Question.of(Request.VIEW_MESSAGE_BY_ID, headers.ViewMessage(where.log_offset))
         response = call(self._core.transport, address, question, self._core.deadline())

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from metaq.address import parse_address
 from metaq.client.connecting.access import OPEN, Access
 from metaq.client.connecting.presence import Presence, level_of
 from metaq.client.connecting.transport import Answer, Asked, Done, Greet, Question, unanswered
-from metaq.errors import BadRequest, ClientClosed, ClientError, ConnectionFailed, NotConnected, ProtocolError, RequestTimeout
+from metaq.errors import ClientClosed, ClientError, ConnectionFailed, NotConnected, ProtocolError, RequestTimeout
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request, encode_response
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Link:
         self._asked = asked
         self._access = access
         self._presence = presence
-        self._outgoing = access.connect(split_address(address), timeout_s)
+        self._outgoing = access.connect(parse_address(address), timeout_s)
         # A time limit belongs to the socket object, so each direction has an object of its own.
         self._incoming = self._outgoing.dup()
         self._incoming.settimeout(_EVER_S)
@@ -283,11 +284,3 @@ class Links:
 
 def _ignore(outcome: RemotingCommand | ClientError) -> None:
     """Ignore the outcome of a greeting: the next heartbeat repeats it, and a lost connection is noticed elsewhere."""
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split ``host:port``, or ``[::1]:9876`` for IPv6, into host and port; ``BadRequest`` when it is neither."""
-    host, separator, port = address.rpartition(":")
-    if not (separator and host and port.isdecimal() and int(port) < 1 << 16):
-        raise BadRequest(f"{address!r} is no address; write host:port")
-    return host.strip("[]"), int(port)

@@ -33,23 +33,23 @@ import orjson
 from gevent import socket
 
 import metaq
+from metaq.address import LOOPBACK, Address, parse_listen
 from metaq.config import Settings
 from metaq.engine.figures.metrics import CONTENT_TYPE, Family, Histogram, Kind, Metric
-from metaq.errors import AccessDenied, Overloaded
+from metaq.errors import AccessDenied, ConfigError, Overloaded
 from metaq.replication.peers import Certificate
 from metaq.server.access.gate import Gate
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.http.httpserver import HttpServer
 from metaq.server.http.process import PROCESS, process_families
 from metaq.server.http.scrapes import Scrapes
-from metaq.server.wire.listeners import IPV4_IN_IPV6, Address, Listener, resolve
+from metaq.server.wire.listeners import IPV4_IN_IPV6, Listener, resolve
 from metaq.store.files.filecache import Rest
 from metaq.store.recovery.progress import Step
 
 logger = logging.getLogger(__name__)
 
 NONE: Final = "none"
-LOOPBACK: Final = "127.0.0.1"
 WATCH_S: Final = 0.1
 """Interval at which the lateness of the loop is measured."""
 STALL_BOUNDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -273,8 +273,11 @@ def _next_port(beside: str) -> str:
 
     A malformed address is refused later, where it is bound.
     """
-    port = beside.rpartition(":")[2]
-    return f"{LOOPBACK}:{int(port) + 1 if port.isdecimal() and int(port) else 0}"
+    try:
+        port = parse_listen("listen", beside).port
+    except ConfigError:
+        port = 0
+    return f"{LOOPBACK}:{port + 1 if port else 0}"
 
 
 def _plain(status: str, text: str) -> Answer:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from metaq.address import Address
 from metaq.config import Settings
 from metaq.errors import BadRequest
 from metaq.protocol.remoting.codes import Request
@@ -27,7 +28,7 @@ from metaq.server.broker import Broker
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
 from metaq.server.replicas.sides import MasterSide, SlaveSide
-from metaq.server.wire.listeners import Address, reached_at, written
+from metaq.server.wire.listeners import reached_at
 
 
 class Orders(Protocol):
@@ -112,7 +113,7 @@ def standing(orders: Orders) -> dict[str, Any]:
         "readable_end": side.readable_end,
         "min_in_sync": settings.min_in_sync,
         "suspect": orders.suspicion,
-        "replication": written(reached_at(orders.address, orders.broker.addresses.advertised)),
+        "replication": str(reached_at(orders.address, orders.broker.addresses.advertised)),
     }
     if isinstance(side, MasterSide):
         slaves = [slave._asdict() for slave in side.in_sync.standings()]

@@ -25,13 +25,13 @@ from gevent import socket
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
+from metaq.address import Address, parse_address
 from metaq.clock import SystemClock
 from metaq.config import Settings
 from metaq.engine.role import Role
 from metaq.engine.tables.topics import FOLDER
 from metaq.errors import BadRequest, ConfigError, DiskFull, MetaqError, NotMaster, RequestTimeout
 from metaq.replication.election import Election
-from metaq.replication.follower import Address
 from metaq.replication.frames import encode_control
 from metaq.replication.nodes import Log
 from metaq.server.access.gate import Gate
@@ -41,7 +41,7 @@ from metaq.server.http.measured import Measured
 from metaq.server.registering.zkregistration import open_session
 from metaq.server.replicas.orders import ReplicaHandler
 from metaq.server.replicas.sides import MasterSide, SlaveSide
-from metaq.server.wire.listeners import Listener, parse_address, reached_at, resolve, written
+from metaq.server.wire.listeners import Listener, reached_at, resolve
 from metaq.store.files.disk import Disk, RealDisk
 from metaq.store.files.documents import read_document, write_document
 from metaq.store.messagestore import MessageStore
@@ -109,7 +109,7 @@ class Replica:
     def ready(self) -> str:
         """The line that names the addresses served."""
         first, _, rest = self.broker.ready.partition(" data=")
-        return f"{first} replication={written(self.address)} role={self.role_name} data={rest}"
+        return f"{first} replication={self.address} role={self.role_name} data={rest}"
 
     @property
     def measured(self) -> Measured:
@@ -173,7 +173,7 @@ class Replica:
         return Election(
             open_session(settings, SystemClock()),
             f"{settings.cluster_name}/{settings.broker_name}",
-            *(settings.replica_number, written(reached_at(self.address, self.broker.addresses.advertised))),
+            *(settings.replica_number, str(reached_at(self.address, self.broker.addresses.advertised))),
             log=self._log,
             elected=lambda epoch, eligible: self._change(Role(is_master=True, epoch=epoch, eligible=eligible)),
             deposed=lambda: self._change(Role(is_master=False)),
@@ -241,7 +241,7 @@ class Replica:
         if self._held_back is not None:
             raise NotMaster(self._held_back)
         where = self._kept.master or self.settings.master
-        return parse_address("master", where) if where else self.broker.registration.find_master()
+        return parse_address(where, setting="master") if where else self.broker.registration.find_master()
 
     def _go_to(self, master: Address) -> None:
         if isinstance(self.side, SlaveSide):
@@ -270,7 +270,7 @@ class Replica:
 
     def _with_address(self, settings: Settings) -> Settings:
         """Return the settings with the actual port of ``replication_listen``."""
-        return settings.model_copy(update={"replication_listen": written(self.address)})
+        return settings.model_copy(update={"replication_listen": str(self.address)})
 
     def _change_forever(self) -> None:
         while True:
@@ -324,7 +324,7 @@ class Replica:
         if self._election is not None:
             raise BadRequest("this replica's role is elected through ZooKeeper; hand over instead (metaq cluster handover)")
         try:
-            parse_address("master", master)
+            parse_address(master, setting="master")
         except ConfigError as error:
             raise BadRequest(str(error)) from error
         self._keep(role="slave", master=master, in_sync=())
@@ -425,9 +425,9 @@ class Replica:
                 logger.error("cannot accept slaves, pausing reason=%s", error)
                 gevent.sleep(1.0)
                 continue
-            self._take(connection, f"{address[0]}:{address[1]}")
+            self._take(connection, Address(*address[:2]))
 
-    def _take(self, connection: socket.socket, address: str) -> None:
+    def _take(self, connection: socket.socket, address: Address) -> None:
         if isinstance(self.side, MasterSide):
             self.side.feeder.serve(connection, address)
             return

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from metaq.address import Address
 from metaq.config import Settings
 from metaq.engine.offsets.offsetlog import load_offsets
 from metaq.engine.pool import run_sync
@@ -13,12 +14,11 @@ from metaq.engine.tables.topics import FOLDER, OFFSETS_TOPIC, TOPICS
 from metaq.registry.routes import MASTER
 from metaq.replication.documents import Documents
 from metaq.replication.feeder import Feeder, Identity
-from metaq.replication.follower import Address, Follower, Seen
+from metaq.replication.follower import Follower, Seen
 from metaq.replication.insync import Agree, InSync
 from metaq.replication.peers import Certificate
 from metaq.server.broker import Broker
 from metaq.server.replicas.masteronly import MasterOnlyHandler
-from metaq.server.wire.listeners import written
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 
@@ -130,7 +130,7 @@ class SlaveSide:
         self._broker = broker
         folder: Path = settings.data / FOLDER
         self.follower = Follower(
-            *(broker.store, broker.epochs, identity_of(settings), written(broker.addresses.text)),
+            *(broker.store, broker.epochs, identity_of(settings), str(broker.addresses.text)),
             find_master=find_master,
             folder=folder,
             run=broker.run,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import metaq
+from metaq.address import Address
 from metaq.config import MOST_HOURS
 from metaq.engine.context import Context
 from metaq.engine.figures.statistics import Day
@@ -26,7 +27,6 @@ from metaq.server.access.permissions import Action, demand
 from metaq.server.reload import Configurable
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
-from metaq.server.wire.listeners import Address
 from metaq.store.files.filecache import Read
 from metaq.store.log.retention import HOUR_MS
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import gevent
 
+from metaq.address import Address
 from metaq.engine.context import Context
 from metaq.engine.tables.consumergroup import ConsumerGroup
 from metaq.engine.tables.topics import Topic
@@ -44,7 +45,6 @@ from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.admin.groups import topics_of
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
-from metaq.server.wire.listeners import written
 from metaq.store.files.filecache import Read, Run, read_through
 from metaq.store.queues.consumequeue import UNIT, ConsumeQueue
 
@@ -64,12 +64,12 @@ REST_S: Final = 0.001
 class OffsetAdminHandler:
     """Shows and sets the offsets of groups."""
 
-    def __init__(self, context: Context, later: Later, address: tuple[str, int], run: Run) -> None:
+    def __init__(self, context: Context, later: Later, address: Address, run: Run) -> None:
         """Prepare. ``address`` is the one that clients receive."""
         self._context = context
         self._store = context.store
         self._later = later
-        self._address = written(address)
+        self._address = str(address)
         self._read = read_through(run)
 
     def requests(self) -> dict[int, RequestHandler]:
