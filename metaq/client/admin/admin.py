@@ -38,7 +38,7 @@ from metaq.client.admin.views import (
 )
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.routing import DEFAULT_TOPIC, MASTER
-from metaq.client.connecting.transport import Question, ask, call, successful
+from metaq.client.connecting.transport import RemotingRequest, ask, call, successful
 from metaq.client.consuming.group import ConsumeFrom
 from metaq.client.consuming.offsets import QueueEnds
 from metaq.client.consuming.pull import PullConsumer
@@ -118,16 +118,16 @@ class Admin:
     def set_broker_writable(self, broker_name: str, *, writable: bool) -> int:
         """Take write permission from all topics of a broker in one registry, or give it back; return how many topics change."""
         code = Request.ADD_WRITE_PERM_OF_BROKER if writable else Request.WIPE_WRITE_PERM_OF_BROKER
-        question = Question.of(code, headers.BrokerNameOnly(broker_name))
-        response = successful(self._core.routes.ask_registry(question, self._core.deadline()))
+        request = RemotingRequest.of(code, headers.BrokerNameOnly(broker_name))
+        response = successful(self._core.routes.ask_registry(request, self._core.deadline()))
         return int(response.fields.get("addTopicCount" if writable else "wipeTopicCount", "0"))
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
         """Return all topics that the registry knows, including the brokers' own."""
-        question = Question.of(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-        return sorted(decode_topic_list(successful(self._core.routes.ask_registry(question, self._core.deadline())).body))
+        request = RemotingRequest.of(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return sorted(decode_topic_list(successful(self._core.routes.ask_registry(request, self._core.deadline())).body))
 
     def route(self, topic: str) -> TopicRoute:
         """Return the route of a topic as the registry has it now. ``RouteNotFound``."""
@@ -245,8 +245,8 @@ class Admin:
 
     def members_at(self, address: str, group: str) -> GroupMembers | None:
         """Return the members of a group that are connected to one broker; ``None`` when there are none."""
-        question = Question.of(Request.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupOnly(group))
-        response = call(self._core.transport, address, question, self._core.deadline())
+        request = RemotingRequest.of(Request.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupOnly(group))
+        response = call(self._core.transport, address, request, self._core.deadline())
         return None if response.code == Response.CONSUMER_NOT_ONLINE else read_members(successful(response).body)
 
     def producers(self) -> dict[str, list[MemberView]]:
@@ -339,8 +339,8 @@ class Admin:
     def _reset(self, broker_name: str, header: headers.ResetOffset, changes: list[OffsetChange]) -> None:
         """Have a broker reset offsets and inform the members; when none is connected, commit the offsets for the group."""
         address = self._core.master(broker_name)
-        question = Question.of(Request.INVOKE_BROKER_TO_RESET_OFFSET, header)
-        response = call(self._core.transport, address, question, self._core.deadline())
+        request = RemotingRequest.of(Request.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        response = call(self._core.transport, address, request, self._core.deadline())
         if response.code != Response.CONSUMER_NOT_ONLINE:
             successful(response)
             return
@@ -375,8 +375,8 @@ class Admin:
         where = decode_offset_id(offset_id)
         address = str(Address(where.address, where.port))
         known = {broker.address: broker.name for broker in self.brokers()}
-        question = Question.of(Request.VIEW_MESSAGE_BY_ID, headers.ViewMessage(where.log_offset))
-        response = call(self._core.transport, address, question, self._core.deadline())
+        request = RemotingRequest.of(Request.VIEW_MESSAGE_BY_ID, headers.ViewMessage(where.log_offset))
+        response = call(self._core.transport, address, request, self._core.deadline())
         if response.code == Response.SYSTEM_ERROR:
             return None
         return decode_messages(successful(response).body, known.get(address, ""), most=self._core.max_inflated_bytes)[0]
@@ -435,10 +435,10 @@ class Admin:
         self, topic: str, key: str, most: int, begin_ms: int, end_ms: int, marks: dict[str, str]
     ) -> list[ReceivedMessage]:
         header = headers.QueryMessage(topic, key, Int32(most), begin_ms, end_ms)
-        question = Question(Request.QUERY_MESSAGE, {**headers.encode_header(header), **marks})
+        request = RemotingRequest(Request.QUERY_MESSAGE, {**headers.encode_header(header), **marks})
         found: list[ReceivedMessage] = []
         for broker_name in sorted({data.broker_name for data in self.route(topic).queues}):
-            response = call(self._core.transport, self._core.master(broker_name), question, self._core.deadline())
+            response = call(self._core.transport, self._core.master(broker_name), request, self._core.deadline())
             if response.code != Response.QUERY_NOT_FOUND:
                 found += decode_messages(successful(response).body, broker_name, most=self._core.max_inflated_bytes)
         return sorted(found, key=lambda message: (message.store_ms, message.queue))
@@ -460,7 +460,7 @@ class Admin:
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def _ask(self, address: str, code: Request, header: tuple[object, ...] | None = None, body: bytes = b"") -> RemotingCommand:
-        return ask(self._core.transport, address, Question.of(code, header, body), self._core.deadline())
+        return ask(self._core.transport, address, RemotingRequest.of(code, header, body), self._core.deadline())
 
     def _tell_registries(self, code: Request, header: tuple[object, ...]) -> None:
         """Send a request to every registry, because registries do not share their state."""

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from metaq.address import parse_address
 from metaq.client.connecting.access import OPEN, Access
 from metaq.client.connecting.presence import Presence, level_of
-from metaq.client.connecting.transport import Answer, Asked, Done, Greet, Question, unanswered
+from metaq.client.connecting.transport import Answer, Asked, Done, Greet, RemotingRequest, unanswered
 from metaq.errors import ClientClosed, ClientError, ConnectionFailed, NotConnected, ProtocolError, RequestTimeout
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request, encode_response
 
@@ -71,23 +71,23 @@ class Link:
         """True until the connection is known to be lost."""
         return not self._lost
 
-    def submit(self, question: Question, deadline: float, done: Done) -> None:
+    def submit(self, request: RemotingRequest, deadline: float, done: Done) -> None:
         """Send a request; see ``Transport.submit``."""
         opaque = next(self._opaques) & _INT31
-        fields = self._access.signed(question.fields, question.body)
-        frame = encode_request(question.code, opaque, fields, question.body, language=LANGUAGE)
-        self._pending[opaque] = _Pending(done, deadline, question.code)
+        fields = self._access.signed(request.fields, request.body)
+        frame = encode_request(request.code, opaque, fields, request.body, language=LANGUAGE)
+        self._pending[opaque] = _Pending(done, deadline, request.code)
         try:
             self._send(frame, deadline)
         except ClientError:
             if self._pending.pop(opaque, None) is not None:  # else ``done`` has been called already
                 raise
 
-    def tell(self, question: Question, deadline: float) -> None:
+    def tell(self, request: RemotingRequest, deadline: float) -> None:
         """Send a one-way request; see ``Transport.tell``."""
         opaque = next(self._opaques) & _INT31
-        fields = self._access.signed(question.fields, question.body)
-        frame = encode_request(question.code, opaque, fields, question.body, oneway=True, language=LANGUAGE)
+        fields = self._access.signed(request.fields, request.body)
+        frame = encode_request(request.code, opaque, fields, request.body, oneway=True, language=LANGUAGE)
         self._send(frame, deadline)
 
     def expire(self, now: float) -> None:
@@ -218,11 +218,11 @@ class Links:
         self._links = {}
         self._connecting: dict[str, threading.Lock] = {}
 
-    def submit(self, address: str, question: Question, deadline: float, done: Done) -> None:
-        self._link(address, deadline).submit(question, deadline, done)
+    def submit(self, address: str, request: RemotingRequest, deadline: float, done: Done) -> None:
+        self._link(address, deadline).submit(request, deadline, done)
 
-    def tell(self, address: str, question: Question, deadline: float) -> None:
-        self._link(address, deadline).tell(question, deadline)
+    def tell(self, address: str, request: RemotingRequest, deadline: float) -> None:
+        self._link(address, deadline).tell(request, deadline)
 
     def expire(self) -> None:
         """Fail the requests whose deadline has passed; it must be called periodically."""

@@ -16,7 +16,7 @@ from metaq.client import checks
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.forks import MADE_BEFORE, renewed_in_children
 from metaq.client.connecting.presence import level_of
-from metaq.client.connecting.transport import Answer, Question, successful
+from metaq.client.connecting.transport import Answer, RemotingRequest, successful
 from metaq.client.consuming.fetching import Batch, Budget, Fetcher, Source, subscription_to
 from metaq.client.consuming.locks import RENEW_S, QueueLocks
 from metaq.client.consuming.offsets import OFFSETS_FOLDER, BrokerOffsets, LocalOffsets, Offsets, QueueEnds
@@ -276,11 +276,11 @@ class GroupConsumer:
 
     def _members(self, queues: Sequence[MessageQueue], deadline: float) -> list[str]:
         """Return the ids of the members, from the first broker that answers; all brokers know the same members."""
-        question = Question.of(Request.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupOnly(self.group))
+        request = RemotingRequest.of(Request.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupOnly(self.group))
         failure: ClientError = ClientError(f"no broker of {queues[0].topic} has an address")
         for broker_name in sorted({queue.broker_name for queue in queues}):
             try:
-                response = successful(self._core.call_any(broker_name, question, deadline))
+                response = successful(self._core.call_any(broker_name, request, deadline))
                 return list(map(str, orjson.loads(response.body)["consumerIdList"]))
             except ClientError as error:
                 failure = error

@@ -3,7 +3,7 @@
 import logging
 
 from metaq.client.connecting.core import Core
-from metaq.client.connecting.transport import Question
+from metaq.client.connecting.transport import RemotingRequest
 from metaq.client.message import RETRY_PREFIX, ReceivedMessage, properties_text
 from metaq.client.sending.sending import Outgoing, QueueChoice, deliver, send_fields
 from metaq.errors import ClientError
@@ -35,8 +35,8 @@ def send_back(core: Core, group: str, message: ReceivedMessage, delay_level: int
         max_reconsume_times=Int32(most),
     )
     try:
-        question = Question.of(Request.CONSUMER_SEND_MSG_BACK, header)
-        core.ask_broker(message.queue.broker_name, question, deadline)
+        request = RemotingRequest.of(Request.CONSUMER_SEND_MSG_BACK, header)
+        core.ask_broker(message.queue.broker_name, request, deadline)
     except ClientError as error:
         logger.info("broker did not take back message=%s reason=%s", message.id, error)
         _send_copy(core, group, message, delay_level, most, deadline)
