@@ -4,16 +4,16 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import gevent
 from gevent.hub import get_hub
 
-from metaq.clock import Clock, SystemClock
+from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.engine.checkback import CheckBack
 from metaq.engine.context import Context
-from metaq.engine.duties import Duties, Keeper
+from metaq.engine.duties import Duties
 from metaq.engine.figures.counters import Counters
 from metaq.engine.figures.statistics import SAMPLE_S, Statistics
 from metaq.engine.halfmessages import HalfMessages
@@ -22,10 +22,10 @@ from metaq.engine.locklog import LockLog
 from metaq.engine.offsets.offsetexport import OffsetExport
 from metaq.engine.offsets.offsethistory import OffsetHistory
 from metaq.engine.offsets.offsetlog import APPEND_S, OffsetLog
-from metaq.engine.parts import retention_rules, room, store_settings
-from metaq.engine.pool import run_in_pool, run_sync
+from metaq.engine.parts import retention_rules, room
+from metaq.engine.pool import run_sync
 from metaq.engine.registry import Registry
-from metaq.engine.role import ALONE, Role
+from metaq.engine.role import NO_PARTS, RoleParts
 from metaq.engine.schedule import SAVE_S, Schedule
 from metaq.engine.tables.clients import Clients
 from metaq.engine.tables.loading import LoadedTables, load_tables
@@ -38,9 +38,8 @@ from metaq.protocol.record import host_bytes
 from metaq.protocol.text.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.access.gate import LOOK_S, Gate
-from metaq.server.addresses import bind
-from metaq.server.front import Front
 from metaq.server.http.measured import Measured
+from metaq.server.opened import Opened, open_data
 from metaq.server.registering.registration import Registration
 from metaq.server.reload import Configurable
 from metaq.server.remoting.admin.brokerinfo import BrokerInfoHandler
@@ -72,11 +71,9 @@ from metaq.server.text.put import PutHandler
 from metaq.server.text.transaction import TransactionHandler
 from metaq.server.wire.listeners import Listener
 from metaq.server.wire.reads import StoreReads
-from metaq.server.wire.tls import make_context
 from metaq.store.copies.applying import hide_from
 from metaq.store.files.disk import Disk
 from metaq.store.recovery.progress import Tell, nobody
-from metaq.store.recovery.recovery import open_store
 from metaq.tx.halves import Halves
 from metaq.tx.journal import Held
 from metaq.tx.local import LocalBranches
@@ -107,40 +104,21 @@ class Family(Protocol):
 class Broker:
     """One broker: a store, its addresses and sessions, the handlers, and the duties that maintain the store."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        clock: Clock | None = None,
-        disk: Disk | None = None,
-        role: Role = ALONE,
-        bound: Mapping[str, Listener] | None = None,
-        tell: Tell = nobody,
-        gate: Gate | None = None,
-        owner: Configurable | None = None,
-    ) -> None:
-        """Bind the addresses, unless they are ``bound``, and open the store; nothing is served before ``start``.
+    def __init__(self, opened: Opened, parts: RoleParts = NO_PARTS, owner: Configurable | None = None) -> None:
+        """Build on an opened store; nothing is served before ``start``.
 
-        ``tell`` receives the progress of the opening. ``bound`` and ``gate`` come from the broker that had another role before.
         ``owner`` holds the settings in force across roles, and takes those that administrators change.
         """
-        self.settings, self._owner = settings, owner or self
-        self.run, self._hub = run_in_pool, get_hub()
-        self._front = front = self._open_front(bound, gate)
-        self.peers = front.gate.peers(settings)
-        try:
-            self.addresses = bind(front, settings)
-            own = settings.data, store_settings(settings, role), clock or SystemClock(), disk
-            self.store, self.recovery = self.run(lambda: open_store(*own, tell=tell))
-        except BaseException:
-            front.close_listeners()
-            raise
-        self.role, self.epochs = role, _ = role.taken(self.store, settings.replica_number, self.run)
+        self.settings = settings = opened.settings
+        self.store, self.recovery, self.addresses = opened.store, opened.recovery, opened.addresses
+        self.role, self.epochs, self.peers, self.run = opened.role, opened.epochs, opened.peers, opened.run
+        self._front, self._parts, self._owner, self._hub = opened.front, parts, owner or self, get_hub()
         store_host = host_bytes(*self.addresses.advertised)
-        tables = load_tables(settings, self.store, is_master=role.is_master, goes_on=bound is not None, run=self.run)
+        tables = load_tables(settings, self.store, is_master=self.role.is_master, goes_on=opened.goes_on, run=self.run)
         self.context = self._make_context(tables, store_host)
         topics = self.context.topics
         self.holds = Holds()
-        self.turns = Turns(self.store, settings, self._hub, run_sync, self.holds.wake)
+        self.turns = Turns(self.store, settings, self._hub, run_sync, self.holds.wake, parts)
         self._offsets = OffsetLog(self.context, self.turns, self.run)
         self._locks = LockLog(self.context, self.turns)
         self._duties = Duties(self.context, self.turns, self.run)
@@ -167,15 +145,15 @@ class Broker:
         self._take_role()
         self.context.statistics.begin()
 
+    @classmethod
+    def alone(cls, settings: Settings, clock: Clock | None = None, disk: Disk | None = None, *, tell: Tell = nobody) -> Self:
+        """Bind the addresses and open the store of a broker without replicas; ``tell`` receives the progress of that."""
+        return cls(open_data(settings, clock, disk, tell=tell))
+
     @property
     def gate(self) -> Gate:
         """The users and their authentication."""
         return self._front.gate
-
-    def _open_front(self, bound: Mapping[str, Listener] | None, gate: Gate | None) -> Front:
-        settings = self.settings
-        tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
-        return Front(settings, self._hub.loop, tls, bound, gate)
 
     def _make_context(self, tables: LoadedTables, store_host: bytes) -> Context:
         store, counters = self.store, Counters()
@@ -194,16 +172,13 @@ class Broker:
             counters=counters,
             epochs=self.epochs,
             observed=Observed(store.clock.monotonic),
+            replicas=self._parts.replicas,
         )
 
     def _take_role(self) -> None:
         """Set up the role. A slave takes no messages from clients, and writes only what comes from the master."""
-        if self.role.is_master:
-            self._duties.keepers.append(self.epochs)
-        else:
+        if not self.role.is_master:
             self.store.refusal = NotMaster("this replica is a slave, which only gives messages; send them to its master")
-            self._duties.saves_tables = False
-            self._duties.keepers.clear()
         if self.store.settings.durability.on_replicas:
             hide_from(self.store, self.role.readable_end)
 
@@ -230,10 +205,6 @@ class Broker:
         for part in (self._front, self.turns, self._reads, self._sends):
             part.configure(settings)
         self.gate.reload()
-
-    def keep(self, keeper: Keeper) -> None:
-        """Have retention keep the records that ``keeper`` still needs."""
-        self._duties.keepers.append(keeper)
 
     def add_family(self, family: Family) -> None:
         """Add handlers of more requests. Call it before ``start``."""
@@ -306,7 +277,6 @@ class Broker:
             *(self.context, self.turns, self._reads, puts, self.transactions, self._local, self.run)
         )
         self._front.transactional_puts = self._branches.puts
-        self._duties.keepers.append(self._branches)
         self._front.commands = {
             Get: self._gets.get,
             Offset: self._gets.offset,
@@ -324,7 +294,6 @@ class Broker:
         half_messages = HalfMessages(self.context, self.turns, self.halves)
         decisions = HalfHandler(half_messages, self._reads)
         self._check_back = CheckBack(half_messages, self._duties.rest, self.run)
-        self._duties.keepers.append(self._check_back)
         self._sends = SendHandler(self.context, self.turns, half_messages)
         self._front.sends = signed(self.gate, self._sends.sends)
         self._pulls = PullHandler(self.context, self.holds, self._reads, self._hub.loop)
@@ -373,7 +342,8 @@ class Broker:
             *(recovery.ending, recovery.walked_from, recovery.end, recovery.records, len(recovery.gaps)),
         )
         self._front.start()
-        self._duties.start()
+        keeper = self._parts.keeper
+        self._duties.start((self._branches, self._check_back, self.epochs) if keeper is None else (keeper,))
         self._duties.every(IDLE_SCAN_S, self._front.close_idle)
         self._duties.every(LOOK_S, self.gate.look)
         self._duties.every(SAMPLE_S, self._sample)
