@@ -13,7 +13,7 @@ from metaq.engine.role import Keeper
 from metaq.engine.turn import Turns
 from metaq.engine.writing import note
 from metaq.errors import MetaqError, StoreError
-from metaq.store.expiry import retire
+from metaq.store.expiry import delete_expired
 from metaq.store.files.filecache import Run
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Duties:
         self._run = run
         self._saving_topics = BoundedSemaphore(1)
         self._saving_groups = BoundedSemaphore(1)
-        self._retiring = BoundedSemaphore(1)
+        self._deleting_expired = BoundedSemaphore(1)
         self._failing: dict[str, str] = {}  # the reason, by duty
         self._short = False  # puts are refused for lack of disk space, and that was logged
         self._rested_s = 0.0  # time spent resting in the current sweep
@@ -207,16 +207,16 @@ class Duties:
 
     def delete_expired(self) -> None:
         """Delete expired segments now, at any hour."""
-        self._retire(at_any_hour=True)
+        self._delete_expired(at_any_hour=True)
 
     def _look_after_retention(self) -> None:
-        self._retire(at_any_hour=False)
+        self._delete_expired(at_any_hour=False)
 
-    def _retire(self, *, at_any_hour: bool) -> None:
-        with self._retiring:
+    def _delete_expired(self, *, at_any_hour: bool) -> None:
+        with self._deleting_expired:
             oldest = [keeper.oldest for keeper in self._keepers]
             needed = min((each for each in oldest if each is not None), default=None)
-            decision = retire(self._store, self._run, self.rest, at_any_hour=at_any_hour, needed_from=needed)
+            decision = delete_expired(self._store, self._run, self.rest, at_any_hour=at_any_hour, needed_from=needed)
             if decision.due_before is not None:
                 for keeper in self._keepers:  # the segments that they still need now are deleted in the next round
                     keeper.keep(decision.due_before)

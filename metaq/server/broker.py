@@ -37,7 +37,7 @@ from metaq.errors import MetaqError, NotMaster
 from metaq.protocol.record import host_bytes
 from metaq.protocol.text.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.registry.kvconfig import KvConfig
-from metaq.server.access.gate import LOOK_S, Gate
+from metaq.server.access.authentication import LOOK_S, Authentication
 from metaq.server.http.measured import Measured
 from metaq.server.opened import Opened, open_data
 from metaq.server.registering.registration import Registration
@@ -112,7 +112,7 @@ class Broker:
         self.settings = settings = opened.settings
         self.store, self.recovery, self.addresses = opened.store, opened.recovery, opened.addresses
         self.role, self.epochs, self.peers, self.run = opened.role, opened.epochs, opened.peers, opened.run
-        self._front, self._parts, self._owner, self._hub = opened.front, parts, owner or self, get_hub()
+        self._endpoint, self._parts, self._owner, self._hub = opened.endpoint, parts, owner or self, get_hub()
         store_host = host_bytes(*self.addresses.advertised)
         tables = load_tables(settings, self.store, is_master=self.role.is_master, goes_on=opened.goes_on, run=self.run)
         self.context = self._make_context(tables, store_host)
@@ -151,9 +151,9 @@ class Broker:
         return cls(open_data(settings, clock, disk, tell=tell))
 
     @property
-    def gate(self) -> Gate:
+    def authentication(self) -> Authentication:
         """The users and their authentication."""
-        return self._front.gate
+        return self._endpoint.authentication
 
     def _make_context(self, tables: LoadedTables, store_host: bytes) -> Context:
         store, counters = self.store, Counters()
@@ -202,13 +202,13 @@ class Broker:
         self.store.settings = replace(self.store.settings, retention=retention_rules(settings))
         self._room.take_limits(room(settings))
         self.halves.check_after_ms = settings.check_after_ms
-        for part in (self._front, self.turns, self._reads, self._sends):
+        for part in (self._endpoint, self.turns, self._reads, self._sends):
             part.configure(settings)
-        self.gate.reload()
+        self.authentication.reload()
 
     def add_family(self, family: Family) -> None:
         """Add handlers of more requests. Call it before ``start``."""
-        self._front.answer(family.requests())
+        self._endpoint.answer(family.requests())
 
     def every(self, pause_s: float, duty: Callable[[], None]) -> None:
         """Repeat a duty, with pauses, until the broker stops."""
@@ -245,7 +245,7 @@ class Broker:
     def _measure(self) -> Measured:
         return Measured(
             context=self.context,
-            front=self._front,
+            endpoint=self._endpoint,
             turns=self.turns,
             holds=self.holds,
             reads=self._reads,
@@ -270,21 +270,21 @@ class Broker:
     def _answer_text(self) -> None:
         """Set the handlers of the text protocol's commands."""
         self._gets = GetHandler(self.context, self.holds, self._reads, self._hub.loop)
-        admin = AdminHandler(self.context, self._front, self._duties.save_topics, self._operators.numbers)
+        admin = AdminHandler(self.context, self._endpoint, self._duties.save_topics, self._operators.numbers)
         puts = PutHandler(self.context, self.turns)
-        self._front.puts = puts.puts
+        self._endpoint.puts = puts.puts
         self._branches = TransactionHandler(
             *(self.context, self.turns, self._reads, puts, self.transactions, self._local, self.run)
         )
-        self._front.transactional_puts = self._branches.puts
-        self._front.commands = {
+        self._endpoint.transactional_puts = self._branches.puts
+        self._endpoint.commands = {
             Get: self._gets.get,
             Offset: self._gets.offset,
             Stats: admin.stats,
             Version: admin.version,
             Help: admin.help,
             Create: admin.create,
-            Auth: partial(log_in, self.gate),
+            Auth: partial(log_in, self.authentication),
             Transaction: self._branches.transaction,
             Sync: admin.sync,
         }
@@ -295,7 +295,7 @@ class Broker:
         decisions = HalfHandler(half_messages, self._reads)
         self._check_back = CheckBack(half_messages, self._duties.rest, self.run)
         self._sends = SendHandler(self.context, self.turns, half_messages)
-        self._front.sends = signed(self.gate, self._sends.sends)
+        self._endpoint.sends = signed(self.authentication, self._sends.sends)
         self._pulls = PullHandler(self.context, self.holds, self._reads, self._hub.loop)
         later = self.later
         sent_back = SendBackHandler(self.context, self.turns, self._reads)
@@ -341,11 +341,11 @@ class Broker:
             "recovered ending=%s walked_from=%d end=%d records=%d gaps=%d",
             *(recovery.ending, recovery.walked_from, recovery.end, recovery.records, len(recovery.gaps)),
         )
-        self._front.start()
+        self._endpoint.start()
         keeper = self._parts.keeper
         self._duties.start((self._branches, self._check_back, self.epochs) if keeper is None else (keeper,))
-        self._duties.every(IDLE_SCAN_S, self._front.close_idle)
-        self._duties.every(LOOK_S, self.gate.look)
+        self._duties.every(IDLE_SCAN_S, self._endpoint.close_idle)
+        self._duties.every(LOOK_S, self.authentication.reload_if_changed)
         self._duties.every(SAMPLE_S, self._sample)
         self._duties.every(self.settings.client_scan_ms / 1000, self._look_for_silent_clients)
         if self.role.is_master:
@@ -385,7 +385,7 @@ class Broker:
         if self._zookeeper is not None:
             self._zookeeper.stop()
         self.registration.stop()
-        self._front.close_listeners()
+        self._endpoint.close()
         self._end(self.settings.drain_timeout_ms / 1000, durably=True)
 
     def give_up(self) -> Mapping[str, Listener]:
@@ -394,13 +394,13 @@ class Broker:
         if self._zookeeper is not None:
             self._zookeeper.stop()
         self.registration.stop()
-        bound = self._front.release()
+        bound = self._endpoint.release()
         gevent.sleep(LEAVE_S)
         self._end(GIVE_UP_S, durably=self.role.is_master)  # a slave skips the final sync: puts wait for its promotion
         return bound
 
     def _end(self, deadline: float, *, durably: bool) -> None:
-        sessions = self._front.sessions
+        sessions = self._endpoint.sessions
         self._gets.stopping = self._pulls.stopping = self._check_back.stopping = self._history.stopping = True
         self._duties.pause()
         self._schedule.stop()

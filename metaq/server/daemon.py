@@ -15,7 +15,7 @@ from gevent.hub import Hub, get_hub
 from metaq import logs
 from metaq.config import Settings
 from metaq.errors import MetaqError
-from metaq.server.access.gate import Gate
+from metaq.server.access.authentication import Authentication
 from metaq.server.http.http import Monitor, Monitored
 from metaq.server.notify import Notifier
 from metaq.server.reload import Configurable, Reload
@@ -48,7 +48,7 @@ class Server(Configurable, Protocol):
         ...
 
     @property
-    def gate(self) -> Gate:
+    def authentication(self) -> Authentication:
         """The users and their authentication."""
         ...
 
@@ -98,7 +98,7 @@ def run(
     # ms.
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG, GC_MIDDLE)
-    monitor.serving(lambda: server.measured, server.gate)
+    monitor.serving(lambda: server.measured, server.authentication)
     where = "" if monitor.address is None else f" http={monitor.address}"
     print(f"{server.ready} pid={os.getpid()}{where}", flush=True)
     notifier.tell("READY=1", f"STATUS={server.ready}")

@@ -11,9 +11,9 @@ from metaq.engine.parts import store_settings
 from metaq.engine.pool import run_in_pool
 from metaq.engine.role import ALONE, Role
 from metaq.replication.peers import Peers
-from metaq.server.access.gate import Gate
+from metaq.server.access.authentication import Authentication
 from metaq.server.addresses import Addresses, bind
-from metaq.server.front import Front
+from metaq.server.endpoint import Endpoint
 from metaq.server.wire.listeners import Listener
 from metaq.server.wire.tls import make_context
 from metaq.store.copies.epochs import Epochs
@@ -28,7 +28,7 @@ class Opened(NamedTuple):
     """What the role of a replica, and the rest of its broker, are built on."""
 
     settings: Settings
-    front: Front
+    endpoint: Endpoint
     addresses: Addresses
     peers: Peers
     """How this process connects to registries and masters."""
@@ -42,9 +42,9 @@ class Opened(NamedTuple):
     """True when the process has served already, in another role."""
 
     @property
-    def gate(self) -> Gate:
+    def authentication(self) -> Authentication:
         """The users and their authentication."""
-        return self.front.gate
+        return self.endpoint.authentication
 
 
 def open_data(
@@ -53,22 +53,23 @@ def open_data(
     disk: Disk | None = None,
     role: Role = ALONE,
     bound: Mapping[str, Listener] | None = None,
-    gate: Gate | None = None,
+    authentication: Authentication | None = None,
     tell: Tell = nobody,
 ) -> Opened:
     """Bind the addresses, unless they are ``bound``, and open the store.
 
-    ``tell`` receives the progress of the opening. ``bound`` and ``gate`` come from the broker that had another role before.
+    ``tell`` receives the progress of the opening. ``bound`` and ``authentication`` come from the broker that had another role
+    before.
     """
     tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
-    front, run = Front(settings, get_hub().loop, tls, bound, gate), run_in_pool
-    peers = front.gate.peers(settings)
+    endpoint, run = Endpoint(settings, get_hub().loop, tls, bound, authentication), run_in_pool
+    peers = endpoint.authentication.peers(settings)
     try:
-        addresses = bind(front, settings)
+        addresses = bind(endpoint, settings)
         own = settings.data, store_settings(settings, role), clock or SystemClock(), disk
         store, recovery = run(lambda: open_store(*own, tell=tell))
     except BaseException:
-        front.close_listeners()
+        endpoint.close()
         raise
     taken, epochs = role.taken(store, settings.replica_number, run)
-    return Opened(settings, front, addresses, peers, store, recovery, taken, epochs, run, goes_on=bound is not None)
+    return Opened(settings, endpoint, addresses, peers, store, recovery, taken, epochs, run, goes_on=bound is not None)

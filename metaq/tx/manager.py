@@ -30,7 +30,7 @@ from metaq.store.copies.snapshots import moment, read_snapshot
 from metaq.store.files.documents import write_document
 from metaq.store.files.filecache import Read, Run, read_here, run_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.recordgroups import Ready, put_together
+from metaq.store.recordgroups import Ready, put_record_group
 from metaq.tx.branches import Branches, Outcome, Room, Work, XaCode, XaError
 from metaq.tx.journal import MARKS, TOPIC, Held, Journal, Prepared, content_of
 from metaq.tx.topics import BranchTopics, Topics, topics_of
@@ -254,7 +254,7 @@ class Transactions:
             self._check_room(size)
             counts = {"messages": len(messages), "bytes": size}
             mark = self._mark({"do": "prepare", "key": key, **counts, "topics": topics})
-            place = put_together(self._store, mark, self._journal.parked(messages))[0]
+            place = put_record_group(self._store, mark, self._journal.parked(messages))[0]
         except MetaqError as error:
             self.branches.refused(key)
             raise XaError(XaCode.RBOTHER, f"the branch is rolled back, it cannot be prepared: {error}") from error
@@ -340,7 +340,7 @@ class Transactions:
             if refusal is XaCode.RBOTHER:  # room is reserved only for prepared branches
                 self._store.check_writable()
             self._store.check_healthy()
-            return put_together(self._store, self._mark(mark), self._journal.real(messages))[0]
+            return put_record_group(self._store, self._mark(mark), self._journal.real(messages))[0]
         except MetaqError as error:
             self.branches.failed(key)
             state = "is rolled back" if refusal is XaCode.RBOTHER else "stays as it was"
@@ -352,7 +352,7 @@ class Transactions:
             return None
         self._store.check_writable()
         mark = self._mark({"do": "commit", "key": key, "messages": len(messages)})
-        place = put_together(self._store, mark, self._journal.real(messages))[0]
+        place = put_record_group(self._store, mark, self._journal.real(messages))[0]
         return Step(self._staged(place), _nothing, _nothing, None)
 
     def _decided(self, key: str, end: int) -> None:
@@ -431,7 +431,7 @@ class Transactions:
             return None
         counts, topics = {"messages": len(messages), "bytes": _bytes(value)}, topics_of(messages)
         mark = self._mark({"do": "prepare", "key": key, **counts, "topics": topics, "since_ms": since_ms})
-        place = put_together(self._store, mark, self._journal.parked(messages))[0]
+        place = put_record_group(self._store, mark, self._journal.parked(messages))[0]
         moved = _packed(place, _bytes(value))
         succeeded = partial(self._moved, key, value, moved, self._store.log.staged_end, topics)
         return Step(self._staged(place), succeeded, _nothing, XaCode.RMFAIL)

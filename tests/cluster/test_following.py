@@ -28,8 +28,8 @@ from metaq.store.files.filecache import read_here, run_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
-from tests.store.test_together import FIRST as T0
-from tests.store.test_together import put
+from tests.store.test_record_groups import FIRST as T0
+from tests.store.test_record_groups import put
 
 SETTINGS: Final = StoreSettings(
     segment_bytes=4096, queue_file_bytes=256, index_slots=5, index_entries=40, durability=Durability.MEMORY

@@ -34,7 +34,7 @@ from metaq.store.copies.discarding import cut_at_next_opening
 from metaq.store.copies.epochs import Epochs, common_end
 from metaq.store.files.filecache import read_here, run_here
 from metaq.store.log.commitlog import Gap
-from metaq.store.recordgroups import Ready, put_together
+from metaq.store.recordgroups import Ready, put_record_group
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from metaq.tx.branches import Room
@@ -245,7 +245,7 @@ class _Group:
     def decide(self) -> None:
         halves = self._master.halves
         for ordinal in self._rng.sample(list(halves), min(2, len(halves))):
-            put_together(self._master.store, self._ready(OPS, b"%d" % ordinal, {"TAGS": "d"}), [])
+            put_record_group(self._master.store, self._ready(OPS, b"%d" % ordinal, {"TAGS": "d"}), [])
             halves.claim(ordinal)
             self._master.store.append()
             halves.follow(read_here)

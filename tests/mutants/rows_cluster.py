@@ -367,7 +367,7 @@ USERS: Final = [
     M(
         "E-05",
         "server/replicas/roles.py",
-        "opened.gate if opened.gate.has_users else None",
+        "opened.authentication if opened.authentication.has_users else None",
         "None",
         "broker/test_access.py::test_every_port_speaks_tls_and_asks_who_is_there",
         waits=True,

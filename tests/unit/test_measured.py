@@ -103,11 +103,11 @@ class Bench:
         }
         memory = SimpleNamespace(held=0, evicted=0)
         sessions = {object() for _ in range(GROUPS * PARTITIONS)}
-        front: Any = SimpleNamespace(sessions=sessions, connections=len(sessions), memory=memory)
+        endpoint: Any = SimpleNamespace(sessions=sessions, connections=len(sessions), memory=memory)
         context: Any = SimpleNamespace(**parts, groups=nobody, clients=nobody, replicas=NoReplicas())
         unused: Any = SimpleNamespace(cold_reads=0, waiting=0)
         export = OffsetExport(cast(Context, context), None, run_here)
-        self.measured = Measured(context, front, unused, Holds(), unused, dict, unused, export, lambda: None, None, run_here)
+        self.measured = Measured(context, endpoint, unused, Holds(), unused, dict, unused, export, lambda: None, None, run_here)
 
     def find(self, part: str, rest: Callable[[], None] = lambda: None) -> dict[Metric, list[object]]:
         found: Iterator[Family] = getattr(self.measured, part)(rest)

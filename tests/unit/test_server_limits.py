@@ -15,7 +15,7 @@ from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
 from metaq.protocol.text.codec import CommandReader, TextLimits
 from metaq.server.access.permissions import ANONYMOUS, ANYBODY, Principal
-from metaq.server.front import Front
+from metaq.server.endpoint import Endpoint
 from metaq.server.remoting.session import Answer, Kept, RemotingSession
 from metaq.server.text.session import TextSession
 from metaq.server.wire.memory import Memory
@@ -244,4 +244,4 @@ class Loop:
 def test_nobody_is_idle_because_the_clock_was_set() -> None:
     """SG-054: silence is measured by a clock that nobody sets."""
     before = time.monotonic()
-    assert before <= Front(load(None, {}, {}), Loop(), None).now() <= time.monotonic()
+    assert before <= Endpoint(load(None, {}, {}), Loop(), None).now() <= time.monotonic()

@@ -2,7 +2,7 @@
 
 Without users, every client is ``ANYBODY`` and may do everything. That is why a broker without users listens on loopback unless
 configured otherwise. With users (``metaq.server.access.users``), a connection has the rights of ``anonymous``, which the file
-defines, until it logs in or signs its requests (``metaq.server.access.gate``).
+defines, until it logs in or signs its requests (``metaq.server.access.authentication``).
 """
 
 import enum

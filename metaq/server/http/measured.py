@@ -24,7 +24,7 @@ from metaq.errors import MetaqError
 from metaq.message import INTERNAL_TOPICS, TopicPartition
 from metaq.protocol.record import store_ms
 from metaq.protocol.remoting.codes import Response
-from metaq.server.front import Front
+from metaq.server.endpoint import Endpoint
 from metaq.server.http import measures
 from metaq.server.remoting.session import RemotingSession
 from metaq.server.text.session import TextSession
@@ -50,7 +50,7 @@ class Measured:
     """The source of one broker's metrics and readiness."""
 
     context: Context
-    front: Front
+    endpoint: Endpoint
     turns: Turns
     holds: Holds
     reads: StoreReads
@@ -139,7 +139,7 @@ class Measured:
         yield measures.LATE, [((lacks,), turns.late[code]) for code, lacks in LACKS.items()]
         yield measures.SEND, [((), turns.send_times)]
         yield measures.SYNC, [((), turns.sync_times)]
-        pace = self.front.pace
+        pace = self.endpoint.pace
         yield measures.TURN, [((), pace.times)]
         yield _one(measures.LONGEST_TURN, pace.longest_s)
         yield _one(measures.WAITING_BYTES, turns.waiting_bytes)
@@ -186,16 +186,16 @@ class Measured:
             yield (group, topic), lag
 
     def _reads(self, rest: Rest) -> Iterator[Family]:
-        front = self.front
-        kinds = Counter(type(session) for session in resting(list(front.sessions), rest))
+        endpoint = self.endpoint
+        kinds = Counter(type(session) for session in resting(list(endpoint.sessions), rest))
         known = {"text": kinds[TextSession], "remoting": kinds[RemotingSession]}
-        silent = max(0, front.connections - sum(known.values()))
+        silent = max(0, endpoint.connections - sum(known.values()))
         yield _one(measures.HELD, self.holds.of_clients)
         yield _one(measures.COLD, self.reads.cold_reads)
         yield _one(measures.COLD_NOW, self.reads.waiting)
         yield measures.CONNECTIONS, [((kind,), count) for kind, count in (*known.items(), ("none_yet", silent))]
-        yield _one(measures.CONNECTIONS_BYTES, front.memory.held)
-        yield _one(measures.EVICTED, front.memory.evicted)
+        yield _one(measures.CONNECTIONS_BYTES, endpoint.memory.held)
+        yield _one(measures.EVICTED, endpoint.memory.evicted)
 
     def _log(self, rest: Rest) -> Iterator[Family]:
         statistics = self.context.store.statistics()

@@ -34,7 +34,7 @@ from metaq.errors import BadRequest, ConfigError, DiskFull, MetaqError, NotMaste
 from metaq.replication.election import Election
 from metaq.replication.frames import encode_control
 from metaq.replication.nodes import Log
-from metaq.server.access.gate import Gate
+from metaq.server.access.authentication import Authentication
 from metaq.server.broker import Broker
 from metaq.server.daemon import STARTED_NOT
 from metaq.server.http.measured import Measured
@@ -119,9 +119,9 @@ class Replica:
         return self.broker.measured
 
     @property
-    def gate(self) -> Gate:
+    def authentication(self) -> Authentication:
         """The users and their authentication, the same for the broker of every role."""
-        return self.broker.gate
+        return self.broker.authentication
 
     @property
     def role_name(self) -> str:
@@ -155,7 +155,7 @@ class Replica:
         except DiskFull as error:
             seen = role.readable_end if self.settings.durability.on_replicas else self.broker.store.log.end
             slave = Role(is_master=False, readable_end=seen, shortage=str(error))
-            self.broker = self._open(slave, self.broker.give_up(), self.gate)
+            self.broker = self._open(slave, self.broker.give_up(), self.authentication)
             self._due = role
 
     def stop(self) -> None:
@@ -222,9 +222,9 @@ class Replica:
         yields = self.settings.durability.on_replicas and not alone
         return Role(True, kept.epoch + 1, kept.readable_end, frozenset(kept.in_sync), yields)
 
-    def _open(self, role: Role, bound: Any, gate: Gate | None, tell: Tell = nobody) -> Broker:
+    def _open(self, role: Role, bound: Any, authentication: Authentication | None, tell: Tell = nobody) -> Broker:
         settings = self._with_address(self.settings)
-        opened = open_data(settings, disk=self._disk, role=role, bound=bound, gate=gate, tell=tell)
+        opened = open_data(settings, disk=self._disk, role=role, bound=bound, authentication=authentication, tell=tell)
         taken = self._make_role(opened, role.epoch)
         broker = Broker(opened, taken.parts, owner=self)
         taken.attach(broker)
@@ -303,7 +303,7 @@ class Replica:
         self.role.stop()
         self._kept = self._kept._replace(readable_end=role.readable_end)
         bound = self.broker.give_up()
-        self.broker = self._open(role, bound, self.gate)
+        self.broker = self._open(role, bound, self.authentication)
         self.broker.configure(self._with_address(self.settings))  # the settings may have changed while it opened
         self._start_broker()
 

@@ -51,7 +51,7 @@ class MasterRole:
         self.feeder = Feeder(
             *(store, opened.epochs, self.in_sync, identity_of(settings), self),
             *(lambda: Documents(folder, store.disk), opened.run),
-            keeper=opened.gate if opened.gate.has_users else None,
+            keeper=opened.authentication if opened.authentication.has_users else None,
             certificate=Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None,
             damaged=opened.recovery.damaged,
         )
