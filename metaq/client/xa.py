@@ -29,7 +29,7 @@ from metaq.client.transactions.branchplaces import Brokers, Named
 from metaq.client.transactions.xaerrors import OutcomeUnknown, XaFailed
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout
 from metaq.protocol.text.codec import write_line, write_put
-from metaq.protocol.text.commands import BROKER_CHOOSES, NO_OPAQUE
+from metaq.protocol.text.commands import BROKER_CHOOSES, NO_KEY, NO_OPAQUE
 from metaq.protocol.text.messages import join_attribute
 from metaq.protocol.text.replies import OK, Reply
 from metaq.tx.branches import XaCode
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_BRANCH_TIMEOUT_S: Final = 60
 DEFAULT_TIMEOUT_S: Final = 10.0
-_NO_KEY: Final = "null"
 _XA_EXCEPTION: Final = re.compile(r"XAException:code=(-?\d+),msg=(.*)", re.DOTALL)
 _NOT_IN_A_QUALIFIER: Final = re.compile(r"[^!-9;-~]")
 _sessions: Final = itertools.count(1)
@@ -403,7 +402,7 @@ class XaSession:
             raise OutcomeUnknown(xid, kind, advice, error) from error
 
     def _asked(self, address: str, xid: Xid | None, kind: str, *, first: str = "", timeout: bool = False) -> Reply:
-        head = ("transaction", _NO_KEY if xid is None else str(xid), self._id)
+        head = ("transaction", NO_KEY if xid is None else str(xid), self._id)
         limit = (self.branch_timeout_s,) if timeout and self.branch_timeout_s else ()
 
         def write(opaque: int) -> bytes:

@@ -31,9 +31,8 @@ from metaq.address import LOOPBACK, Address, parse_address, parse_listen
 from metaq.config import REGISTRY_SETTINGS, Settings, load, read_yaml
 from metaq.deploy.unit import ABSOLUTE_PATH
 from metaq.errors import ConfigError
+from metaq.protocol.remoting.codes import FAST_PORT_BELOW
 
-FAST_PORT_BELOW: Final = 2
-"""A broker also listens on the port this far below its remoting_listen."""
 ELECTED: Final = "elected"
 
 Model = TypeVar("Model", bound=BaseModel)

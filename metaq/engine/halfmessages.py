@@ -10,10 +10,10 @@ from functools import partial
 from typing import Final
 
 from metaq.engine.context import Context
-from metaq.engine.tables.topics import HALF_OP_TOPIC, HALF_TOPIC
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, delayed, note, ready
 from metaq.errors import MetaqError, StoreError, UnknownTopic
+from metaq.message import HALF_OP_TOPIC, HALF_TOPIC
 from metaq.protocol import properties
 from metaq.protocol.record import TAGS, Record
 from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_TYPE

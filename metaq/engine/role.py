@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from metaq.errors import DiskFull
-from metaq.registry.routes import MASTER
+from metaq.protocol.remoting.codes import MASTER
 from metaq.replication.insync import Standing
 from metaq.store.copies.epochs import Epochs
 from metaq.store.files.filecache import Run

@@ -6,10 +6,9 @@ from typing import Final, NamedTuple
 from metaq.address import Address, parse_address
 from metaq.config import Settings
 from metaq.errors import ConfigError
+from metaq.protocol.remoting.codes import FAST_PORT_BELOW
 from metaq.server.endpoint import Endpoint
 
-FAST_PORT_BELOW: Final = 2
-"""Old clients and slaves look for a second port this far below the first (specs: remoting protocol, section 1.8)."""
 NONE: Final = "none"
 
 

@@ -14,9 +14,9 @@ from metaq.client import checks
 from metaq.client.client import in_process
 from metaq.client.connecting.forks import renewed_in_children
 from metaq.client.connecting.transport import Answer, Asked, Done, RemotingRequest
-from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage
+from metaq.client.message import ReceivedMessage
 from metaq.errors import BadRequest, ClientClosed, MetaqError
-from metaq.message import MessageQueue
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol import properties as names
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.adminbodies import encode_offsets
@@ -119,7 +119,7 @@ class InMemoryBroker:
 
     def dead_letters(self, group: str, *, most: int | None = None) -> list[ReceivedMessage]:
         """Return a group's dead letters, the oldest first, and at most ``most`` of them; compare ``Admin.dead_letters``."""
-        return self.messages(f"{DEAD_LETTER_PREFIX}{group}")[:most]
+        return self.messages(f"{DEAD_PREFIX}{group}")[:most]
 
     @property
     def delayed(self) -> int:
@@ -234,7 +234,7 @@ class InMemoryBroker:
             common[names.CLUSTER] = CLUSTER
         topic, level = header.topic, common.get(names.DELAY)
         if topic.startswith(RETRY_PREFIX) and header.reconsume_times >= (header.max_reconsume_times or _MAX_RETRIES):
-            topic, partition, level = f"{DEAD_LETTER_PREFIX}{topic.removeprefix(RETRY_PREFIX)}", 0, None
+            topic, partition, level = f"{DEAD_PREFIX}{topic.removeprefix(RETRY_PREFIX)}", 0, None
         common = {name: value for name, value in common.items() if name != names.DELAY or level}
         first = Letter(
             topic, partition, request.body, common, header.flag, header.sys_flag, header.born_timestamp, header.reconsume_times
@@ -295,7 +295,7 @@ class InMemoryBroker:
         topic = f"{RETRY_PREFIX}{header.group}"
         properties[names.DELAY] = str(header.delay_level or 3 + message.reconsume_times)
         if message.reconsume_times >= limit or header.delay_level < 0:
-            topic = f"{DEAD_LETTER_PREFIX}{header.group}"
+            topic = f"{DEAD_PREFIX}{header.group}"
             del properties[names.DELAY]
         (body, sys_flag), times = message.packed(), message.reconsume_times + 1
         self._log.put(Letter(topic, 0, body, properties, message.flag, sys_flag, message.born_ms, times))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from metaq.errors import BadRequest, CorruptRecord, MetaqError
-from metaq.message import TopicPartition
+from metaq.message import TRANSACTIONS_TOPIC, TopicPartition
 from metaq.store.copies.epochs import Epochs
 from metaq.store.copies.snapshots import moment, read_snapshot
 from metaq.store.files.documents import write_document
@@ -32,7 +32,7 @@ from metaq.store.files.filecache import Read, Run, read_here, run_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.recordgroups import Ready, put_record_group
 from metaq.tx.branches import Branches, Outcome, Room, Work, XaCode, XaError
-from metaq.tx.journal import MARKS, TOPIC, Held, Journal, Prepared, content_of
+from metaq.tx.journal import MARKS, Held, Journal, Prepared, content_of
 from metaq.tx.topics import BranchTopics, Topics, topics_of
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ LOOK_S: Final = 0.1
 """The age up to which a measurement of free space serves a vote: a third of ``least_free_bytes`` may be gone since."""
 IDS_AHEAD: Final = 1 << 40
 _ID_SHIFT: Final = 20
-_MARKS: Final = TopicPartition(TOPIC, MARKS)
+_MARKS: Final = TopicPartition(TRANSACTIONS_TOPIC, MARKS)
 _SIZE_BITS: Final = 24
 _KIB: Final = 1024
 

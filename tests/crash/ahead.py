@@ -23,9 +23,9 @@ from metaq.clock import ManualClock
 from metaq.engine.offsets.offsetlog import OffsetLog, load_offsets
 from metaq.engine.schedule import Schedule, source_of
 from metaq.engine.tables.offsets import OffsetTable
-from metaq.engine.tables.topics import SCHEDULE_TOPIC, TopicTable
+from metaq.engine.tables.topics import TopicTable
 from metaq.engine.turn import Outcome
-from metaq.message import Durability, TopicPartition
+from metaq.message import SCHEDULE_TOPIC, TRANSACTIONS_TOPIC, Durability, TopicPartition
 from metaq.protocol.properties import REAL_QUEUE, REAL_TOPIC
 from metaq.protocol.record import Record, constant_middle, decode_record, encode_properties, record_tail
 from metaq.replication import documents
@@ -39,7 +39,7 @@ from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from metaq.tx.branches import Room
 from metaq.tx.halves import HALVES, OPS, Halves
-from metaq.tx.journal import MARKS, TOPIC, Held, content_of
+from metaq.tx.journal import MARKS, Held, content_of
 from metaq.tx.manager import Transactions
 from tests.crash.command import Result, main, run_until
 from tests.crash.driver import case
@@ -55,7 +55,7 @@ DELAY_MS: Final = 1000
 GROUP: Final = "billing"
 REAL: Final = TopicPartition("orders", 0)
 PARKED: Final = TopicPartition(SCHEDULE_TOPIC, LEVEL - 1)
-TRANSACTION_MARKS: Final = TopicPartition(TOPIC, MARKS)
+TRANSACTION_MARKS: Final = TopicPartition(TRANSACTIONS_TOPIC, MARKS)
 CONFIG: Final = DATA / "config"
 HOST: Final = bytes(8)
 SETTINGS: Final = StoreSettings(

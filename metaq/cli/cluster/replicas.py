@@ -21,8 +21,8 @@ from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client import Admin
 from metaq.client.admin.replicas import ReplicaAdmin
 from metaq.client.admin.views import BrokerView, ReplicaView, SlaveView
-from metaq.client.connecting.routing import MASTER
 from metaq.errors import ClientError
+from metaq.protocol.remoting.codes import MASTER
 
 CHANGE_S: Final = 60.0
 """Longest wait for a change of roles: the store is closed and opened anew, which recovers its newest part."""

@@ -15,9 +15,8 @@ from metaq.cli.doctor.findings import Finding, Level, ok, problem, report, some,
 from metaq.cli.doctor.groupchecks import diagnose
 from metaq.cli.doctor.groupfacts import DEFAULT_WATCH_S
 from metaq.client.admin.views import permission_text
-from metaq.client.connecting.routing import MASTER
-from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from metaq.protocol.remoting.codes import READ, WRITE
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX
+from metaq.protocol.remoting.codes import MASTER, READ, WRITE
 
 CLOCK_WARNING_MS: Final = 1_000
 CLOCK_PROBLEM_MS: Final = 60_000
@@ -259,7 +258,7 @@ def check_gathering(facts: DoctorFacts) -> Iterator[Finding]:
 
 def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
     """Check that topics can be written and read."""
-    own = [view for view in facts.topics if not view.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))]
+    own = [view for view in facts.topics if not view.topic.startswith((RETRY_PREFIX, DEAD_PREFIX))]
     shut = sorted(
         {f"{view.topic} ({view.permission_text})" for view in own if view.permission & (READ | WRITE) != READ | WRITE}
     )

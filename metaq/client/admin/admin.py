@@ -37,29 +37,26 @@ from metaq.client.admin.views import (
     read_work,
 )
 from metaq.client.connecting.core import Core
-from metaq.client.connecting.routing import DEFAULT_TOPIC, MASTER
 from metaq.client.connecting.transport import RemotingRequest, ask, call, successful
 from metaq.client.consuming.group import ConsumeFrom
 from metaq.client.consuming.offsets import QueueEnds
 from metaq.client.consuming.pull import PullConsumer
 from metaq.client.consuming.records import decode_messages
-from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage, SendResult, properties_text
+from metaq.client.message import ReceivedMessage, SendResult, properties_text
 from metaq.client.sending.sending import Outgoing, QueueChoice, deliver, send_fields
 from metaq.errors import BadRequest, ClientError, Refused, RouteNotFound, RouteProblem
-from metaq.message import MessageQueue
+from metaq.message import DEAD_PREFIX, DEFAULT_TOPIC, RETRY_PREFIX, MessageQueue
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import DELAY, RETRY_TOPIC
 from metaq.protocol.remoting import headers
-from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request, Response
+from metaq.protocol.remoting.codes import INHERIT, INNER_PRODUCER, MASTER, ORDER_TOPICS, READ, WRITE, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32
 from metaq.protocol.remoting.routes import TopicRoute, decode_topic_list, decode_topic_table
 
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
-_ORDERED_TOPICS: Final = "ORDER_TOPIC_CONFIG"
 _END: Final = -1
 """The time that means the end of a queue when offsets are reset."""
-_INNER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 _MOST_FOUND: Final = 64
 _EVER_MS: Final = (1 << 63) - 1
 _POLL_S: Final = 5.0
@@ -173,7 +170,7 @@ class Admin:
         if ordered:
             # brokers get the configuration of ordered topics from the registries with every registration
             shares = ";".join(f"{broker.name}:{partitions}" for broker in brokers)
-            self._tell_registries(Request.PUT_KV_CONFIG, headers.KvPair(_ORDERED_TOPICS, topic, shares))
+            self._tell_registries(Request.PUT_KV_CONFIG, headers.KvPair(ORDER_TOPICS, topic, shares))
         for broker in brokers:
             self._ask(broker.address, Request.UPDATE_AND_CREATE_TOPIC, header)
         self._core.routes.forget(topic)
@@ -223,7 +220,7 @@ class Admin:
         header = headers.DeleteGroup(group, with_offsets, with_offsets)
         for broker in self.masters():
             self._ask(broker.address, Request.DELETE_SUBSCRIPTIONGROUP, header)
-        for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
+        for prefix in (RETRY_PREFIX, DEAD_PREFIX):
             self.delete_topic(f"{prefix}{group}")
 
     def topics_of_group(self, group: str) -> list[str]:
@@ -391,7 +388,7 @@ class Admin:
 
     def dead_letters(self, group: str, *, most: int | None = None) -> list[ReceivedMessage]:
         """Return a group's dead letters, partition after partition, the oldest first, and at most ``most`` of them."""
-        topic = f"{DEAD_LETTER_PREFIX}{group}"
+        topic = f"{DEAD_PREFIX}{group}"
         try:
             queues = self._core.routes.readable(topic, self._core.deadline())
         except RouteNotFound as error:
@@ -413,7 +410,7 @@ class Admin:
             raise BadRequest(f"{dead_letter!r} does not say which topic it came from; is it a dead letter?")
         properties = {name: value for name, value in dead_letter.properties.items() if name != DELAY}
         body, sys_flag = dead_letter.packed()
-        fields = send_fields(_INNER_GROUP, topic, properties_text(properties), sys_flag, dead_letter.flag)
+        fields = send_fields(INNER_PRODUCER, topic, properties_text(properties), sys_flag, dead_letter.flag)
         outgoing = Outgoing(topic, fields, body, Request.SEND_MESSAGE_V2, (dead_letter.id,), None)
         return deliver(
             self._core.transport, QueueChoice(self._core.routes, self._core.health), outgoing, self._core.deadline()

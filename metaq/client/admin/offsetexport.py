@@ -6,8 +6,9 @@ from datetime import datetime
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.transport import RemotingRequest, ask
 from metaq.client.message import ReceivedMessage
+from metaq.message import HISTORY_TOPIC
 from metaq.protocol.remoting.codes import Request
-from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC, ExportOffsets, OffsetPage, OffsetRow, decode_lines, decode_page
+from metaq.protocol.remoting.offsetrows import ExportOffsets, OffsetPage, OffsetRow, decode_lines, decode_page
 
 Recorded = Callable[[str, datetime, datetime | None], Iterator[ReceivedMessage]]
 

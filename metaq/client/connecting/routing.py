@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, NoReturn
 from metaq.client.connecting.presence import level_of
 from metaq.client.connecting.transport import RemotingRequest, Transport, call, successful
 from metaq.errors import ClientError, ProtocolError, RouteNotFound, RouteProblem
-from metaq.message import MessageQueue
-from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request, Response
+from metaq.message import DEFAULT_TOPIC, MessageQueue
+from metaq.protocol.remoting.codes import INHERIT, MASTER, READ, WRITE, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import TopicOnly
 from metaq.protocol.remoting.routes import (
@@ -25,10 +25,7 @@ from metaq.protocol.remoting.routes import (
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_TOPIC: Final = "TBW102"
-"""The template of topics that brokers create on first send: its route names the brokers that do so."""
 DEFAULT_QUEUES: Final = 4
-MASTER: Final = 0
 _REGISTRY_TIMEOUT_S: Final = 3.0
 _PROVISIONAL_S: Final = 1.0
 """The time for which a template route is used: a topic that is being created has its own route soon."""

@@ -10,13 +10,12 @@ from typing import Final, NamedTuple
 
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.presence import level_of
-from metaq.client.connecting.routing import MASTER
 from metaq.client.connecting.transport import Outcome, RemotingRequest, refusal
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage
 from metaq.errors import ChecksumMismatch, ClientError, ConnectionFailed
 from metaq.message import MessageQueue, QueueOffset
-from metaq.protocol.remoting.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
+from metaq.protocol.remoting.codes import MASTER, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import ExpressionKind, Subscription, parse_subscription

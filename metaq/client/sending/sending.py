@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from metaq.client.connecting.health import BrokerHealth
-from metaq.client.connecting.routing import DEFAULT_QUEUES, DEFAULT_TOPIC, Routes
+from metaq.client.connecting.routing import DEFAULT_QUEUES, Routes
 from metaq.client.connecting.transport import Outcome, RemotingRequest, Transport, call, refusal
 from metaq.client.message import SendResult, SendStatus
 from metaq.errors import (
@@ -24,7 +24,7 @@ from metaq.errors import (
     RouteProblem,
     SendFailed,
 )
-from metaq.message import MessageQueue, QueueOffset
+from metaq.message import DEFAULT_TOPIC, MessageQueue, QueueOffset
 from metaq.protocol.record import java_hash
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand

@@ -10,10 +10,10 @@ from typing import Final, Protocol
 
 from metaq.address import parse_address
 from metaq.client.connecting.core import Core
-from metaq.client.connecting.routing import MASTER
 from metaq.client.text.textclient import DEFAULT_PORT, TextClient
 from metaq.errors import BadRequest, ClientError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue
+from metaq.protocol.remoting.codes import MASTER
 
 _BY_DEFAULT: Final = ("system", "numPartitions")
 

@@ -18,10 +18,9 @@ from metaq.engine.figures.statistics import NOTHING
 from metaq.engine.hold import Holds
 from metaq.engine.offsets.offsetexport import OffsetExport
 from metaq.engine.registry import Registry
-from metaq.engine.tables.topics import SCHEDULE_TOPIC
 from metaq.engine.turn import Turns
 from metaq.errors import MetaqError
-from metaq.message import INTERNAL_TOPICS, TopicPartition
+from metaq.message import INTERNAL_TOPICS, SCHEDULE_TOPIC, TopicPartition
 from metaq.protocol.record import store_ms
 from metaq.protocol.remoting.codes import Response
 from metaq.server.endpoint import Endpoint

@@ -19,10 +19,10 @@ from metaq.engine.registry import Registry
 from metaq.engine.role import Role
 from metaq.engine.tables import topics as tables
 from metaq.errors import MetaqError
-from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.codes import MASTER, Request
 from metaq.protocol.remoting.headers import BrokerIdentity, RegisterBroker, encode_header
 from metaq.protocol.remoting.routes import DataVersion, TopicTable, decode_kv_table, encode_registration
-from metaq.registry.routes import MASTER, BrokerKey
+from metaq.registry.routes import BrokerKey
 from metaq.replication.peers import Peers
 from metaq.server.registering.outbound import Outbound
 from metaq.server.wire.listeners import parse_registries, replication_address

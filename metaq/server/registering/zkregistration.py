@@ -19,10 +19,11 @@ from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.engine.pool import run_in_pool
 from metaq.engine.registry import Registry
-from metaq.engine.tables.topics import DEAD_PREFIX, RETRY_PREFIX, Topic
+from metaq.engine.tables.topics import Topic
 from metaq.engine.tables.topics import TopicTable as Topics
 from metaq.errors import BadRequest, ConfigError, MetaqError
-from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX
+from metaq.protocol.remoting.codes import INHERIT, MASTER, READ, WRITE, Request
 from metaq.protocol.remoting.routes import DataVersion, TopicTable, decode_topic_table
 from metaq.registry.groupoffsets import GroupOffsets
 from metaq.registry.members import Members
@@ -38,7 +39,7 @@ from metaq.registry.paths import (
     encode_address,
     encode_partitions,
 )
-from metaq.registry.routes import MASTER, BrokerKey
+from metaq.registry.routes import BrokerKey
 from metaq.registry.session import Set, greenlets
 from metaq.registry.zookeeper import ZooKeeper
 from metaq.replication.peers import Peers

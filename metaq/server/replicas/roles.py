@@ -10,9 +10,10 @@ from metaq.engine.offsets.offsetlog import load_offsets
 from metaq.engine.pool import run_sync
 from metaq.engine.role import Health, RoleParts
 from metaq.engine.tables.groups import GROUPS
-from metaq.engine.tables.topics import FOLDER, OFFSETS_TOPIC, TOPICS
+from metaq.engine.tables.topics import FOLDER, TOPICS
 from metaq.engine.turn import Turns
-from metaq.registry.routes import MASTER
+from metaq.message import OFFSETS_TOPIC
+from metaq.protocol.remoting.codes import MASTER
 from metaq.replication.documents import Documents
 from metaq.replication.feeder import Feeder, Identity
 from metaq.replication.follower import Follower, Seen

@@ -9,7 +9,7 @@ from metaq.engine.context import Context
 from metaq.engine.turn import NOT_STORED, Short, Turns
 from metaq.engine.writing import note
 from metaq.errors import AccessDenied, BadRequest, BrokerError, MetaqError, WrongPartition
-from metaq.protocol.text.commands import BROKER_CHOOSES, NO_CHECKSUM, Command, Put, Transaction
+from metaq.protocol.text.commands import BROKER_CHOOSES, NO_CHECKSUM, NO_KEY, Command, Put, Transaction
 from metaq.protocol.text.messages import split_attribute
 from metaq.protocol.text.replies import ERROR, OK, write_result
 from metaq.server.access.permissions import Action, Principal, allowed, demand, denied
@@ -28,8 +28,6 @@ from metaq.tx.xid import read_key
 ACKNOWLEDGED: Final = ""
 READ_ONLY: Final = str(int(XaCode.RDONLY))
 PREPARED: Final = str(int(XaCode.OK))
-NO_KEY: Final = "null"
-"""The key in RECOVER, which needs none."""
 LOCAL: Final = "TX:"
 """Prefix of the key of a local transaction, which ends with its connection and does not need the topics of XA branches."""
 _new: Final = tuple.__new__

@@ -12,17 +12,15 @@ from metaq.config import MOST_HOURS
 from metaq.engine.context import Context
 from metaq.engine.figures.statistics import Day
 from metaq.engine.schedule import LEVEL_SECONDS
-from metaq.engine.tables.topics import DEFAULT_TOPIC, SCHEDULE_TOPIC
 from metaq.engine.turn import Turns
 from metaq.errors import BadRequest, MetaqError, RequestFailed
-from metaq.message import TopicPartition
+from metaq.message import DEFAULT_TOPIC, SCHEDULE_TOPIC, TopicPartition
 from metaq.protocol.record import decode_record
 from metaq.protocol.remoting.adminbodies import decode_settings, encode_rates, encode_settings
-from metaq.protocol.remoting.codes import READ, VERSION, WRITE, Request, Response
+from metaq.protocol.remoting.codes import MASTER, READ, VERSION, WRITE, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import ViewStats, decode_header
 from metaq.protocol.remoting.routes import DataVersion, encode_data_version, encode_kv_table
-from metaq.registry.routes import MASTER
 from metaq.server.access.permissions import Action, demand
 from metaq.server.reload import Configurable
 from metaq.server.remoting.later import Later

@@ -28,7 +28,7 @@ from metaq.protocol.remoting.adminbodies import (
     encode_queue_entries,
     encode_time_spans,
 )
-from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.codes import VERSION_WITH_RESET, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import (
     BrokerConsumeStats,
@@ -54,8 +54,6 @@ BEYOND: Final = (1 << 63) - 1
 """Stands for "no limit" in the answer to 308."""
 MOST_ENTRIES: Final = 1024
 """Entries in one answer to 321."""
-OLDEST_CLIENT: Final = 28
-"""V3_0_7: older clients do not know request 220."""
 CPP: Final = "CPP"
 REST_S: Final = 0.001
 """Pause after each topic when all are requested; with a sleep of 0, connections would not go on."""
@@ -204,7 +202,7 @@ class OffsetAdminHandler:
         if group is None:
             raise RequestFailed(Response.CONSUMER_NOT_ONLINE, f"no consumer of the group {name} is connected")
         for member in group.members.values():
-            if member.client.version < OLDEST_CLIENT:
+            if member.client.version < VERSION_WITH_RESET:
                 who = f"the client {member.client.client_id} of version {member.client.version}"
                 raise RequestFailed(Response.SYSTEM_ERROR, f"{who} cannot be told to reset its offsets")
         return group

@@ -10,13 +10,21 @@ from typing import Final
 
 from metaq.engine.context import Context
 from metaq.engine.tables.groups import Group
-from metaq.engine.tables.topics import DEAD_PREFIX, Topic
+from metaq.engine.tables.topics import Topic
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, delayed, stage
 from metaq.errors import AccessDenied, RequestFailed
+from metaq.message import DEAD_PREFIX
 from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record
-from metaq.protocol.remoting.codes import VERSION_WITH_MAX_RECONSUME, WRITE, Request, Response
+from metaq.protocol.remoting.codes import (
+    FIRST_RETRY_LEVEL,
+    UNIT_SUBSCRIBED,
+    VERSION_WITH_MAX_RECONSUME,
+    WRITE,
+    Request,
+    Response,
+)
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import SendBack, decode_header
 from metaq.protocol.text.messages import Stored
@@ -28,12 +36,8 @@ from metaq.store.files.filecache import Read
 
 logger = logging.getLogger(__name__)
 
-FIRST_LEVEL: Final = 3
-"""Delay level of the first retry when the consumer leaves it to the broker; each further retry is one level higher."""
 MOST_TIMES: Final = (1 << 31) - 1
 """How often a message can have been sent back: the field has 32 bits, and its first value comes from the sender."""
-UNIT_SUBSCRIBED: Final = 2
-"""Bit of a topic's system flag: consumed by units of a partitioned application."""
 
 
 def most_retries(group: Group, version: int, wanted: int | None) -> int:
@@ -142,5 +146,5 @@ class _SendBack(Change):
         most = most_retries(group, self._request.version, header.max_reconsume_times)
         if record.reconsume_times >= most or header.delay_level < 0:
             return dead_letter(self._context, group, draft)
-        pairs[properties.DELAY] = str(header.delay_level or FIRST_LEVEL + record.reconsume_times)
+        pairs[properties.DELAY] = str(header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times)
         return delayed(draft)

@@ -8,9 +8,9 @@ import logging
 from typing import Final
 
 from metaq.engine.halfmessages import HalfMessages, pairs_of, parked
-from metaq.engine.tables.topics import GIVEN_UP_TOPIC, HALF_TOPIC
 from metaq.engine.writing import stage
 from metaq.errors import BadRequest, MetaqError, RequestFailed
+from metaq.message import GIVEN_UP_TOPIC, HALF_TOPIC
 from metaq.protocol import properties
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.record import Record, decode_record
