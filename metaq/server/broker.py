@@ -38,7 +38,7 @@ from metaq.protocol.record import host_bytes
 from metaq.protocol.text.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.access.authentication import LOOK_S, Authentication
-from metaq.server.http.measured import Measured
+from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.server.opened import Opened, open_data
 from metaq.server.registering.registration import Registration
 from metaq.server.reload import Configurable
@@ -141,7 +141,7 @@ class Broker:
         self._operators = TransactionAdminHandler(self.context, self.turns, self.later, undecided, self.run)
         self._answer_text()
         self._answer_remoting()
-        self.measured = self._measure()
+        self.metrics = self._make_metrics()
         self._take_role()
         self.context.statistics.begin()
 
@@ -242,8 +242,8 @@ class Broker:
         if self._zookeeper is not None:
             self._zookeeper.topic_changed(name)
 
-    def _measure(self) -> Measured:
-        return Measured(
+    def _make_metrics(self) -> BrokerMetrics:
+        return BrokerMetrics(
             context=self.context,
             endpoint=self._endpoint,
             turns=self.turns,
@@ -381,7 +381,7 @@ class Broker:
 
     def stop(self) -> None:
         """Take no more commands, send every answer that is due, then close the store in order."""
-        self.measured.leaves = True
+        self.metrics.leaves = True
         if self._zookeeper is not None:
             self._zookeeper.stop()
         self.registration.stop()
@@ -390,7 +390,7 @@ class Broker:
 
     def give_up(self) -> Mapping[str, Listener]:
         """Stop, and return the listeners, still bound, for the next broker, which has another role."""
-        self.measured.leaves = True
+        self.metrics.leaves = True
         if self._zookeeper is not None:
             self._zookeeper.stop()
         self.registration.stop()

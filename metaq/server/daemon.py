@@ -43,7 +43,7 @@ class Server(Configurable, Protocol):
     """The broker or registry that a process runs."""
 
     @property
-    def measured(self) -> Monitored:
+    def metrics(self) -> Monitored:
         """The source of metrics and readiness, as it is now."""
         ...
 
@@ -98,7 +98,7 @@ def run(
     # ms.
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG, GC_MIDDLE)
-    monitor.serving(lambda: server.measured, server.authentication)
+    monitor.serving(lambda: server.metrics, server.authentication)
     where = "" if monitor.address is None else f" http={monitor.address}"
     print(f"{server.ready} pid={os.getpid()}{where}", flush=True)
     notifier.tell("READY=1", f"STATUS={server.ready}")

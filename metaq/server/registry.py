@@ -21,7 +21,7 @@ from metaq.registry.kvconfig import KvConfig
 from metaq.server.access.authentication import LOOK_S, Authentication
 from metaq.server.access.permissions import Action, allowed, denied
 from metaq.server.endpoint import Endpoint
-from metaq.server.http.measured import registry_families
+from metaq.server.http.brokermetrics import registry_families
 from metaq.server.remoting.identity import IdentityHandler
 from metaq.server.remoting.registry import RegistryHandler
 from metaq.server.text.login import log_in
@@ -91,7 +91,7 @@ class RegistryServer:
         return self._endpoint.authentication
 
     @property
-    def measured(self) -> "RegistryServer":
+    def metrics(self) -> "RegistryServer":
         """The registry itself, as the source of its metrics and readiness."""
         return self
 

@@ -37,7 +37,7 @@ class Slow:
             pass
 
     @property
-    def measured(self) -> "Slow":
+    def metrics(self) -> "Slow":
         """Itself."""
         return self
 

@@ -37,7 +37,7 @@ from metaq.replication.nodes import Log
 from metaq.server.access.authentication import Authentication
 from metaq.server.broker import Broker
 from metaq.server.daemon import STARTED_NOT
-from metaq.server.http.measured import Measured
+from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.server.opened import Opened, open_data
 from metaq.server.registering.zkregistration import open_session
 from metaq.server.replicas.masteronly import MasterOnlyHandler
@@ -114,9 +114,9 @@ class Replica:
         return f"{first} replication={self.address} role={self.role_name} data={rest}"
 
     @property
-    def measured(self) -> Measured:
+    def metrics(self) -> BrokerMetrics:
         """The metrics and readiness of the current broker."""
-        return self.broker.measured
+        return self.broker.metrics
 
     @property
     def authentication(self) -> Authentication:

@@ -185,21 +185,21 @@ class BrokerInfoHandler:
 
     def _log(self, read: Read) -> dict[str, object]:
         store, root = self._store, self._context.settings.data
-        statistics = store.statistics()
+        figures = store.figures()
         room = shutil.disk_usage(root)
         ratio = store.disk.usage(root).ratio
-        oldest = store.record_at_offset(statistics.begin, read)
+        oldest = store.record_at_offset(figures.begin, read)
         oldest_ms = store.clock.now_ms() if oldest is None else decode_record(oldest.buffer[oldest.at :]).store_ms
         return {
-            "commitLogMinOffset": statistics.begin,
-            "commitLogMaxOffset": statistics.end,
+            "commitLogMinOffset": figures.begin,
+            "commitLogMaxOffset": figures.end,
             "commitLogDirCapacity": f"Total : {room.total / GIB:.1f} GiB, Free : {room.free / GIB:.1f} GiB.",
             "commitLogDiskRatio": ratio,
             f"commitLogDiskRatio_{root}": ratio,
             "consumeQueueDiskRatio": ratio,
             "dispatchBehindBytes": store.indexing.behind,
             "earliestMessageTimeStamp": oldest_ms,
-            "remainHowManyDataToFlush": f"{statistics.end - store.durable_end} B",
+            "remainHowManyDataToFlush": f"{figures.end - store.durable_end} B",
         }
 
     def _counted(self) -> dict[str, object]:
