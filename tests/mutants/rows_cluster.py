@@ -31,8 +31,8 @@ BROKER: Final = [
     M(
         "retries",
         "server/remoting/consuming/sendback.py",
-        "header.delay_level or FIRST_LEVEL + record.reconsume_times",
-        "header.delay_level or FIRST_LEVEL",
+        "header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times",
+        "header.delay_level or FIRST_RETRY_LEVEL",
         "broker/test_sendback.py::test_the_level_rises_with_the_tries",
     ),
     M(
