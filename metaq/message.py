@@ -15,17 +15,31 @@ TextPosition = NewType("TextPosition", int)
 MAX_PARTITIONS: Final = 1024
 """The most partitions that a topic may have on one broker."""
 
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_PREFIX: Final = "%DLQ%"
+"""The topics of a group, for messages to consume again and for those that were given up, have its name after these."""
+DEFAULT_TOPIC: Final = "TBW102"
+"""The template of topics that clients create by sending to them: its route names the brokers that do so."""
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+HALF_OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+"""Transactional messages that were never decided."""
+OFFSETS_TOPIC: Final = "METAQ_SYS_OFFSETS"
+"""Changes of consumer offsets (``metaq.engine.offsets.offsetlog``)."""
+TRANSACTIONS_TOPIC: Final = "METAQ_SYS_TRANSACTIONS"
+"""Marks of transactions, and the messages that transactions park (``metaq.tx``)."""
+EPOCHS_TOPIC: Final = "METAQ_SYS_EPOCHS"
+"""The epochs of the log: which replica was master when (``metaq.store.copies.epochs``)."""
+LOCKS_TOPIC: Final = "METAQ_SYS_LOCKS"
+"""Locks of ordered consumers (``metaq.engine.locklog``)."""
+HISTORY_TOPIC: Final = "METAQ_SYS_OFFSET_HISTORY"
+"""The history of all groups' progress (``metaq.engine.offsets.offsethistory``)."""
+
 INTERNAL_TOPICS: Final = frozenset(
     (
-        "SCHEDULE_TOPIC_XXXX",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "METAQ_SYS_OFFSETS",
-        "METAQ_SYS_TRANSACTIONS",
-        "METAQ_SYS_EPOCHS",
-        "METAQ_SYS_LOCKS",
-        "METAQ_SYS_OFFSET_HISTORY",
+        *(SCHEDULE_TOPIC, HALF_TOPIC, HALF_OP_TOPIC, GIVEN_UP_TOPIC, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, EPOCHS_TOPIC),
+        *(LOCKS_TOPIC, HISTORY_TOPIC),
     )
 )
 """The broker's own topics: clients cannot send to them, text readers cannot read them, and their messages have no key index."""

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import click
 
+from metaq.address import Address
 from metaq.cli.common import broker_option, connect, json_option, partition_option, print_json
 from metaq.client import parse_stats
 from metaq.protocol.text.commands import END_OF_LOG
@@ -20,7 +21,7 @@ _TABLES: Final = (TOPICS, "offsets")
 @click.option("--position", type=click.IntRange(0), metavar="N", help="Print the valid position nearest to N instead.")
 @broker_option
 @json_option
-def offset(topic: str, partition: int, position: int | None, broker: tuple[str, int], as_json: bool) -> None:
+def offset(topic: str, partition: int, position: int | None, broker: Address, as_json: bool) -> None:
     """Print TOPIC's oldest position and its end.
 
     The end is where the next message will begin.
@@ -67,7 +68,7 @@ def _scalar(text: str) -> int | bool | str:
 @click.argument("item", default="")
 @broker_option
 @json_option
-def stats(item: str, broker: tuple[str, int], as_json: bool) -> None:
+def stats(item: str, broker: Address, as_json: bool) -> None:
     """Print statistics of the broker.
 
     ITEM is a topic, or one of: topics, offsets, realtime, config, stacks, help. As text they are the broker's own lines.

@@ -8,9 +8,11 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from metaq.address import Address, parse_address
 from metaq.client import Client, TextClient
 from metaq.client import connect as connect_client
 from metaq.client.text.textclient import DEFAULT_PORT
+from metaq.errors import BadRequest
 
 DEFAULT_BROKER: Final = f"127.0.0.1:{DEFAULT_PORT}"
 DEFAULT_REGISTRY: Final = "127.0.0.1:9876"
@@ -29,25 +31,25 @@ NOTHING_CHANGED: Final = "nothing was changed; add --yes to do it"
 Decorated = Callable[..., Any]
 
 
-class Address(click.ParamType[tuple[str, int]]):
+class AddressParameter(click.ParamType[Address]):
     """``HOST:PORT``, with a host of IPv6 in brackets."""
 
     name = "HOST:PORT"
 
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[str, int]:
-        if isinstance(value, tuple):
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Address:
+        if isinstance(value, Address):
             return value
-        host, _, port = str(value).rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        try:
+            return parse_address(str(value))
+        except BadRequest:
             self.fail(f"{value!r} is not HOST:PORT", parameter, context)
-        return host.strip("[]"), int(port)
 
 
 def broker_option(command: Decorated) -> Decorated:
     """Add ``--broker``, whose value is host and port."""
     return click.option(
         "--broker",
-        type=Address(),
+        type=AddressParameter(),
         default=DEFAULT_BROKER,
         envvar="METAQ_BROKER",
         show_default=True,
@@ -139,7 +141,7 @@ def login() -> Login:
     return found if isinstance(found, Login) else Login()
 
 
-def connect(broker: tuple[str, int]) -> TextClient:
+def connect(broker: Address) -> TextClient:
     """Return a client of the broker that ``--broker`` names."""
     return TextClient(*broker, **login().options())
 

@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from metaq.address import parse_address
 from metaq.client import checks
 from metaq.client.admin.admin import Admin
 from metaq.client.connecting.access import Access, Tls
 from metaq.client.connecting.core import Core, MakeTransport
-from metaq.client.connecting.link import split_address
 from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.consuming.consumer import SimpleConsumer
 from metaq.client.consuming.offsets import OFFSETS_FOLDER
@@ -123,13 +123,8 @@ def _through_zookeeper(hosts: str, timeout_s: float, instance: str, access: Acce
 
 
 def _registries(address: str) -> list[str]:
-    found = []
-    for part in re.split("[;,]", address):
-        place = part.strip()
-        if place:
-            place = place if re.search(r":\d+$", place) else f"{place}:{DEFAULT_PORT}"
-            split_address(place)
-            found.append(place)
+    parts = filter(None, map(str.strip, re.split("[;,]", address)))
+    found = [str(parse_address(part, default_port=DEFAULT_PORT)) for part in parts]
     if not found:
         raise BadRequest(f"{address!r} is not the address of a registry; write host:port")
     return found

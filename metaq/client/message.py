@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from metaq.errors import BadRequest, DecodeError
-from metaq.message import MessageQueue, QueueOffset
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue, QueueOffset
 from metaq.protocol.inflating import COMPRESSED_ZLIB, COMPRESSION, inflated
 from metaq.protocol.properties import (
     CHECKSUM,
@@ -30,8 +30,6 @@ CORRELATION_ID: Final = "CORRELATION_ID"
 TTL: Final = "TTL"
 MESSAGE_TYPE: Final = "MSG_TYPE"
 
-RETRY_PREFIX: Final = "%RETRY%"
-DEAD_LETTER_PREFIX: Final = "%DLQ%"
 
 RESERVED: Final = frozenset(
     {KEYS, TAGS, DELAY, UNIQUE_KEY, SHARDING_KEY, RETRY_TOPIC, WAIT, REAL_TOPIC, REAL_QUEUE, TRANSACTION}
@@ -97,7 +95,7 @@ class ReceivedMessage:
     @property
     def topic(self) -> str:
         """The topic that the message was sent to, even when it is delivered again or is a dead letter."""
-        if self._queue.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+        if self._queue.topic.startswith((RETRY_PREFIX, DEAD_PREFIX)):
             return self.properties.get(RETRY_TOPIC, self._queue.topic)
         return self._queue.topic
 

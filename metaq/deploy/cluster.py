@@ -27,19 +27,18 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from metaq.address import LOOPBACK, Address, parse_address, parse_listen
 from metaq.config import REGISTRY_SETTINGS, Settings, load, read_yaml
 from metaq.deploy.unit import ABSOLUTE_PATH
 from metaq.errors import ConfigError
+from metaq.protocol.remoting.codes import FAST_PORT_BELOW
 
-FAST_PORT_BELOW: Final = 2
-"""A broker also listens on the port this far below its remoting_listen."""
 ELECTED: Final = "elected"
 
 Model = TypeVar("Model", bound=BaseModel)
 Kind = Literal["broker", "registry"]
 COMMANDS: Final[dict[Kind, str]] = {"broker": "serve", "registry": "registry"}
 ANY_HOST: Final = ("0.0.0.0", "::")  # noqa: S104 - not listened on
-LOOPBACK: Final = "127.0.0.1"
 
 # Paths and names go unquoted into units, shell commands and files of supervisor.
 AbsolutePath = Annotated[str, StringConstraints(pattern=f"^{ABSOLUTE_PATH}$")]
@@ -138,16 +137,20 @@ class Service:
             names.remove("registry_listen")
         found = []
         if not self.settings.http_listen:
-            _, port = address(f"{self.where}.{beside}", str(getattr(self.settings, beside)))
+            port = self._address_of(beside).port
             found.append((f"http_listen, the port above {beside}", LOOPBACK, port + 1))
         for name in names:
             value = str(getattr(self.settings, name))
             if value not in ("none", ""):
-                host, port = address(f"{self.where}.{name}", value)
+                host, port = self._address_of(name)
                 found.append((name, host, port))
                 if name == "remoting_listen":
                     found.append((f"{name}, the port {FAST_PORT_BELOW} below", host, port - FAST_PORT_BELOW))
         return found
+
+    def _address_of(self, name: str) -> Address:
+        """Return the address of a setting. ``ConfigError`` for port 0, too, which would be another port after every restart."""
+        return parse_address(str(getattr(self.settings, name)), setting=f"{self.where}.{name}")
 
     def text(self) -> str:
         """Return its configuration file: YAML, in which every value is JSON, which YAML includes."""
@@ -205,18 +208,10 @@ class Cluster:
         return tuple(known[name] for name in wanted)
 
 
-def address(key: str, value: str) -> tuple[str, int]:
-    """Return host and port. ``ConfigError`` for port 0 too, which would be another port after every restart."""
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{key}: {value!r} is not HOST:PORT with a port from 1 to 65535")
-    return host.strip("[]"), int(port)
-
-
 def reachable(listen: str) -> str:
     """Return the address at which its own machine reaches a service that listens there."""
-    host, _, port = listen.rpartition(":")
-    return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}"  # noqa: S104 - not listened on
+    host, port = parse_listen("listen", listen)
+    return str(Address({"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host), port))  # noqa: S104 - not listened on
 
 
 def installed(host: str, kind: Kind, text: str, admin: str) -> Service:

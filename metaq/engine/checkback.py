@@ -16,9 +16,9 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from metaq.engine.halfmessages import HalfMessages, pairs_of, parked
-from metaq.engine.tables.topics import GIVEN_UP_TOPIC, HALF_TOPIC
 from metaq.engine.writing import note, stage
 from metaq.errors import MetaqError
+from metaq.message import GIVEN_UP_TOPIC, HALF_TOPIC
 from metaq.protocol import properties
 from metaq.protocol.record import (
     CHECKSUM_SIZE,

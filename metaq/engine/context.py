@@ -1,11 +1,11 @@
 """The state that all request handlers share: settings, store, tables, counters, and the broker's own address."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from metaq.config import Settings
 from metaq.engine.figures.counters import Counters, TopicCounters
 from metaq.engine.figures.statistics import Statistics
-from metaq.engine.role import NoReplicas, Replicas
+from metaq.engine.role import Replicas
 from metaq.engine.tables.clients import Clients
 from metaq.engine.tables.groups import GroupTable
 from metaq.engine.tables.observed import Observed
@@ -33,7 +33,7 @@ class Context:
     counters: Counters
     epochs: Epochs
     observed: Observed
-    replicas: Replicas = field(default_factory=NoReplicas)
+    replicas: Replicas
 
     def topic_counters(self, name: str) -> TopicCounters:
         """Return the counters of one topic; for an unknown topic, new ones that are not kept."""

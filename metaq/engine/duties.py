@@ -2,17 +2,18 @@
 
 import contextlib
 import logging
-from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import gevent
 from gevent.lock import BoundedSemaphore
 
 from metaq.engine.context import Context
+from metaq.engine.role import Keeper
 from metaq.engine.turn import Turns
 from metaq.engine.writing import note
 from metaq.errors import MetaqError, StoreError
-from metaq.store.expiry import retire
+from metaq.store.expiry import delete_expired
 from metaq.store.files.filecache import Run
 
 logger = logging.getLogger(__name__)
@@ -26,19 +27,6 @@ REST_S: Final = 0.001
 """The hub serves connections before it runs a timer, but not between callbacks. So a rest must never be a sleep of 0."""
 SWEEP_SHARE: Final = 20
 """The pause after a sweep is at least this many times its work, so that sweeping takes at most 5 % of the time."""
-
-
-class Keeper(Protocol):
-    """A part of the broker that puts the records it still needs into the log again before their segment is deleted."""
-
-    @property
-    def oldest(self) -> int | None:
-        """The lowest log offset that it needs, or ``None``; nothing from there on is deleted."""
-        ...
-
-    def keep(self, before: int) -> None:
-        """Put what is needed before a log offset again, so that a later round can delete the segments before it."""
-        ...
 
 
 class _Ended(Exception):
@@ -57,23 +45,22 @@ class Duties:
         self._run = run
         self._saving_topics = BoundedSemaphore(1)
         self._saving_groups = BoundedSemaphore(1)
-        self._retiring = BoundedSemaphore(1)
+        self._deleting_expired = BoundedSemaphore(1)
         self._failing: dict[str, str] = {}  # the reason, by duty
         self._short = False  # puts are refused for lack of disk space, and that was logged
         self._rested_s = 0.0  # time spent resting in the current sweep
         self._busy: list[str] = []  # names of the duties that are running
         self._stopping = False
-        self.saves_tables = True
-        """False for a slave, which has the tables of its master."""
-        self.keepers: list[Keeper] = []
-        """The parts that need some records for longer than retention keeps them."""
+        self._saves_tables = context.replicas.is_master  # a slave has the tables of its master
+        self._keepers: Sequence[Keeper] = ()
         self._syncing: Any = None
         self._greenlets: list[Any] = []
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        settings = self._settings
+    def start(self, keepers: Sequence[Keeper]) -> None:
+        """Begin; ``keepers`` need some records for longer than retention keeps them."""
+        settings, self._keepers = self._settings, keepers
         self._do(self._look_after_retention)
         self._syncing = gevent.spawn(self._turns.sync_forever)
         self._greenlets.append(gevent.spawn(self._sweep_forever))
@@ -188,7 +175,7 @@ class Duties:
         """Make the topic table durable if it has changed; a slave saves nothing, since it has its master's table."""
         with self._saving_topics:
             self._store.check_healthy()
-            if self._topics.unsaved and self.saves_tables:
+            if self._topics.unsaved and self._saves_tables:
                 self._topics.save(self._store.disk, self._store.clock.now_ms(), self._run)
 
     def _save_changed_tables(self) -> None:
@@ -200,7 +187,7 @@ class Duties:
         """Make the table of groups durable if it has changed, as ``save_topics`` does."""
         with self._saving_groups:
             self._store.check_healthy()
-            if self._groups.unsaved and self.saves_tables:
+            if self._groups.unsaved and self._saves_tables:
                 self._groups.save(self._store.disk, self._store.clock.now_ms(), self._run)
 
     def settle(self) -> None:
@@ -220,18 +207,18 @@ class Duties:
 
     def delete_expired(self) -> None:
         """Delete expired segments now, at any hour."""
-        self._retire(at_any_hour=True)
+        self._delete_expired(at_any_hour=True)
 
     def _look_after_retention(self) -> None:
-        self._retire(at_any_hour=False)
+        self._delete_expired(at_any_hour=False)
 
-    def _retire(self, *, at_any_hour: bool) -> None:
-        with self._retiring:
-            oldest = [keeper.oldest for keeper in self.keepers]
+    def _delete_expired(self, *, at_any_hour: bool) -> None:
+        with self._deleting_expired:
+            oldest = [keeper.oldest for keeper in self._keepers]
             needed = min((each for each in oldest if each is not None), default=None)
-            decision = retire(self._store, self._run, self.rest, at_any_hour=at_any_hour, needed_from=needed)
+            decision = delete_expired(self._store, self._run, self.rest, at_any_hour=at_any_hour, needed_from=needed)
             if decision.due_before is not None:
-                for keeper in self.keepers:  # the segments that they still need now are deleted in the next round
+                for keeper in self._keepers:  # the segments that they still need now are deleted in the next round
                     keeper.keep(decision.due_before)
                 note(self._turns, _nobody)  # a keeper that needs no outcome only stages
         if decision.delete:

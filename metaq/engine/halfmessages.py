@@ -10,15 +10,15 @@ from functools import partial
 from typing import Final
 
 from metaq.engine.context import Context
-from metaq.engine.tables.topics import HALF_OP_TOPIC, HALF_TOPIC
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, delayed, note, ready
 from metaq.errors import MetaqError, StoreError, UnknownTopic
+from metaq.message import HALF_OP_TOPIC, HALF_TOPIC
 from metaq.protocol import properties
 from metaq.protocol.record import TAGS, Record
 from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_TYPE
 from metaq.store.files.filecache import ColdRead, read_cached
-from metaq.store.recordgroups import put_together
+from metaq.store.recordgroups import put_record_group
 from metaq.tx.halves import LONGEST_ORIGIN, Fate, Halves
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class HalfMessages:
         now_ms = context.store.clock.now_ms()
         op = Draft(HALF_OP_TOPIC, 0, str(ordinal).encode(), {TAGS: DECIDED}, 0, 0, now_ms, context.store_host)
         members = [] if message is None else [ready(context, message, own)]
-        put_together(context.store, ready(context, op), members)
+        put_record_group(context.store, ready(context, op), members)
         self.halves.claim(ordinal)
         note(self.turns, partial(self._decided, ordinal, fate))
 

@@ -20,11 +20,10 @@ import orjson
 
 from metaq.engine.context import Context
 from metaq.engine.tables.locks import LOCK_S, QueueLocks
-from metaq.engine.tables.topics import LOCKS_TOPIC
 from metaq.engine.turn import Outcome, Turns
 from metaq.engine.writing import Draft, note, stage
 from metaq.errors import DiskFull, MetaqError
-from metaq.message import MessageQueue, TopicPartition
+from metaq.message import LOCKS_TOPIC, MessageQueue, TopicPartition
 from metaq.protocol.record import decode_record
 from metaq.protocol.remoting.heartbeats import QueueSet
 from metaq.store.files.filecache import read_here

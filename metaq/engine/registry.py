@@ -11,8 +11,9 @@ from typing import cast
 from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.engine.tables.connections import Connection
+from metaq.protocol.remoting.codes import ORDER_TOPICS
 from metaq.protocol.remoting.routes import TopicTable
-from metaq.registry.kvconfig import ORDER_TOPICS, KvConfig
+from metaq.registry.kvconfig import KvConfig
 from metaq.registry.routes import BrokerKey, Registered, Removed, RouteTables, nobody_waits
 
 logger = logging.getLogger(__name__)

@@ -1,10 +1,10 @@
-"""The role of a replica, master or slave, from one opening of its store to the next."""
+"""The role of a replica, master or slave, from one opening of its store to the next, and the parts that it brings along."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from metaq.errors import DiskFull
-from metaq.registry.routes import MASTER
+from metaq.protocol.remoting.codes import MASTER
 from metaq.replication.insync import Standing
 from metaq.store.copies.epochs import Epochs
 from metaq.store.files.filecache import Run
@@ -92,6 +92,33 @@ class Replicas(Protocol):
         ...
 
 
+class Copies(Protocol):
+    """The copies of the log on other replicas."""
+
+    @property
+    def held_end(self) -> int:
+        """The log offset before which enough replicas, this one included, hold everything. It never goes back."""
+        ...
+
+    @property
+    def hopeful(self) -> bool:
+        """True when enough replicas are in sync for ``held_end`` to move, or may soon be."""
+        ...
+
+
+class Keeper(Protocol):
+    """A part of the broker that puts the records it still needs into the log again before their segment is deleted."""
+
+    @property
+    def oldest(self) -> int | None:
+        """The lowest log offset that it needs, or ``None``; nothing from there on is deleted."""
+        ...
+
+    def keep(self, before: int) -> None:
+        """Put what is needed before a log offset again, so that a later round can delete the segments before it."""
+        ...
+
+
 class NoReplicas:
     """The ``Replicas`` of a broker that has no others."""
 
@@ -105,3 +132,23 @@ class NoReplicas:
 
     def health(self) -> Health:
         return Health()
+
+
+def _nothing() -> None:
+    """Do nothing: no slave waits for more of the log."""
+
+
+class RoleParts(NamedTuple):
+    """The parts that its role brings into a broker. They never change: a replica that changes its role makes a new broker."""
+
+    replicas: Replicas
+    copies: Copies | None = None
+    """Of a master at REPLICA: the copies for whose ``held_end`` puts and readers wait."""
+    grown: Callable[[], None] = _nothing
+    """Of a master: called when the log may have grown, or more of it may be durable."""
+    keeper: Keeper | None = None
+    """Of a slave: it alone says which records retention must keep."""
+
+
+NO_PARTS: Final = RoleParts(NoReplicas())
+"""Those of a broker without replicas."""

@@ -26,11 +26,11 @@ from gevent.event import AsyncResult, Event
 
 from metaq.engine.context import Context
 from metaq.engine.hold import Holds
-from metaq.engine.tables.topics import FOLDER, LEVELS, SCHEDULE_TOPIC
+from metaq.engine.tables.topics import FOLDER, LEVELS
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, note, stage
 from metaq.errors import BadRequest, MessageIllegal, MetaqError
-from metaq.message import TopicPartition
+from metaq.message import SCHEDULE_TOPIC, TopicPartition
 from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record
 from metaq.protocol.text.messages import Stored

@@ -15,6 +15,7 @@ from gevent.hub import Hub
 
 from metaq.config import Settings
 from metaq.engine.figures.metrics import Histogram
+from metaq.engine.role import NO_PARTS, RoleParts
 from metaq.errors import Fenced, MetaqError, Overloaded, StoreError
 from metaq.message import Durability
 from metaq.protocol.remoting.codes import Response
@@ -69,20 +70,6 @@ class Outcome(Protocol):
         ...
 
 
-class Copies(Protocol):
-    """The copies of the log on other replicas."""
-
-    @property
-    def held_end(self) -> int:
-        """The log offset before which enough replicas, this one included, hold everything. It never goes back."""
-        ...
-
-    @property
-    def hopeful(self) -> bool:
-        """True when enough replicas are in sync for ``held_end`` to move, or may soon be."""
-        ...
-
-
 class Parked(NamedTuple):
     """An outcome that waits for the disk or the replicas."""
 
@@ -100,7 +87,13 @@ class Turns:
     """The puts of the broker: collected in each turn, appended, and answered when the durability level is reached."""
 
     def __init__(
-        self, store: MessageStore, settings: Settings, hub: Hub, run: Run, wake: Callable[[list[ConsumeQueue]], None]
+        self,
+        store: MessageStore,
+        settings: Settings,
+        hub: Hub,
+        run: Run,
+        wake: Callable[[list[ConsumeQueue]], None],
+        parts: RoleParts = NO_PARTS,
     ) -> None:
         """Create it; ``run`` takes system calls off the hub, ``wake`` receives the queues in which readers can see more."""
         self._store = store
@@ -109,12 +102,11 @@ class Turns:
         self._run = run
         self._wake = wake
         self._on_disk = settings.durability.on_disk
-        self.waits = settings.durability is not Durability.MEMORY
-        """True when outcomes wait for the disk or the replicas; otherwise they are known at the end of their turn."""
-        self.copies: Copies | None = None
-        """At REPLICA: the copies for whose ``held_end`` puts and readers wait."""
-        self.grown: Callable[[], None] = _nobody
-        """Called when the log may have grown, or more of it may be durable."""
+        self.waits = parts.replicas.is_master and settings.durability is not Durability.MEMORY
+        """True when outcomes wait for the disk or the replicas; otherwise they are known at the end of their turn. On a slave
+        nothing waits, since it refuses all puts."""
+        self.copies = parts.copies
+        self._grown = parts.grown
         self.configure(settings)
         self._outcomes: list[Outcome] = []
         self._began = 0.0  # when the first of them was staged
@@ -214,7 +206,7 @@ class Turns:
             self._sync_due.set()
         if readable:
             self._wake(readable)
-        self.grown()
+        self._grown()
         if self.copies is not None:
             self.release()
 
@@ -296,7 +288,7 @@ class Turns:
             self.release()
             if readable:
                 self._wake(readable)
-            self.grown()
+            self._grown()
 
     def expire(self) -> None:
         """Answer as late the puts that have waited too long: they are stored, but not yet as durable as promised."""
@@ -321,7 +313,3 @@ class Turns:
 
     def nothing_parked(self) -> bool:
         return not self._parked and not self._outcomes
-
-
-def _nobody() -> None:
-    """Do nothing: without slaves nothing waits for the log to grow."""

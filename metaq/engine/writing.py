@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from metaq.engine.context import Context
-from metaq.engine.tables.topics import LEVELS, SCHEDULE_TOPIC
+from metaq.engine.tables.topics import LEVELS
 from metaq.engine.turn import Short, Turns
 from metaq.errors import MessageIllegal, MetaqError
+from metaq.message import SCHEDULE_TOPIC
 from metaq.protocol import properties
 from metaq.protocol.keys import keys_of
 from metaq.protocol.record import TAGS, constant_middle, java_hash, record_tail

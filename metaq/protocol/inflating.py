@@ -13,14 +13,13 @@ import zlib
 from typing import Final
 
 from metaq.errors import DecodeError
+from metaq.protocol.sysflag import COMPRESSED, COMPRESSION_KIND
 
 MAX_INFLATED_BYTES: Final = 16 * 1024 * 1024
 """The default limit for one inflated body: four times the largest message that brokers accept (``max_message_bytes``)."""
-COMPRESSION: Final = 0x701
+COMPRESSION: Final = COMPRESSED | COMPRESSION_KIND
 """The bits that say whether a body is compressed, and how."""
 COMPRESSED_ZLIB: Final = 0x301
-_COMPRESSED: Final = 1
-_KIND: Final = 0x700
 _LZ4: Final = 0x100
 _ZSTD: Final = 0x200
 _ZLIB_KINDS: Final = frozenset({0, 0x300})
@@ -35,9 +34,9 @@ def inflated(body: bytes, sys_flag: int, most: int = MAX_INFLATED_BYTES) -> byte
     ``DecodeError`` when the body is not what the flag says, inflates to more than ``most`` bytes, or needs a library that is
     missing.
     """
-    if not sys_flag & _COMPRESSED:
+    if not sys_flag & COMPRESSED:
         return body
-    kind = sys_flag & _KIND
+    kind = sys_flag & COMPRESSION_KIND
     if kind in _ZLIB_KINDS:
         return inflated_zlib(body, most)
     if kind == _LZ4:

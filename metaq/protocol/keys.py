@@ -5,11 +5,10 @@ from typing import Final
 
 from metaq.message import INTERNAL_TOPICS
 from metaq.protocol.record import decode_properties, java_hash
+from metaq.protocol.sysflag import TRANSACTION_ROLLBACK
 
 KEYS: Final = "KEYS"
 UNIQ_KEY: Final = "UNIQ_KEY"
-ROLLBACK: Final = 12
-"""Both transaction bits of the system flag: they mark a message that was rolled back."""
 
 
 def keys_of(topic: str, sys_flag: int, properties: bytes) -> tuple[str, ...]:
@@ -20,7 +19,7 @@ def keys_of(topic: str, sys_flag: int, properties: bytes) -> tuple[str, ...]:
     """
     if b"KEYS\x01" not in properties and b"UNIQ_KEY\x01" not in properties:
         return ()
-    if sys_flag & ROLLBACK == ROLLBACK or topic in INTERNAL_TOPICS:
+    if sys_flag & TRANSACTION_ROLLBACK == TRANSACTION_ROLLBACK or topic in INTERNAL_TOPICS:
         return ()
     pairs = decode_properties(properties)
     return tuple(dict.fromkeys(key for key in (pairs.get(UNIQ_KEY, ""), *pairs.get(KEYS, "").split(" ")) if key))

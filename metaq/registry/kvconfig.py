@@ -13,8 +13,6 @@ from metaq.store.files.documents import read_document, write_document
 from metaq.store.files.filecache import Run
 
 FILE: Final = "kvConfig.json"
-ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
-"""The namespace of ordered topics: topic → ``broker-a:4;broker-b:4``, brokers with their numbers of queues."""
 MAX_KEYS: Final = 100_000
 
 Tables = dict[str, dict[str, str]]

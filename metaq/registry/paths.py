@@ -23,6 +23,7 @@ import json
 import re
 from typing import Final, NamedTuple
 
+from metaq.address import Address
 from metaq.errors import BadRequest
 from metaq.protocol.remoting.routes import DataVersion
 
@@ -34,7 +35,6 @@ TOPICS_TO_PUBLISH: Final = "topics-pub"
 TOPICS_TO_SUBSCRIBE: Final = "topics-sub"
 _REPLICA: Final = re.compile(r"(\d+)-(?:m|s(\d+))")
 _PARTITION: Final = re.compile(r"(\d+)-(\d+)")
-_ADDRESS: Final = re.compile(r"meta://(\S+):(\d+)")
 
 
 class Replica(NamedTuple):
@@ -117,18 +117,9 @@ class Layout(NamedTuple):
         return f"{self.owned(group)}/{topic}"
 
 
-def encode_address(host: str, port: int) -> bytes:
-    """Encode the address of a broker's text protocol; an IPv6 address gets brackets."""
-    place = f"[{host}]" if ":" in host else host
-    return f"meta://{place}:{port}".encode()
-
-
-def decode_address(data: bytes) -> tuple[str, int]:
-    """Decode an address of a broker's text protocol into host and port; raise ``BadRequest`` when it is none."""
-    found = _ADDRESS.fullmatch(data.decode(errors="replace"))
-    if found is None:
-        raise BadRequest(f"{data[:80]!r} is not meta://HOST:PORT")
-    return found[1].strip("[]"), int(found[2])
+def encode_address(address: Address) -> bytes:
+    """Encode the address of a broker's text protocol."""
+    return f"meta://{address}".encode()
 
 
 def encode_partitions(count: int, replica: Replica) -> bytes:

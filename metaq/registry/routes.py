@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest, UnknownTopic
-from metaq.protocol.remoting.codes import READ, WRITE
+from metaq.protocol.remoting.codes import MASTER, READ, UNIT, UNIT_SUBSCRIBED, WRITE
 from metaq.protocol.remoting.routes import (
     NO_LIVE_BROKER,
     BrokerData,
@@ -26,12 +26,8 @@ from metaq.protocol.remoting.routes import (
     TopicTable,
 )
 
-UNIT: Final = 1
-UNIT_SUBSCRIBED: Final = 2
-"""``UNIT`` and ``UNIT_SUBSCRIBED`` are bits of a queue's ``sys_flag``."""
 MAX_DEPARTED: Final = 64
 """Brokers that are remembered after they left, so that an error can explain a missing route."""
-MASTER: Final = 0
 TOPICS_BEFORE_REST: Final = 1024
 """Topics entered between two calls of ``rest``: a millisecond or two of work."""
 

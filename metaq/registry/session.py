@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from metaq.address import Address, parse_address
 from metaq.clock import Clock
 from metaq.errors import BadRequest, ConfigError, OutcomeUnknown, RegistryUnavailable
 from metaq.store.files.filecache import Run, run_here
@@ -104,16 +105,13 @@ class Check(NamedTuple):
 Operation = Create | Set | Delete | Check
 
 
-def parse_hosts(text: str) -> list[tuple[str, int]]:
+def parse_hosts(text: str) -> list[Address]:
     """Parse ``HOST:PORT,HOST:PORT``, where the port is 2181 if it is missing; raise ``BadRequest`` for anything else."""
     found = []
     for part in filter(None, map(str.strip, text.split(","))):
-        host, separator, port = part.rpartition(":")
-        if not separator or part.endswith("]"):
-            host, port = part, str(DEFAULT_PORT)
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in host:
+        if "/" in part:
             raise BadRequest(f"{part!r} is not HOST:PORT of a ZooKeeper")
-        found.append((host.strip("[]"), int(port)))
+        found.append(parse_address(part, default_port=DEFAULT_PORT))
     if not found:
         raise BadRequest(f"{text!r} is not the address of a ZooKeeper; write HOST:PORT,HOST:PORT")
     return found
@@ -248,7 +246,7 @@ class Session:
                 logger.warning("zookeeper host unknown host=%s reason=%s", host, error.strerror or error)
                 continue
             for address in dict.fromkeys(str(row[4][0]) for row in found):
-                yield f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+                yield str(Address(address, port))
 
     def _learn_session_time(self, client: Any) -> None:
         """Have ``session_s`` set at each connection. kazoo does not publish the granted time: its method ``_connect`` only

@@ -27,6 +27,7 @@ from typing import Any, Final
 import gevent
 from gevent.event import Event
 
+from metaq.address import Address, parse_address
 from metaq.errors import BadRequest, Fenced, MetaqError, OutcomeUnknown, RegistryUnavailable
 from metaq.registry.session import Check, Create, Delete, Set
 from metaq.registry.zookeeper import ZooKeeper
@@ -43,8 +44,6 @@ have ended so that it needs a new one."""
 PREFERRED_S: Final = 30.0
 """How long a preferred replica may take while its node is in ZooKeeper. On a busy machine it takes seconds; one that has not
 stood for election after this time never will, and without a master no client is served."""
-
-Address = tuple[str, int]
 
 
 class Election:
@@ -128,8 +127,7 @@ class Election:
         """The address at which to follow the master; ``None`` when there is none, or it is this replica."""
         if self.master is None or self.master.replica == self._replica:
             return None
-        host, _, port = self.master.replication.rpartition(":")
-        return host.strip("[]"), int(port)
+        return parse_address(self.master.replication)
 
     # -- while it leads -----------------------------------------------------------------------------------------------
 

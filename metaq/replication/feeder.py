@@ -10,6 +10,7 @@ import gevent
 from gevent import socket, ssl
 from gevent.event import Event
 
+from metaq.address import Address
 from metaq.errors import AccessDenied, MetaqError, ProtocolError
 from metaq.protocol.record import CHECKSUM_SIZE
 from metaq.replication import frames
@@ -102,14 +103,14 @@ class Feeder:
     def start(self) -> None:
         self._spawn(self._look_forever)
 
-    def serve(self, connection: socket.socket, address: str) -> None:
+    def serve(self, connection: socket.socket, address: Address) -> None:
         """Take a new connection, of a slave or of some other client, and serve it in a greenlet of its own."""
         if self._stopped:  # the next role of this replica has not begun; nothing would end a slave that is fed from here
             connection.close()
             return
         if len(self._nameless) >= MOST_NAMELESS:
             self._end_oldest()
-        self._nameless[connection] = address
+        self._nameless[connection] = str(address)
         self._spawn(self._serve, connection, address)
 
     def _end_oldest(self) -> None:
@@ -149,7 +150,7 @@ class Feeder:
 
     # -- one slave ----------------------------------------------------------------------------------------------------
 
-    def _serve(self, connection: socket.socket, address: str) -> None:
+    def _serve(self, connection: socket.socket, address: Address) -> None:
         """Serve one connection until it ends."""
         slave: _Slave | None = None
         try:
@@ -192,7 +193,7 @@ class Feeder:
             raise
         return secured
 
-    def _identify(self, connection: socket.socket, hello: bytes, address: str) -> dict[str, str]:
+    def _identify(self, connection: socket.socket, hello: bytes, address: Address) -> dict[str, str]:
         """Have a slave prove who it is; return the members of the answer by which this master proves the same."""
         if self._keeper is None:
             return {}
@@ -203,18 +204,18 @@ class Feeder:
             raise ProtocolError(f"a proof of {length} bytes")
         proof = Proof.decode(_read_exactly(connection, length))
         try:
-            return {"proof": check_claim(self._keeper, proof, challenge, hello, address.rpartition(":")[0])}
+            return {"proof": check_claim(self._keeper, proof, challenge, hello, address.host)}
         except AccessDenied as error:
             connection.sendall(encode_control(self.store.log.end, {"refused": str(error)}))
             raise
 
-    def _enter(self, hello: Hello, connection: socket.socket, address: str) -> "_Slave":
+    def _enter(self, hello: Hello, connection: socket.socket, address: Address) -> "_Slave":
         self._nameless.pop(connection, None)
         before = self._slaves.pop(hello.replica, None)
         if before is not None:  # its connection is lost, and only the slave has noticed
             before.close()
         slave = self._slaves[hello.replica] = _Slave(self, hello, connection)
-        self.in_sync.joined(hello.replica, address, hello.text, hello.end)
+        self.in_sync.joined(hello.replica, str(address), hello.text, hello.end)
         logger.info("slave follows replica=%d address=%s from=%d end=%d", hello.replica, address, hello.end, self.store.log.end)
         return slave
 

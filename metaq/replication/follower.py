@@ -11,6 +11,7 @@ from gevent import socket
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
+from metaq.address import Address
 from metaq.errors import DiskFull, MetaqError, ProtocolError, StoreError
 from metaq.replication import documents
 from metaq.replication.feeder import Identity, checksum_text
@@ -38,8 +39,6 @@ REPORT_S: Final = 0.25
 """Once the last report is older than this, a control frame, such as a heartbeat, is answered even if nothing is new."""
 PROGRESS_S: Final = 5.0
 """The pause between two log lines about a long copy."""
-
-Address = tuple[str, int]
 
 
 class Replaced(Exception):
@@ -201,7 +200,7 @@ class Follower:
         address = self._followed = self._find_master()
         if address is None:
             raise ProtocolError("no master is known")
-        self._tried = f"{address[0]}:{address[1]}"
+        self._tried = str(address)
         self._store.check_healthy()
         hello = self._hello().encode()  # it reads the log: before the connection, so that the master does not wait for it
         connection = self._connection = self._peers.connect(address, CONNECT_TIMEOUT_S)

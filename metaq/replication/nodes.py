@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 
 import orjson
 
+from metaq.address import parse_address
 from metaq.errors import BadRequest
 from metaq.store.copies.epochs import LAST_EPOCH
 from metaq.store.messagestore import FIRST_EPOCH
@@ -60,9 +61,9 @@ class Master(NamedTuple):
         """Decode a master node; raise ``BadRequest`` when it cannot be read."""
         try:
             row = orjson.loads(data)
-            int(str(row["replication"]).rpartition(":")[2])  # slaves need its port
+            parse_address(str(row["replication"]))  # slaves need it
             return cls(int(row["replica"]), int(row["epoch"]), str(row["replication"]), str(row["run"]))
-        except (ValueError, TypeError, KeyError) as error:
+        except (BadRequest, ValueError, TypeError, KeyError) as error:
             raise BadRequest(f"the master in ZooKeeper cannot be read: {data[:80]!r}") from error
 
 

@@ -3,13 +3,12 @@
 import ipaddress
 from typing import Final, NamedTuple
 
+from metaq.address import Address, parse_address
 from metaq.config import Settings
 from metaq.errors import ConfigError
-from metaq.server.front import Front
-from metaq.server.wire.listeners import Address
+from metaq.protocol.remoting.codes import FAST_PORT_BELOW
+from metaq.server.endpoint import Endpoint
 
-FAST_PORT_BELOW: Final = 2
-"""Old clients and slaves look for a second port this far below the first (specs: remoting protocol, section 1.8)."""
 NONE: Final = "none"
 
 
@@ -27,28 +26,25 @@ class Addresses(NamedTuple):
 def advertised(settings: Settings, listening: Address) -> Address:
     """Return the address that clients receive. Raise ``ConfigError`` when it is not one that they could connect to."""
     if not settings.advertise:
-        if ipaddress.ip_address(listening[0]).is_unspecified:
+        if ipaddress.ip_address(listening.host).is_unspecified:
             raise ConfigError(
-                f"advertise: {listening[0]} is not an address to connect to; set advertise to HOST:PORT of this broker"
+                f"advertise: {listening.host} is not an address to connect to; set advertise to HOST:PORT of this broker"
             )
         return listening
-    host, separator, port = settings.advertise.rpartition(":")
-    if not (separator and host and port.isdecimal() and 0 < int(port) < 65536):
-        raise ConfigError(f"advertise: {settings.advertise!r} is not HOST:PORT")
-    return host, int(port)
+    return parse_address(settings.advertise, setting="advertise")
 
 
-def bind(front: Front, settings: Settings) -> Addresses:
+def bind(endpoint: Endpoint, settings: Settings) -> Addresses:
     """Bind all addresses that the settings name.
 
     Raise ``ConfigError`` with the name of the setting when an address is in use.
     """
-    text = front.bind("listen", settings.listen)
+    text = endpoint.bind("listen", settings.listen)
     remoting = registry = None
     if settings.remoting_listen != NONE:
-        host, port = remoting = front.bind("remoting_listen", settings.remoting_listen)
+        host, port = remoting = endpoint.bind("remoting_listen", settings.remoting_listen)
         if not settings.remoting_listen.endswith(":0"):
-            front.bind("remoting_listen, the port two below", f"{host}:{port - FAST_PORT_BELOW}")
+            endpoint.bind("remoting_listen, the port two below", str(Address(host, port - FAST_PORT_BELOW)))
     if not settings.registries:
-        registry = front.bind("registry_listen", settings.registry_listen)
+        registry = endpoint.bind("registry_listen", settings.registry_listen)
     return Addresses(text, remoting, registry, advertised(settings, remoting or text))

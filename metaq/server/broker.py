@@ -4,16 +4,16 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import gevent
 from gevent.hub import get_hub
 
-from metaq.clock import Clock, SystemClock
+from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.engine.checkback import CheckBack
 from metaq.engine.context import Context
-from metaq.engine.duties import Duties, Keeper
+from metaq.engine.duties import Duties
 from metaq.engine.figures.counters import Counters
 from metaq.engine.figures.statistics import SAMPLE_S, Statistics
 from metaq.engine.halfmessages import HalfMessages
@@ -22,10 +22,10 @@ from metaq.engine.locklog import LockLog
 from metaq.engine.offsets.offsetexport import OffsetExport
 from metaq.engine.offsets.offsethistory import OffsetHistory
 from metaq.engine.offsets.offsetlog import APPEND_S, OffsetLog
-from metaq.engine.parts import retention_rules, room, store_settings
-from metaq.engine.pool import run_in_pool, run_sync
+from metaq.engine.parts import retention_rules, room
+from metaq.engine.pool import run_sync
 from metaq.engine.registry import Registry
-from metaq.engine.role import ALONE, Role
+from metaq.engine.role import NO_PARTS, RoleParts
 from metaq.engine.schedule import SAVE_S, Schedule
 from metaq.engine.tables.clients import Clients
 from metaq.engine.tables.loading import LoadedTables, load_tables
@@ -37,10 +37,9 @@ from metaq.errors import MetaqError, NotMaster
 from metaq.protocol.record import host_bytes
 from metaq.protocol.text.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
 from metaq.registry.kvconfig import KvConfig
-from metaq.server.access.gate import LOOK_S, Gate
-from metaq.server.addresses import bind
-from metaq.server.front import Front
-from metaq.server.http.measured import Measured
+from metaq.server.access.authentication import LOOK_S, Authentication
+from metaq.server.http.brokermetrics import BrokerMetrics
+from metaq.server.opened import Opened, open_data
 from metaq.server.registering.registration import Registration
 from metaq.server.reload import Configurable
 from metaq.server.remoting.admin.brokerinfo import BrokerInfoHandler
@@ -71,12 +70,10 @@ from metaq.server.text.login import log_in
 from metaq.server.text.put import PutHandler
 from metaq.server.text.transaction import TransactionHandler
 from metaq.server.wire.listeners import Listener
-from metaq.server.wire.look import Looks
-from metaq.server.wire.tls import make_context
+from metaq.server.wire.reads import StoreReads
 from metaq.store.copies.applying import hide_from
 from metaq.store.files.disk import Disk
 from metaq.store.recovery.progress import Tell, nobody
-from metaq.store.recovery.recovery import open_store
 from metaq.tx.halves import Halves
 from metaq.tx.journal import Held
 from metaq.tx.local import LocalBranches
@@ -107,44 +104,25 @@ class Family(Protocol):
 class Broker:
     """One broker: a store, its addresses and sessions, the handlers, and the duties that maintain the store."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        clock: Clock | None = None,
-        disk: Disk | None = None,
-        role: Role = ALONE,
-        bound: Mapping[str, Listener] | None = None,
-        tell: Tell = nobody,
-        gate: Gate | None = None,
-        owner: Configurable | None = None,
-    ) -> None:
-        """Bind the addresses, unless they are ``bound``, and open the store; nothing is served before ``start``.
+    def __init__(self, opened: Opened, parts: RoleParts = NO_PARTS, owner: Configurable | None = None) -> None:
+        """Build on an opened store; nothing is served before ``start``.
 
-        ``tell`` receives the progress of the opening. ``bound`` and ``gate`` come from the broker that had another role before.
         ``owner`` holds the settings in force across roles, and takes those that administrators change.
         """
-        self.settings, self._owner = settings, owner or self
-        self.run, self._hub = run_in_pool, get_hub()
-        self._front = front = self._open_front(bound, gate)
-        self.peers = front.gate.peers(settings)
-        try:
-            self.addresses = bind(front, settings)
-            own = settings.data, store_settings(settings, role), clock or SystemClock(), disk
-            self.store, self.recovery = self.run(lambda: open_store(*own, tell=tell))
-        except BaseException:
-            front.close_listeners()
-            raise
-        self.role, self.epochs = role, _ = role.taken(self.store, settings.replica_number, self.run)
+        self.settings = settings = opened.settings
+        self.store, self.recovery, self.addresses = opened.store, opened.recovery, opened.addresses
+        self.role, self.epochs, self.peers, self.run = opened.role, opened.epochs, opened.peers, opened.run
+        self._endpoint, self._parts, self._owner, self._hub = opened.endpoint, parts, owner or self, get_hub()
         store_host = host_bytes(*self.addresses.advertised)
-        tables = load_tables(settings, self.store, is_master=role.is_master, goes_on=bound is not None, run=self.run)
+        tables = load_tables(settings, self.store, is_master=self.role.is_master, goes_on=opened.goes_on, run=self.run)
         self.context = self._make_context(tables, store_host)
         topics = self.context.topics
         self.holds = Holds()
-        self.turns = Turns(self.store, settings, self._hub, run_sync, self.holds.wake)
+        self.turns = Turns(self.store, settings, self._hub, run_sync, self.holds.wake, parts)
         self._offsets = OffsetLog(self.context, self.turns, self.run)
         self._locks = LockLog(self.context, self.turns)
         self._duties = Duties(self.context, self.turns, self.run)
-        self._looks = Looks(settings, self.run)
+        self._reads = StoreReads(settings, self.run)
         self._room = room(settings)
         self.transactions = Transactions(self.store, self._room, store_host, settings.data / FOLDER)
         self.halves = Halves(self.store, settings.data / FOLDER, settings.check_after_ms)
@@ -157,25 +135,25 @@ class Broker:
         self._history = OffsetHistory(self.context, self._export, self.turns, self.run)
         topics.changed = self._topic_changed
         self._schedule = Schedule(self.context, self.turns, self.holds, self._hub.loop, self.run)
-        self.later = Later(self._looks)
+        self.later = Later(self._reads)
         self._local: LocalBranches[Held] = LocalBranches(self._room)
         undecided = Tables(self.transactions, self._local, self._room, self.halves)
         self._operators = TransactionAdminHandler(self.context, self.turns, self.later, undecided, self.run)
         self._answer_text()
         self._answer_remoting()
-        self.measured = self._measure()
+        self.metrics = self._make_metrics()
         self._take_role()
         self.context.statistics.begin()
 
-    @property
-    def gate(self) -> Gate:
-        """The users and their authentication."""
-        return self._front.gate
+    @classmethod
+    def alone(cls, settings: Settings, clock: Clock | None = None, disk: Disk | None = None, *, tell: Tell = nobody) -> Self:
+        """Bind the addresses and open the store of a broker without replicas; ``tell`` receives the progress of that."""
+        return cls(open_data(settings, clock, disk, tell=tell))
 
-    def _open_front(self, bound: Mapping[str, Listener] | None, gate: Gate | None) -> Front:
-        settings = self.settings
-        tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
-        return Front(settings, self._hub.loop, tls, bound, gate)
+    @property
+    def authentication(self) -> Authentication:
+        """The users and their authentication."""
+        return self._endpoint.authentication
 
     def _make_context(self, tables: LoadedTables, store_host: bytes) -> Context:
         store, counters = self.store, Counters()
@@ -194,16 +172,13 @@ class Broker:
             counters=counters,
             epochs=self.epochs,
             observed=Observed(store.clock.monotonic),
+            replicas=self._parts.replicas,
         )
 
     def _take_role(self) -> None:
         """Set up the role. A slave takes no messages from clients, and writes only what comes from the master."""
-        if self.role.is_master:
-            self._duties.keepers.append(self.epochs)
-        else:
+        if not self.role.is_master:
             self.store.refusal = NotMaster("this replica is a slave, which only gives messages; send them to its master")
-            self._duties.saves_tables = False
-            self._duties.keepers.clear()
         if self.store.settings.durability.on_replicas:
             hide_from(self.store, self.role.readable_end)
 
@@ -227,17 +202,13 @@ class Broker:
         self.store.settings = replace(self.store.settings, retention=retention_rules(settings))
         self._room.take_limits(room(settings))
         self.halves.check_after_ms = settings.check_after_ms
-        for part in (self._front, self.turns, self._looks, self._sends):
+        for part in (self._endpoint, self.turns, self._reads, self._sends):
             part.configure(settings)
-        self.gate.reload()
-
-    def keep(self, keeper: Keeper) -> None:
-        """Have retention keep the records that ``keeper`` still needs."""
-        self._duties.keepers.append(keeper)
+        self.authentication.reload()
 
     def add_family(self, family: Family) -> None:
         """Add handlers of more requests. Call it before ``start``."""
-        self._front.answer(family.requests())
+        self._endpoint.answer(family.requests())
 
     def every(self, pause_s: float, duty: Callable[[], None]) -> None:
         """Repeat a duty, with pauses, until the broker stops."""
@@ -271,13 +242,13 @@ class Broker:
         if self._zookeeper is not None:
             self._zookeeper.topic_changed(name)
 
-    def _measure(self) -> Measured:
-        return Measured(
+    def _make_metrics(self) -> BrokerMetrics:
+        return BrokerMetrics(
             context=self.context,
-            front=self._front,
+            endpoint=self._endpoint,
             turns=self.turns,
             holds=self.holds,
-            looks=self._looks,
+            reads=self._reads,
             positions=self._schedule.positions,
             transactions=self._operators.numbers,
             export=self._export,
@@ -298,23 +269,22 @@ class Broker:
 
     def _answer_text(self) -> None:
         """Set the handlers of the text protocol's commands."""
-        self._gets = GetHandler(self.context, self.holds, self._looks, self._hub.loop)
-        admin = AdminHandler(self.context, self._front, self._duties.save_topics, self._operators.numbers)
+        self._gets = GetHandler(self.context, self.holds, self._reads, self._hub.loop)
+        admin = AdminHandler(self.context, self._endpoint, self._duties.save_topics, self._operators.numbers)
         puts = PutHandler(self.context, self.turns)
-        self._front.puts = puts.puts
+        self._endpoint.puts = puts.puts
         self._branches = TransactionHandler(
-            *(self.context, self.turns, self._looks, puts, self.transactions, self._local, self.run)
+            *(self.context, self.turns, self._reads, puts, self.transactions, self._local, self.run)
         )
-        self._front.transactional_puts = self._branches.puts
-        self._duties.keepers.append(self._branches)
-        self._front.commands = {
+        self._endpoint.transactional_puts = self._branches.puts
+        self._endpoint.commands = {
             Get: self._gets.get,
             Offset: self._gets.offset,
             Stats: admin.stats,
             Version: admin.version,
             Help: admin.help,
             Create: admin.create,
-            Auth: partial(log_in, self.gate),
+            Auth: partial(log_in, self.authentication),
             Transaction: self._branches.transaction,
             Sync: admin.sync,
         }
@@ -322,19 +292,18 @@ class Broker:
     def _answer_remoting(self) -> None:
         """Set the handlers of the remoting protocol's requests."""
         half_messages = HalfMessages(self.context, self.turns, self.halves)
-        decisions = HalfHandler(half_messages, self._looks)
+        decisions = HalfHandler(half_messages, self._reads)
         self._check_back = CheckBack(half_messages, self._duties.rest, self.run)
-        self._duties.keepers.append(self._check_back)
         self._sends = SendHandler(self.context, self.turns, half_messages)
-        self._front.sends = signed(self.gate, self._sends.sends)
-        self._pulls = PullHandler(self.context, self.holds, self._looks, self._hub.loop)
+        self._endpoint.sends = signed(self.authentication, self._sends.sends)
+        self._pulls = PullHandler(self.context, self.holds, self._reads, self._hub.loop)
         later = self.later
-        sent_back = SendBackHandler(self.context, self.turns, self._looks)
+        sent_back = SendBackHandler(self.context, self.turns, self._reads)
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks, self._offsets)
         families: list[Family] = [self._sends, decisions, self._pulls, sent_back, DelayHandler(self._schedule), self._identity]
         families += self._administration(later)
         replies = ReplyHandler(self.context, self.turns, self._sends)
-        families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._looks)]
+        families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._reads)]
         if self._registry is not None:
             families.append(RegistryHandler(self.settings, self._registry, self.run))
         for family in families:
@@ -372,10 +341,11 @@ class Broker:
             "recovered ending=%s walked_from=%d end=%d records=%d gaps=%d",
             *(recovery.ending, recovery.walked_from, recovery.end, recovery.records, len(recovery.gaps)),
         )
-        self._front.start()
-        self._duties.start()
-        self._duties.every(IDLE_SCAN_S, self._front.close_idle)
-        self._duties.every(LOOK_S, self.gate.look)
+        self._endpoint.start()
+        keeper = self._parts.keeper
+        self._duties.start((self._branches, self._check_back, self.epochs) if keeper is None else (keeper,))
+        self._duties.every(IDLE_SCAN_S, self._endpoint.close_idle)
+        self._duties.every(LOOK_S, self.authentication.reload_if_changed)
         self._duties.every(SAMPLE_S, self._sample)
         self._duties.every(self.settings.client_scan_ms / 1000, self._look_for_silent_clients)
         if self.role.is_master:
@@ -411,26 +381,26 @@ class Broker:
 
     def stop(self) -> None:
         """Take no more commands, send every answer that is due, then close the store in order."""
-        self.measured.leaves = True
+        self.metrics.leaves = True
         if self._zookeeper is not None:
             self._zookeeper.stop()
         self.registration.stop()
-        self._front.close_listeners()
+        self._endpoint.close()
         self._end(self.settings.drain_timeout_ms / 1000, durably=True)
 
     def give_up(self) -> Mapping[str, Listener]:
         """Stop, and return the listeners, still bound, for the next broker, which has another role."""
-        self.measured.leaves = True
+        self.metrics.leaves = True
         if self._zookeeper is not None:
             self._zookeeper.stop()
         self.registration.stop()
-        bound = self._front.release()
+        bound = self._endpoint.release()
         gevent.sleep(LEAVE_S)
         self._end(GIVE_UP_S, durably=self.role.is_master)  # a slave skips the final sync: puts wait for its promotion
         return bound
 
     def _end(self, deadline: float, *, durably: bool) -> None:
-        sessions = self._front.sessions
+        sessions = self._endpoint.sessions
         self._gets.stopping = self._pulls.stopping = self._check_back.stopping = self._history.stopping = True
         self._duties.pause()
         self._schedule.stop()

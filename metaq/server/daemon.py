@@ -15,11 +15,10 @@ from gevent.hub import Hub, get_hub
 from metaq import logs
 from metaq.config import Settings
 from metaq.errors import MetaqError
-from metaq.server.access.gate import Gate
+from metaq.server.access.authentication import Authentication
 from metaq.server.http.http import Monitor, Monitored
 from metaq.server.notify import Notifier
 from metaq.server.reload import Configurable, Reload
-from metaq.server.wire.listeners import written
 from metaq.store.recovery.progress import Step, Tell
 
 logger = logging.getLogger(__name__)
@@ -44,12 +43,12 @@ class Server(Configurable, Protocol):
     """The broker or registry that a process runs."""
 
     @property
-    def measured(self) -> Monitored:
+    def metrics(self) -> Monitored:
         """The source of metrics and readiness, as it is now."""
         ...
 
     @property
-    def gate(self) -> Gate:
+    def authentication(self) -> Authentication:
         """The users and their authentication."""
         ...
 
@@ -99,8 +98,8 @@ def run(
     # ms.
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG, GC_MIDDLE)
-    monitor.serving(lambda: server.measured, server.gate)
-    where = "" if monitor.address is None else f" http={written(monitor.address)}"
+    monitor.serving(lambda: server.metrics, server.authentication)
+    where = "" if monitor.address is None else f" http={monitor.address}"
     print(f"{server.ready} pid={os.getpid()}{where}", flush=True)
     notifier.tell("READY=1", f"STATUS={server.ready}")
     notifier.watch(get_hub().loop)

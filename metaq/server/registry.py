@@ -18,10 +18,10 @@ from metaq.engine.tables.topics import FOLDER
 from metaq.protocol.text.commands import Auth, Command, Create, Get, Help, Offset, Put, Stats, Sync, Transaction, Version
 from metaq.protocol.text.replies import BAD_REQUEST, FORBIDDEN, OK, write_result
 from metaq.registry.kvconfig import KvConfig
-from metaq.server.access.gate import LOOK_S, Gate
+from metaq.server.access.authentication import LOOK_S, Authentication
 from metaq.server.access.permissions import Action, allowed, denied
-from metaq.server.front import Front
-from metaq.server.http.measured import registry_families
+from metaq.server.endpoint import Endpoint
+from metaq.server.http.brokermetrics import registry_families
 from metaq.server.remoting.identity import IdentityHandler
 from metaq.server.remoting.registry import RegistryHandler
 from metaq.server.text.login import log_in
@@ -53,45 +53,45 @@ class RegistryServer:
         self._clock = clock or SystemClock()
         disk = disk or RealDisk()
         tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
-        self._front = Front(settings, get_hub().loop, tls)
+        self._endpoint = Endpoint(settings, get_hub().loop, tls)
         try:
-            self.address = self._front.bind("registry_listen", settings.registry_listen)
+            self.address = self._endpoint.bind("registry_listen", settings.registry_listen)
             disk.make_directories(settings.data)
             self._lock = disk.lock(settings.data / LOCK)
             keys = KvConfig(disk, settings.data / FOLDER)
         except BaseException:
-            self._front.close_listeners()
+            self._endpoint.close()
             raise
         self._registry = Registry(settings, keys, self._clock)
         for family in (RegistryHandler(settings, self._registry, run_in_pool), IdentityHandler("")):
-            self._front.answer(family.requests())
-        self._front.puts = self._front.transactional_puts = self._refuse_puts
-        self._front.commands = {
+            self._endpoint.answer(family.requests())
+        self._endpoint.puts = self._endpoint.transactional_puts = self._refuse_puts
+        self._endpoint.commands = {
             Stats: self._stats,
             Version: lambda session, command: session.reply(write_result(OK, metaq.__version__, command.opaque)),
             Help: lambda session, command: session.reply(write_result(OK, HELP, command.opaque)),
-            Auth: partial(log_in, self._front.gate),
+            Auth: partial(log_in, self._endpoint.authentication),
             **dict.fromkeys((Get, Offset, Create, Transaction, Sync), self._refuse),
         }
         self._greenlets = [
             gevent.Greenlet(self._every, settings.registry_scan_ms / 1000, self._registry.scan),
-            gevent.Greenlet(self._every, IDLE_SCAN_S, self._front.close_idle),
-            gevent.Greenlet(self._every, LOOK_S, self._front.gate.look),
+            gevent.Greenlet(self._every, IDLE_SCAN_S, self._endpoint.close_idle),
+            gevent.Greenlet(self._every, LOOK_S, self._endpoint.authentication.reload_if_changed),
         ]
 
     def configure(self, settings: Settings) -> None:
         """Take over the settings that can change in a running registry, and read the users again."""
         self.settings = settings
-        self._front.configure(settings)
-        self._front.gate.reload()
+        self._endpoint.configure(settings)
+        self._endpoint.authentication.reload()
 
     @property
-    def gate(self) -> Gate:
+    def authentication(self) -> Authentication:
         """The users and their authentication."""
-        return self._front.gate
+        return self._endpoint.authentication
 
     @property
-    def measured(self) -> "RegistryServer":
+    def metrics(self) -> "RegistryServer":
         """The registry itself, as the source of its metrics and readiness."""
         return self
 
@@ -113,14 +113,14 @@ class RegistryServer:
 
     def start(self) -> None:
         """Accept connections, and start the periodic work."""
-        self._front.start()
+        self._endpoint.start()
         for greenlet in self._greenlets:
             greenlet.start()
 
     def stop(self) -> None:
         """Take no more requests, send every answer that is due, and unlock the data folder."""
-        self._front.close_listeners()
-        sessions = self._front.sessions
+        self._endpoint.close()
+        sessions = self._endpoint.sessions
         for session in list(sessions):
             session.wind_up()
         deadline = self._clock.monotonic() + self.settings.drain_timeout_ms / 1000

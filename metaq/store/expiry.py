@@ -6,7 +6,7 @@ from metaq.store.log.retention import Plan, plan
 from metaq.store.messagestore import MessageStore
 
 
-def retire(
+def delete_expired(
     store: MessageStore,
     run: Run = run_here,
     rest: Rest = go_on,

@@ -27,6 +27,7 @@ from metaq.protocol.record import (
 )
 from metaq.protocol.text.messages import Stored, plain_overhead
 from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress, write_checkpoint, write_live
+from metaq.store.figures import StoreFigures
 from metaq.store.files import ending
 from metaq.store.files.disk import Disk, File, RealDisk
 from metaq.store.files.filecache import FileCache, Read, Rest, Run, go_on, run_here
@@ -38,7 +39,6 @@ from metaq.store.query import query
 from metaq.store.queues.consumequeue import WRITE_AT, ConsumeQueue, sync_together
 from metaq.store.reading import Reader
 from metaq.store.settings import StoreSettings
-from metaq.store.statistics import StoreStatistics
 
 LOG: Final = "commitlog"
 QUEUES: Final = "consumequeue"
@@ -495,6 +495,6 @@ class MessageStore:
 
     # -- figures ------------------------------------------------------------------------------------------------------
 
-    def statistics(self) -> StoreStatistics:
+    def figures(self) -> StoreFigures:
         """Return the figures of this store as they are now."""
-        return StoreStatistics.of(self)
+        return StoreFigures.of(self)

@@ -54,7 +54,7 @@ def ready_size(ready: Ready) -> int:
     return HEADER_SIZE + len(ready.body) + len(tail) + CHECKSUM_SIZE
 
 
-def put_together(store: MessageStore, mark: Ready, rest: Sequence[Message]) -> list[int]:
+def put_record_group(store: MessageStore, mark: Ready, rest: Sequence[Message]) -> list[int]:
     """Stage a mark and its members so that recovery keeps all or none of them; return their log offsets.
 
     The caller has called ``store.check_writable``; ``mark`` goes to one of ``MARK_PARTITIONS``. Without members, the mark is

@@ -13,10 +13,10 @@ import orjson
 from metaq.client import checks
 from metaq.client.client import in_process
 from metaq.client.connecting.forks import renewed_in_children
-from metaq.client.connecting.transport import Answer, Asked, Done, Question
-from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage
+from metaq.client.connecting.transport import Answer, Asked, Done, RemotingRequest
+from metaq.client.message import ReceivedMessage
 from metaq.errors import BadRequest, ClientClosed, MetaqError
-from metaq.message import MessageQueue
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol import properties as names
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.adminbodies import encode_offsets
@@ -53,7 +53,7 @@ class _Held(NamedTuple):
     """A pull that waits for messages."""
 
     session: Session
-    question: Question
+    request: RemotingRequest
     done: Done
 
 
@@ -72,7 +72,7 @@ class InMemoryBroker:
         self._beats: dict[Session, Heartbeat] = {}
         self._offsets: dict[tuple[str, str, int], int] = {}
         self._locks: dict[tuple[str, MessageQueue], str] = {}
-        self._handlers: dict[int, Callable[[Session, Question], Answer]] = {
+        self._handlers: dict[int, Callable[[Session, RemotingRequest], Answer]] = {
             Request.GET_ROUTEINFO_BY_TOPIC: self._route,
             Request.GET_BROKER_CLUSTER_INFO: self._clusters,
             Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
@@ -96,7 +96,7 @@ class InMemoryBroker:
             Request.QUERY_MESSAGE: self._query,
             Request.UPDATE_AND_CREATE_TOPIC: self._create_topic,
             Request.DELETE_TOPIC_IN_BROKER: self._delete_topic,
-            Request.DELETE_TOPIC_IN_NAMESRV: lambda session, question: Answer(),
+            Request.DELETE_TOPIC_IN_NAMESRV: lambda session, request: Answer(),
         }
 
     def renew(self) -> None:
@@ -119,7 +119,7 @@ class InMemoryBroker:
 
     def dead_letters(self, group: str, *, most: int | None = None) -> list[ReceivedMessage]:
         """Return a group's dead letters, the oldest first, and at most ``most`` of them; compare ``Admin.dead_letters``."""
-        return self.messages(f"{DEAD_LETTER_PREFIX}{group}")[:most]
+        return self.messages(f"{DEAD_PREFIX}{group}")[:most]
 
     @property
     def delayed(self) -> int:
@@ -168,19 +168,19 @@ class InMemoryBroker:
         """Return the transport of a new client."""
         return Session(self, asked)
 
-    def take(self, session: Session, question: Question, done: Done) -> None:
+    def take(self, session: Session, request: RemotingRequest, done: Done) -> None:
         """Answer a request: at once, or, for a pull, when there are messages. ``ClientClosed`` when the client has left."""
         with self._guard:
             if session.closed:  # checked under the lock, or a late heartbeat would register a client that has left
                 raise ClientClosed("the client was closed")
-            if question.code == Request.PULL_MESSAGE:
-                held = _Held(session, question, done)
+            if request.code == Request.PULL_MESSAGE:
+                held = _Held(session, request, done)
                 if not self._pull(held):
                     self._held.append(held)
                 return
-            handler = self._handlers.get(question.code)
+            handler = self._handlers.get(request.code)
             try:
-                answer = self._unknown(question) if handler is None else handler(session, question)
+                answer = self._unknown(request) if handler is None else handler(session, request)
             except MetaqError as error:
                 answer = Answer(error.code, remark=str(error))
             session.answer(done, answer)
@@ -192,13 +192,13 @@ class InMemoryBroker:
             self._held = [held for held in self._held if held.session is not session]
             self._forget(session)
 
-    def _unknown(self, question: Question) -> Answer:
-        return Answer(Response.REQUEST_CODE_NOT_SUPPORTED, remark=f"metaq.testing does not know request {question.code}")
+    def _unknown(self, request: RemotingRequest) -> Answer:
+        return Answer(Response.REQUEST_CODE_NOT_SUPPORTED, remark=f"metaq.testing does not know request {request.code}")
 
     # -- routes and topics --------------------------------------------------------------------------------------------
 
-    def _route(self, session: Session, question: Question) -> Answer:
-        topic = _fields(headers.TopicOnly, question).topic
+    def _route(self, session: Session, request: RemotingRequest) -> Answer:
+        topic = _fields(headers.TopicOnly, request).topic
         rows = self._log.topics.get(topic)
         if topic == "TBW102":
             row = QueueData(BROKER_NAME, self._partitions, self._partitions, READ | WRITE | 1)
@@ -208,25 +208,25 @@ class InMemoryBroker:
             row = QueueData(BROKER_NAME, len(rows), len(rows), READ | WRITE)
         return Answer(body=encode_route(TopicRoute((row,), (_BROKER,))))
 
-    def _clusters(self, session: Session, question: Question) -> Answer:
+    def _clusters(self, session: Session, request: RemotingRequest) -> Answer:
         return Answer(body=encode_cluster_info(ClusterInfo({BROKER_NAME: _BROKER}, {CLUSTER: [BROKER_NAME]})))
 
-    def _topics(self, session: Session, question: Question) -> Answer:
+    def _topics(self, session: Session, request: RemotingRequest) -> Answer:
         return Answer(body=encode_topic_list(self._log.topics))
 
-    def _create_topic(self, session: Session, question: Question) -> Answer:
-        header = _fields(headers.CreateTopic, question)
+    def _create_topic(self, session: Session, request: RemotingRequest) -> Answer:
+        header = _fields(headers.CreateTopic, request)
         self.create_topic(header.topic, header.write_queue_nums)
         return Answer()
 
-    def _delete_topic(self, session: Session, question: Question) -> Answer:
-        self._log.topics.pop(_fields(headers.TopicOnly, question).topic, None)
+    def _delete_topic(self, session: Session, request: RemotingRequest) -> Answer:
+        self._log.topics.pop(_fields(headers.TopicOnly, request).topic, None)
         return Answer()
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def _send(self, session: Session, question: Question) -> Answer:
-        header = decode_header(headers.SendMessage, with_names(dict(question.fields or {})))
+    def _send(self, session: Session, request: RemotingRequest) -> Answer:
+        header = decode_header(headers.SendMessage, with_names(dict(request.fields or {})))
         self._log.create(header.topic, self._partitions)
         partition = header.queue_id if header.queue_id >= 0 else random.randrange(self._partitions)
         common = names.parse(header.properties or "")
@@ -234,16 +234,16 @@ class InMemoryBroker:
             common[names.CLUSTER] = CLUSTER
         topic, level = header.topic, common.get(names.DELAY)
         if topic.startswith(RETRY_PREFIX) and header.reconsume_times >= (header.max_reconsume_times or _MAX_RETRIES):
-            topic, partition, level = f"{DEAD_LETTER_PREFIX}{topic.removeprefix(RETRY_PREFIX)}", 0, None
+            topic, partition, level = f"{DEAD_PREFIX}{topic.removeprefix(RETRY_PREFIX)}", 0, None
         common = {name: value for name, value in common.items() if name != names.DELAY or level}
         first = Letter(
-            topic, partition, question.body, common, header.flag, header.sys_flag, header.born_timestamp, header.reconsume_times
+            topic, partition, request.body, common, header.flag, header.sys_flag, header.born_timestamp, header.reconsume_times
         )
         letters = [first]
-        if question.code == Request.SEND_BATCH_MESSAGE:
+        if request.code == Request.SEND_BATCH_MESSAGE:
             letters = [
                 first._replace(body=item.body, flag=item.flag, properties={**names.parse(item.properties), **common})
-                for item in decode_batch(question.body)
+                for item in decode_batch(request.body)
             ]
         put = self._log.put
         if common.get(names.TRANSACTION) == "true":
@@ -258,11 +258,11 @@ class InMemoryBroker:
         }
         return Answer(fields=fields)
 
-    def _end_transaction(self, session: Session, question: Question) -> Answer:
-        return self._halves.end(_fields(headers.EndTransaction, question))
+    def _end_transaction(self, session: Session, request: RemotingRequest) -> Answer:
+        return self._halves.end(_fields(headers.EndTransaction, request))
 
-    def _reply(self, session: Session, question: Question) -> Answer:
-        header = decode_header(headers.SendMessage, with_names(dict(question.fields or {})))
+    def _reply(self, session: Session, request: RemotingRequest) -> Answer:
+        header = decode_header(headers.SendMessage, with_names(dict(request.fields or {})))
         client = names.parse(header.properties or "").get(names.REPLY_TO)
         requester = next((other for other, beat in self._beats.items() if beat.client_id == client and beat.producers), None)
         if requester is None:
@@ -281,11 +281,11 @@ class InMemoryBroker:
             self._log.now_ms(),
             header.properties,
         )
-        requester.ask(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, question.body)
+        requester.ask(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, request.body)
         return Answer(fields={"msgId": "0", "queueId": "0", "queueOffset": "0"})
 
-    def _send_back(self, session: Session, question: Question) -> Answer:
-        header = _fields(headers.SendBack, question)
+    def _send_back(self, session: Session, request: RemotingRequest) -> Answer:
+        header = _fields(headers.SendBack, request)
         record = self._log.record_at(header.offset)
         if record is None:
             return Answer(Response.SYSTEM_ERROR, remark=f"no message at {header.offset}")
@@ -295,18 +295,18 @@ class InMemoryBroker:
         topic = f"{RETRY_PREFIX}{header.group}"
         properties[names.DELAY] = str(header.delay_level or 3 + message.reconsume_times)
         if message.reconsume_times >= limit or header.delay_level < 0:
-            topic = f"{DEAD_LETTER_PREFIX}{header.group}"
+            topic = f"{DEAD_PREFIX}{header.group}"
             del properties[names.DELAY]
         (body, sys_flag), times = message.packed(), message.reconsume_times + 1
         self._log.put(Letter(topic, 0, body, properties, message.flag, sys_flag, message.born_ms, times))
         return Answer()
 
-    def _view(self, session: Session, question: Question) -> Answer:
-        record = self._log.record_at(_fields(headers.ViewMessage, question).offset)
+    def _view(self, session: Session, request: RemotingRequest) -> Answer:
+        record = self._log.record_at(_fields(headers.ViewMessage, request).offset)
         return Answer(Response.SYSTEM_ERROR, remark="no such message") if record is None else Answer(body=record)
 
-    def _query(self, session: Session, question: Question) -> Answer:
-        header = _fields(headers.QueryMessage, question)
+    def _query(self, session: Session, request: RemotingRequest) -> Answer:
+        header = _fields(headers.QueryMessage, request)
         found = [
             message
             for message in self._log.messages(header.topic)
@@ -325,15 +325,15 @@ class InMemoryBroker:
     def _pull(self, held: _Held) -> bool:
         """Answer the pull if possible; return whether it was answered."""
         try:
-            answer = self._look(held.question)
+            answer = self._look(held.request)
         except MetaqError as error:
             answer = Answer(error.code, remark=str(error))
         if answer is not None:
             held.session.answer(held.done, answer)
         return answer is not None
 
-    def _look(self, question: Question) -> Answer | None:
-        header = _fields(headers.PullMessage, question)
+    def _look(self, request: RemotingRequest) -> Answer | None:
+        header = _fields(headers.PullMessage, request)
         rows = self._rows(header.topic, header.queue_id)
         code, following = Response.PULL_NOT_FOUND, header.queue_offset
         chosen: list[bytes] = []
@@ -366,8 +366,8 @@ class InMemoryBroker:
     def _group(self, group: str) -> list[Session]:
         return [session for session, beat in self._beats.items() if group in {consumer.group for consumer in beat.consumers}]
 
-    def _beat(self, session: Session, question: Question) -> Answer:
-        beat = decode_heartbeat(question.body)
+    def _beat(self, session: Session, request: RemotingRequest) -> Answer:
+        beat = decode_heartbeat(request.body)
         session.client_id = beat.client_id
         before = self._beats.get(session)
         self._beats[session] = beat
@@ -382,8 +382,8 @@ class InMemoryBroker:
         for session in self._group(group):
             session.ask(Request.NOTIFY_CONSUMER_IDS_CHANGED, headers.ConsumerGroupOnly(group))
 
-    def _unregister(self, session: Session, question: Question) -> Answer:
-        header = _fields(headers.UnregisterClient, question)
+    def _unregister(self, session: Session, request: RemotingRequest) -> Answer:
+        header = _fields(headers.UnregisterClient, request)
         beat = self._beats.get(session)
         if beat is not None and header.consumer_group:
             left = tuple(consumer for consumer in beat.consumers if consumer.group != header.consumer_group)
@@ -397,39 +397,39 @@ class InMemoryBroker:
         for consumer in beat.consumers if beat is not None else ():
             self._notify(consumer.group)
 
-    def _members(self, session: Session, question: Question) -> Answer:
-        members = [member.client_id for member in self._group(_fields(headers.ConsumerGroupOnly, question).consumer_group)]
+    def _members(self, session: Session, request: RemotingRequest) -> Answer:
+        members = [member.client_id for member in self._group(_fields(headers.ConsumerGroupOnly, request).consumer_group)]
         return Answer(body=orjson.dumps({"consumerIdList": members}))
 
-    def _query_offset(self, session: Session, question: Question) -> Answer:
-        header = _fields(headers.QueryConsumerOffset, question)
+    def _query_offset(self, session: Session, request: RemotingRequest) -> Answer:
+        header = _fields(headers.QueryConsumerOffset, request)
         # as a broker does for a young topic: a new group begins with its first message
         return _offset(self._offsets.get((header.consumer_group, header.topic, header.queue_id), 0))
 
-    def _update_offset(self, session: Session, question: Question) -> Answer:
-        header = _fields(headers.UpdateConsumerOffset, question)
+    def _update_offset(self, session: Session, request: RemotingRequest) -> Answer:
+        header = _fields(headers.UpdateConsumerOffset, request)
         self._offsets[header.consumer_group, header.topic, header.queue_id] = header.commit_offset
         return Answer()
 
-    def _end(self, session: Session, question: Question) -> Answer:
-        header = _fields(headers.QueueOnly, question)
+    def _end(self, session: Session, request: RemotingRequest) -> Answer:
+        header = _fields(headers.QueueOnly, request)
         return _offset(len(self._rows(header.topic, header.queue_id)))
 
-    def _begin(self, session: Session, question: Question) -> Answer:
+    def _begin(self, session: Session, request: RemotingRequest) -> Answer:
         return _offset(0)
 
-    def _search_offset(self, session: Session, question: Question) -> Answer:
-        header = _fields(headers.SearchOffset, question)
+    def _search_offset(self, session: Session, request: RemotingRequest) -> Answer:
+        header = _fields(headers.SearchOffset, request)
         return _offset(self._log.first_since(header.topic, header.queue_id, header.timestamp))
 
-    def _lock(self, session: Session, question: Question) -> Answer:
-        wanted = decode_queue_set(question.body)
+    def _lock(self, session: Session, request: RemotingRequest) -> Answer:
+        wanted = decode_queue_set(request.body)
         for one in wanted.queues:
             self._locks.setdefault((wanted.group, one), wanted.client_id)
         return Answer(body=encode_locked(one for one in wanted.queues if self._locks[wanted.group, one] == wanted.client_id))
 
-    def _unlock(self, session: Session, question: Question) -> Answer:
-        given = decode_queue_set(question.body)
+    def _unlock(self, session: Session, request: RemotingRequest) -> Answer:
+        given = decode_queue_set(request.body)
         for one in given.queues:
             if self._locks.get((given.group, one)) == given.client_id:
                 del self._locks[given.group, one]
@@ -439,8 +439,8 @@ class InMemoryBroker:
 _BROKER: Final = BrokerData(CLUSTER, BROKER_NAME, {0: ADDRESS})
 
 
-def _fields(kind: type[H], question: Question) -> H:
-    return decode_header(kind, question.fields or {})
+def _fields(kind: type[H], request: RemotingRequest) -> H:
+    return decode_header(kind, request.fields or {})
 
 
 def _offset(offset: int) -> Answer:

@@ -1,17 +1,16 @@
 """Half messages in memory (specs: remoting protocol, section 5.5)."""
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from metaq.client.connecting.transport import Answer
 from metaq.client.message import ReceivedMessage
+from metaq.message import HALF_TOPIC
 from metaq.protocol import properties as names
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.headers import CheckTransaction, EndTransaction
 from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_TYPE
 from metaq.testing.log import Letter, Log, Placed, decode
-
-_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 
 
 class Half(NamedTuple):
@@ -39,7 +38,7 @@ class Halves:
         """Keep a message until its transaction is decided."""
         letter = letter._replace(sys_flag=letter.sys_flag & ~TRANSACTION_TYPE)
         real = {names.REAL_TOPIC: letter.topic, names.REAL_QUEUE: str(letter.partition)}
-        placed = self._log.put(letter._replace(topic=_TOPIC, partition=0, properties=letter.properties | real))
+        placed = self._log.put(letter._replace(topic=HALF_TOPIC, partition=0, properties=letter.properties | real))
         self._undecided[placed.queue_offset] = _Staged(letter, decode_offset_id(placed.offset_id).log_offset)
         return placed
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from metaq.client.connecting.transport import Answer, Asked, Done, Question
+from metaq.client.connecting.transport import Answer, Asked, Done, RemotingRequest
 from metaq.errors import ClientClosed
 from metaq.protocol.remoting.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Request
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class Answers(Protocol):
     """The broker, as a session uses it."""
 
-    def take(self, session: "Session", question: Question, done: Done) -> None:
+    def take(self, session: "Session", request: RemotingRequest, done: Done) -> None:
         """Answer a request."""
         ...
 
@@ -43,13 +43,13 @@ class Session:
     def renew(self) -> None:
         self._is_inherited = True
 
-    def submit(self, address: str, question: Question, deadline: float, done: Done) -> None:
+    def submit(self, address: str, request: RemotingRequest, deadline: float, done: Done) -> None:
         if self._is_inherited:
             raise ClientClosed("a broker of metaq.testing belongs to one process: a forked process has only a copy of it")
-        self._broker.take(self, question, done)
+        self._broker.take(self, request, done)
 
-    def tell(self, address: str, question: Question, deadline: float) -> None:
-        self.submit(address, question, deadline, lambda outcome: None)
+    def tell(self, address: str, request: RemotingRequest, deadline: float) -> None:
+        self.submit(address, request, deadline, lambda outcome: None)
 
     def close(self) -> None:
         self.closed = True

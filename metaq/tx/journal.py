@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from metaq.errors import CorruptRecord
+from metaq.message import TRANSACTIONS_TOPIC
 from metaq.protocol.properties import MESSAGE_ID, REAL_QUEUE, REAL_TOPIC
 from metaq.protocol.record import (
     BLANK,
@@ -50,7 +51,6 @@ from metaq.store.messagestore import Message, MessageStore
 from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.store.recordgroups import Ready, group_end
 
-TOPIC: Final = "METAQ_SYS_TRANSACTIONS"
 MARKS, PARKED = 0, 1
 """Partitions of the topic."""
 _ID: Final = MESSAGE_ID.encode() + b"\x01"
@@ -117,7 +117,7 @@ class Journal:
     @cached_property
     def _queues(self) -> tuple[ConsumeQueue, ConsumeQueue]:
         """The two partitions, made with the first transaction: a broker without transactions does not show the topic."""
-        return self._store.queue(TOPIC, MARKS), self._store.queue(TOPIC, PARKED)
+        return self._store.queue(TRANSACTIONS_TOPIC, MARKS), self._store.queue(TRANSACTIONS_TOPIC, PARKED)
 
     def _ready(self, messages: Sequence[Held], park: ConsumeQueue | None) -> list[Message]:
         now_ms, host = self._store.clock.now_ms(), self._host

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from metaq.message import TopicPartition
+from metaq.message import TRANSACTIONS_TOPIC, TopicPartition
 from metaq.store.messagestore import Message, MessageStore
-from metaq.store.recordgroups import put_together
-from metaq.tx.journal import MARKS, TOPIC, Journal
+from metaq.store.recordgroups import put_record_group
+from metaq.tx.journal import MARKS, Journal
 from metaq.tx.xacodes import XaCode
 
-MARK_QUEUE: Final = TopicPartition(TOPIC, MARKS)
+MARK_QUEUE: Final = TopicPartition(TRANSACTIONS_TOPIC, MARKS)
 _ID_SHIFT: Final = 20
 
 
@@ -84,7 +84,7 @@ class Steps:
 
     def stage(self, mark: dict[str, Any], messages: list[Message]) -> int:
         """Stage a mark and the messages of its group; return the log offset of the mark. ``begun`` must follow."""
-        return put_together(self._store, self._journal.mark({**mark, "ids": self.ids}), messages)[0]
+        return put_record_group(self._store, self._journal.mark({**mark, "ids": self.ids}), messages)[0]
 
     def begun(self, log_offset: int, succeeded: Callable[[], None], failed: Callable[[], None], refusal: XaCode | None) -> Step:
         """Return the step whose mark was just staged at ``log_offset``; its outcome is open."""

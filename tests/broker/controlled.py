@@ -77,7 +77,7 @@ def make(settings: Settings, tell: Tell) -> Broker:
         while (control / "hold").exists():
             time.sleep(0.005)
 
-    return Broker(settings, ControlledClock(control), ControlledDisk(control), tell=tell_and_hold)
+    return Broker.alone(settings, ControlledClock(control), ControlledDisk(control), tell=tell_and_hold)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def is_brimful(full: Path) -> bool:
 
 
 def make(settings: Settings, tell: Tell) -> Broker | Replica:
-    server = Broker if settings.replication_listen == "none" else Replica
+    server = Broker.alone if settings.replication_listen == "none" else Replica
     return server(settings, disk=CrampedDisk(settings.data.with_name("full")), tell=tell)
 
 

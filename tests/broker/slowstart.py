@@ -11,7 +11,7 @@ import gevent
 from metaq.config import Settings, load
 from metaq.engine.figures.metrics import Family
 from metaq.engine.pool import run_in_pool
-from metaq.server.access.gate import Gate
+from metaq.server.access.authentication import Authentication
 from metaq.server.daemon import run
 from metaq.store.files.filecache import Rest
 from metaq.store.recovery.progress import Step, Tell
@@ -24,7 +24,7 @@ class Slow:
     """A server that serves nothing."""
 
     ready = "slow ready"
-    gate = Gate("", 1, time.monotonic)
+    authentication = Authentication("", 1, time.monotonic)
 
     def __init__(self, settings: Settings, tell: Tell) -> None:
         self.settings = settings
@@ -37,7 +37,7 @@ class Slow:
             pass
 
     @property
-    def measured(self) -> "Slow":
+    def metrics(self) -> "Slow":
         """Itself."""
         return self
 

@@ -11,8 +11,9 @@ from typing import Final
 import pytest
 
 from metaq.client import Client, ConsumeFrom, Model, TextClient, connect
+from metaq.message import HISTORY_TOPIC
 from metaq.protocol.remoting.codes import Request, Response
-from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC, Kind, OffsetRow
+from metaq.protocol.remoting.offsetrows import Kind, OffsetRow
 from tests.support.admin import ask, create_topic, fields_of, pull, records, send
 from tests.support.admin import connect as connect_remoting
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until

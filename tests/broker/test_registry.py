@@ -10,7 +10,7 @@ import pytest
 
 from metaq.client import TextClient
 from metaq.config import load
-from metaq.engine.tables.topics import DEFAULT_TOPIC
+from metaq.message import DEFAULT_TOPIC
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import KvKey, KvPair, RegisterBroker, TopicOnly, encode_header

@@ -17,8 +17,8 @@ from metaq import TextClient
 from metaq.cli.admin import parse_config
 from metaq.client import parse_stats
 from metaq.config import LIVE, Settings
-from metaq.engine.tables.topics import DEFAULT_TOPIC
 from metaq.errors import MetaqError, RouteNotFound
+from metaq.message import DEFAULT_TOPIC
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request
 from tests.support.admin import Refused, ask, ask_body, connect, create_topic

@@ -23,8 +23,8 @@ from metaq.client.consuming import fetching, push
 from metaq.client.consuming.consumer import Inbox
 from metaq.client.consuming.fetching import Fetcher
 from metaq.client.consuming.progress import Progress
-from metaq.client.message import DEAD_LETTER_PREFIX
 from metaq.errors import ChecksumMismatch, DecodeError
+from metaq.message import DEAD_PREFIX
 from metaq.protocol.inflating import inflated
 from metaq.testing import InMemoryBroker
 from metaq.testing.log import Letter
@@ -165,7 +165,7 @@ def test_a_listener_never_sees_it(client: Client, address: str, ordered: bool) -
 
 
 def _dead(client: Client) -> list[ReceivedMessage]:
-    client._core.routes.forget(f"{DEAD_LETTER_PREFIX}billing")
+    client._core.routes.forget(f"{DEAD_PREFIX}billing")
     return list(client.admin().dead_letters("billing"))
 
 

@@ -12,6 +12,7 @@ import pytest
 from gevent import socket
 from gevent.event import Event
 
+from metaq.address import Address
 from metaq.message import Durability
 from metaq.replication import feeder, follower
 from metaq.replication.documents import NAMES, Documents
@@ -27,8 +28,8 @@ from metaq.store.files.filecache import read_here, run_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
-from tests.store.test_together import FIRST as T0
-from tests.store.test_together import put
+from tests.store.test_record_groups import FIRST as T0
+from tests.store.test_record_groups import put
 
 SETTINGS: Final = StoreSettings(
     segment_bytes=4096, queue_file_bytes=256, index_slots=5, index_entries=40, durability=Durability.MEMORY
@@ -61,7 +62,7 @@ class Master:
         self._listener = socket.socket()
         self._listener.bind(("127.0.0.1", 0))
         self._listener.listen()
-        self.address: tuple[str, int] = self._listener.getsockname()
+        self.address = Address(*self._listener.getsockname())
         self._sent = 0
         self._connection: Any = None
 
@@ -217,7 +218,7 @@ def test_a_silent_slave_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ours.sendall(Hello("c", "b", 0, 2, SETTINGS.segment_bytes, begin, end, [[0, 0, 0]], None, "127.0.0.1:1", end).encode())
     reader, said = FrameReader(), 0
     with gevent.Timeout(DEADLINE_S):
-        feeding.serve(theirs, "127.0.0.1:2")
+        feeding.serve(theirs, Address("127.0.0.1", 2))
         while said < 5:  # the answer to the hello, and heartbeats every half second, each with its report
             data = ours.recv(1 << 16)
             assert data, "the link is ended although reports come"

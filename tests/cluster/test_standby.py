@@ -10,7 +10,7 @@ import pytest
 from metaq.client import ConsumeFrom, connect
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request
-from metaq.server.replicas.sides import MasterSide
+from metaq.server.replicas.roles import MasterRole
 from tests.cluster.traffic import TOPIC, try_put
 from tests.support.admin import ask
 from tests.support.admin import connect as connect_remoting
@@ -106,4 +106,4 @@ def test_brokers_with_other_slaves_than_the_group_names(standby: int, in_sync: s
     """MQ-080: a replica that is not there, or not in sync, is replaced by the one in sync with the least number."""
     slaves = [SimpleNamespace(replica=number, in_sync=number in in_sync) for number in (5, 4, 3, 2)]
     master: Any = SimpleNamespace(in_sync=SimpleNamespace(own=1, standings=lambda: slaves), _hot_bytes=1000)
-    assert MasterSide.reader_goes_to(master, standby, 0, behind_bytes=0) == goes_to
+    assert MasterRole.reader_goes_to(master, standby, 0, behind_bytes=0) == goes_to

@@ -23,9 +23,9 @@ from metaq.clock import ManualClock
 from metaq.engine.offsets.offsetlog import OffsetLog, load_offsets
 from metaq.engine.schedule import Schedule, source_of
 from metaq.engine.tables.offsets import OffsetTable
-from metaq.engine.tables.topics import SCHEDULE_TOPIC, TopicTable
+from metaq.engine.tables.topics import TopicTable
 from metaq.engine.turn import Outcome
-from metaq.message import Durability, TopicPartition
+from metaq.message import SCHEDULE_TOPIC, TRANSACTIONS_TOPIC, Durability, TopicPartition
 from metaq.protocol.properties import REAL_QUEUE, REAL_TOPIC
 from metaq.protocol.record import Record, constant_middle, decode_record, encode_properties, record_tail
 from metaq.replication import documents
@@ -34,11 +34,11 @@ from metaq.store.copies.discarding import cut_at_next_opening
 from metaq.store.copies.epochs import Epochs, common_end
 from metaq.store.files.filecache import read_here, run_here
 from metaq.store.log.walk import Gap
-from metaq.store.recordgroups import Ready, put_together
+from metaq.store.recordgroups import Ready, put_record_group
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from metaq.tx.halves import HALVES, OPS, Halves
-from metaq.tx.journal import MARKS, TOPIC, Held, content_of
+from metaq.tx.journal import MARKS, Held, content_of
 from metaq.tx.manager import Transactions
 from metaq.tx.openbranches import Room
 from tests.crash.command import Result, expect, main, run_until
@@ -54,7 +54,7 @@ DELAY_MS: Final = 1000
 GROUP: Final = "billing"
 REAL: Final = TopicPartition("orders", 0)
 PARKED: Final = TopicPartition(SCHEDULE_TOPIC, LEVEL - 1)
-TRANSACTION_MARKS: Final = TopicPartition(TOPIC, MARKS)
+TRANSACTION_MARKS: Final = TopicPartition(TRANSACTIONS_TOPIC, MARKS)
 CONFIG: Final = DATA / "config"
 HOST: Final = bytes(8)
 SETTINGS: Final = StoreSettings(
@@ -244,7 +244,7 @@ class _Group:
     def decide(self) -> None:
         halves = self._master.halves
         for ordinal in self._rng.sample(list(halves), min(2, len(halves))):
-            put_together(self._master.store, self._ready(OPS, b"%d" % ordinal, {"TAGS": "d"}), [])
+            put_record_group(self._master.store, self._ready(OPS, b"%d" % ordinal, {"TAGS": "d"}), [])
             halves.claim(ordinal)
             self._master.store.append()
             halves.follow(read_here)

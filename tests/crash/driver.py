@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from metaq.clock import ManualClock
 from metaq.errors import DiskFull
 from metaq.message import Durability, TopicPartition
-from metaq.store.expiry import retire
+from metaq.store.expiry import delete_expired
 from metaq.store.files.disk import Usage
 from metaq.store.files.documents import read_document, write_document
 from metaq.store.files.filecache import read_here, run_here
@@ -194,17 +194,17 @@ class Driver:
                 self.store.checkpoint(self.run, self.rest)
                 self.model.synced(covered)
 
-    def retire(self) -> None:
+    def delete_expired(self) -> None:
         """Delete old segments, often after two checkpoints, which let go of nearly all."""
         for _ in range(self.rng.choice((0, 2, 2))):
             self.checkpoint()
-        with self._alone("retire") as free:
+        with self._alone("delete expired") as free:
             if free:
                 self.model.begin_allowed = self.store.log.segments[-1].base
                 self.disk.room = NEARLY_FULL
-                retire(self.store, self.run, self.rest)
+                delete_expired(self.store, self.run, self.rest)
                 self.disk.room = EMPTY
-                retire(self.store, self.run, self.rest)
+                delete_expired(self.store, self.run, self.rest)
 
     @contextmanager
     def _alone(self, duty: str) -> Iterator[bool]:
@@ -261,7 +261,7 @@ class Driver:
         self._give_up = self.rng.random() < 0.3
         if self._give_up:
             try:
-                self.rng.choice((self.checkpoint, self.retire, self.prepare))()
+                self.rng.choice((self.checkpoint, self.delete_expired, self.prepare))()
             except GivenUp:
                 pass
             finally:
@@ -313,7 +313,7 @@ class Driver:
         self.run(lambda: None)
 
     def _meanwhile(self) -> None:
-        duties = (self.put, self.sync, self.sweep, self.index_keys, self.prepare, self.checkpoint, self.retire)
+        duties = (self.put, self.sync, self.sweep, self.index_keys, self.prepare, self.checkpoint, self.delete_expired)
         for work in self.rng.choices(duties, (12, 4, 4, 4, 2, 2, 1), k=2):
             with suppress(DiskFull):
                 work()
@@ -321,7 +321,7 @@ class Driver:
     def step(self) -> None:
         """Some operation."""
         operations = (
-            self.put, self.sync, self.sweep, self.index_keys, self.checkpoint, self.prepare, self.retire, self.write_document,
-            self.read,
+            self.put, self.sync, self.sweep, self.index_keys, self.checkpoint, self.prepare, self.delete_expired,
+            self.write_document, self.read,
         )  # fmt: skip
         self.rng.choices(operations, (40, 16, 12, 12, 8, 3, 2, 3, 8))[0]()

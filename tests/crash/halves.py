@@ -23,7 +23,7 @@ from metaq.protocol.record import (
     record_tail,
 )
 from metaq.store.files.filecache import read_here, run_here
-from metaq.store.recordgroups import Ready, put_together
+from metaq.store.recordgroups import Ready, put_record_group
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from metaq.tx.halves import HALVES, IMMUNITY, OPS, SNAPSHOT, Half, Halves, Origin
@@ -137,7 +137,7 @@ class Life:
         ordinal = found[0]
         text = str(ordinal).encode()
         members = [self._ready(REAL, text, {"k": "v"})] if self._rng.random() < 0.5 else []
-        put_together(self._store, self._ready(OPS, text, {"TAGS": "d"}), members)
+        put_record_group(self._store, self._ready(OPS, text, {"TAGS": "d"}), members)
         self._halves.claim(ordinal)
         expect(self._halves.find(ordinal) is None, "what is on its way is decided once", ordinal)
         self._append()

@@ -30,7 +30,7 @@ from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored, decode_messag
 from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.queues.consumequeue import ConsumeQueue
-from metaq.store.recordgroups import Ready, put_together
+from metaq.store.recordgroups import Ready, put_record_group
 from tests.crash.command import expect
 
 MARKS: Final = TopicPartition("METAQ_SYS_TRANSACTIONS", 0)
@@ -122,7 +122,7 @@ class Model:
             ready, sent = _ready(store, put, [before for each, before in made if each[0] == put[0]])
             made.append((put, sent))
             group.append(ready)
-        offsets = put_together(store, group[0], group[1:])
+        offsets = put_record_group(store, group[0], group[1:])
         places = [self._put(put[0], sent, offset) for (put, sent), offset in zip(made, offsets, strict=True)]
         self.groups.append(places)
 

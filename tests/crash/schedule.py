@@ -22,7 +22,7 @@ from metaq.errors import DiskFull
 from metaq.message import Durability, TopicPartition
 from metaq.protocol.properties import MESSAGE_ID
 from metaq.protocol.record import decode_properties, decode_record, host_bytes
-from metaq.store.expiry import retire
+from metaq.store.expiry import delete_expired
 from metaq.store.files.filecache import Read, read_here, run_here
 from metaq.store.log.retention import RetentionRules
 from metaq.store.recovery.recovery import open_store
@@ -322,15 +322,15 @@ class Schedule:
         self.store.checkpoint()
         self.model.durable = covered
 
-    def retire(self, read: Read) -> None:
+    def delete_expired(self, read: Read) -> None:
         """Retention, as if the disk were nearly full; what two checkpoints do not cover stays."""
         needed = self.tx.keeping.oldest
         self.disk.room = NEARLY_FULL
         try:
-            decision = retire(self.store, needed_from=needed)
+            decision = delete_expired(self.store, needed_from=needed)
         finally:
             self.disk.room = EMPTY
-        retire(self.store)
+        delete_expired(self.store)
         if decision.due_before is not None:
             self.keep(decision.due_before, read)
 

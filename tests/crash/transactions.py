@@ -62,12 +62,12 @@ class _Life:
             self._save: 6,
             self._sweep: 3,
             self._checkpoint: 2,
-            self._retire: 8,
+            self._delete_expired: 8,
             self._stop: 1,
             self._end: 3,
         }
         if rng.random() < 0.2:  # much ages out
-            self._operations |= {self._local: 50, self._retire: 25}
+            self._operations |= {self._local: 50, self._delete_expired: 25}
 
     def live(self, steps: int) -> None:
         """So many steps, and a last look after a restart."""
@@ -210,7 +210,7 @@ class _Life:
         self._schedule.append()
         self._schedule.checkpoint()
 
-    def _retire(self) -> None:
+    def _delete_expired(self) -> None:
         """Run retention once or twice; what the first round puts again no longer holds back the second."""
         schedule, rng = self._schedule, self._rng
         schedule.append()
@@ -219,7 +219,7 @@ class _Life:
             schedule.checkpoint()
         for _ in range(rng.choice((1, 2))):
             schedule.append()
-            schedule.retire(self._read)
+            schedule.delete_expired(self._read)
             self.counts["branches put again"] += sum(flight.act.again for flight in schedule.staged)
             rng.choice((schedule.append, schedule.append, schedule.finish))()
             schedule.save()

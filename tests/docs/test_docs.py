@@ -19,7 +19,7 @@ from metaq.protocol.text.codec import _READERS
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.protocol.text.replies import BAD_REQUEST, ERROR, FORBIDDEN, MOVED, NOT_FOUND, OK, UNAVAILABLE
 from metaq.server.http.http import OWN
-from metaq.server.http.measures import OF_BROKERS
+from metaq.server.http.metrics import OF_BROKERS
 from metaq.store.checkpoint import LIVE_SIZE
 from metaq.store.index import indexfile
 from metaq.store.index.indexfile import ITEM_SIZE

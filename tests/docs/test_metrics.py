@@ -11,7 +11,7 @@ import yaml
 
 from metaq.engine.figures.metrics import Kind, Metric
 from metaq.server.http.http import OWN
-from metaq.server.http.measures import OF_BROKERS, OF_REGISTRIES
+from metaq.server.http.metrics import OF_BROKERS, OF_REGISTRIES
 from tests.docs.examples import ROOT
 from tests.support.broker import BrokerProcess, RegistryProcess
 from tests.support.metrics import families, fetch

@@ -31,8 +31,8 @@ BROKER: Final = [
     M(
         "retries",
         "server/remoting/consuming/sendback.py",
-        "header.delay_level or FIRST_LEVEL + record.reconsume_times",
-        "header.delay_level or FIRST_LEVEL",
+        "header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times",
+        "header.delay_level or FIRST_RETRY_LEVEL",
         "broker/test_sendback.py::test_the_level_rises_with_the_tries",
     ),
     M(
@@ -115,7 +115,7 @@ BROKER: Final = [
     ),
     M(
         "SG-071",
-        "server/replicas/sides.py",
+        "server/replicas/roles.py",
         "behind_bytes <= self._hot_bytes",
         "True",
         "broker/test_slaves.py::test_who_reads_far_behind_is_sent_to_a_slave",
@@ -161,7 +161,7 @@ REPLICAS: Final = [
     ),
     M(
         "MQ-102",
-        "server/replicas/sides.py",
+        "server/replicas/roles.py",
         "settings.replica_lag_ms / 1000",
         "60.0",
         "broker/test_cli_replicas.py::test_how_far_a_slave_may_lag",
@@ -177,14 +177,14 @@ REPLICAS: Final = [
     ),
     M(
         "MQ-080",
-        "server/replicas/sides.py",
+        "server/replicas/roles.py",
         "min(able, default=MASTER)",
         "max(able, default=MASTER)",
         "cluster/test_standby.py::test_brokers_with_other_slaves_than_the_group_names",
     ),
     M(
         "MQ-080",
-        "server/replicas/sides.py",
+        "server/replicas/roles.py",
         "for slave in self.in_sync.standings() if slave.in_sync]",
         "for slave in self.in_sync.standings()]",
         "cluster/test_standby.py::test_brokers_with_other_slaves_than_the_group_names",
@@ -231,7 +231,7 @@ REPLICAS: Final = [
     ),
     M(
         "SG-083",
-        "server/replicas/sides.py",
+        "server/replicas/replica.py",
         "broker.add_family(MasterOnlyHandler())",
         "pass",
         "broker/test_slaves.py::test_what_a_slave_refuses",
@@ -246,9 +246,9 @@ REPLICAS: Final = [
     ),
     M(
         "replication",
-        "server/replicas/sides.py",
-        "broker.turns.copies = self.in_sync",
-        "pass",
+        "server/replicas/roles.py",
+        "self.in_sync if self._waits else None",
+        "None",
         "cluster/test_replication.py::test_a_put_waits_for_a_slave_that_is_stopped",
     ),
     M(
@@ -358,7 +358,7 @@ USERS: Final = [
     ),
     M(
         "E-05",
-        "server/replicas/sides.py",
+        "server/replicas/roles.py",
         "Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None",
         "None",
         "broker/test_access.py::test_every_port_speaks_tls_and_asks_who_is_there",
@@ -366,8 +366,8 @@ USERS: Final = [
     ),
     M(
         "E-05",
-        "server/replicas/sides.py",
-        "broker.gate if broker.gate.has_users else None",
+        "server/replicas/roles.py",
+        "opened.authentication if opened.authentication.has_users else None",
         "None",
         "broker/test_access.py::test_every_port_speaks_tls_and_asks_who_is_there",
         waits=True,

@@ -83,8 +83,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.driver.prepare()
 
     @rule()
-    def retire(self) -> None:
-        self.driver.retire()
+    def delete_expired(self) -> None:
+        self.driver.delete_expired()
 
     @rule(key=st.sampled_from(KEYS))
     def read(self, key: TopicPartition) -> None:

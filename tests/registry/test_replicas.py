@@ -9,8 +9,8 @@ import orjson
 import pytest
 from kazoo.client import KazooClient
 
+from metaq.protocol.remoting.codes import MASTER
 from metaq.registry.paths import Member, decode_broker_node
-from metaq.registry.routes import MASTER
 from tests.support.broker import wait_until
 from tests.support.cluster import Cluster
 from tests.support.zookeeper import ZooKeeperProcess

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from metaq.client import Client, connect
-from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
+from metaq.message import HISTORY_TOPIC
 from metaq.spark.report import alarms
 from metaq.spark.report.alarms import ENDED, RAISED, Watch, follow, raise_alarms
 from metaq.spark.report.findings import Finding

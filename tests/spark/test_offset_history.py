@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from metaq.client import connect
-from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC, OffsetRow
+from metaq.message import HISTORY_TOPIC
+from metaq.protocol.remoting.offsetrows import OffsetRow
 from metaq.spark.report.history import SCHEMA, read_files, read_topic
 from tests.support.admin import connect as connect_remoting
 from tests.support.admin import create_topic, send

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 
 import metaq
 from metaq.errors import ConfigError
-from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
+from metaq.message import HISTORY_TOPIC
 from metaq.spark.reading.groups import GroupOffsets
 from metaq.spark.reading.login import Login
 from metaq.spark.reading.options import read_options

@@ -8,7 +8,7 @@ from metaq.errors import Fenced
 from metaq.store.files.disk import RealDisk, RealFile
 from metaq.store.files.ending import Ending
 from metaq.store.recovery.recovery import open_store
-from tests.store.test_together import FIRST, SETTINGS, bodies, put, ready
+from tests.store.test_record_groups import FIRST, SETTINGS, bodies, put, ready
 
 
 def test_a_store_that_cannot_append_leaves_its_folder_free(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Copies of a log, cuts of what diverged, fresh starts (``metaq.store.copies.applying``, ``replacing``, ``epochs``)."""
+"""Copies of a log, cuts of what diverged, fresh starts (``metaq.store.copies.applying``, ``discarding``, ``epochs``)."""
 
 import random
 from pathlib import Path
@@ -15,12 +15,12 @@ from metaq.store.copies.discarding import begin_at_next_opening, cut_at_next_ope
 from metaq.store.copies.epochs import FIRST, Epoch, Epochs, common_end, last_record
 from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import LOG, QUEUES, MessageStore
-from metaq.store.recordgroups import Ready, put_together
+from metaq.store.recordgroups import Ready, put_record_group
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
-from tests.store.test_together import FIRST as T0
-from tests.store.test_together import MARKS, bodies, put, ready
-from tests.store.test_together import SECOND as T1
+from tests.store.test_record_groups import FIRST as T0
+from tests.store.test_record_groups import MARKS, bodies, put, ready
+from tests.store.test_record_groups import SECOND as T1
 
 SEGMENT: Final = 4096
 MASTER: Final = StoreSettings(
@@ -43,7 +43,7 @@ def fill(store: MessageStore, rng: random.Random, turns: int) -> None:
     for number in range(turns):
         if rng.random() < 0.3:
             members = [message(store, rng, 200) for _ in range(rng.randrange(4))]
-            put_together(store, ready(store, MARKS, b"mark %d" % number), members)
+            put_record_group(store, ready(store, MARKS, b"mark %d" % number), members)
         for _ in range(rng.randrange(1, 4)):
             store.put(*message(store, rng, 400))
         store.append()
@@ -116,7 +116,7 @@ def test_keys_of_copies_are_entered_as_they_come(tmp_path: Path) -> None:
     """MQ-065: a slave need not read its log again for them; what has none costs the index nothing."""
     master, _ = open_store(tmp_path / "master", MASTER)
     slave, _ = open_store(tmp_path / "slave", SLAVE)
-    put_together(master, ready(master, MARKS, b"mark"), [ready(master, T0, b"in a group")])
+    put_record_group(master, ready(master, MARKS, b"mark"), [ready(master, T0, b"in a group")])
     for body in (b"alone", b"last"):
         master.put(*ready(master, T0, body))
         master.put(*plain(master, T1, body))
@@ -137,7 +137,7 @@ def test_a_group_becomes_part_of_the_log_whole(tmp_path: Path) -> None:
     slave, _ = open_store(tmp_path / "slave", SLAVE)
     put(master, T0, b"before")
     before = master.log.end
-    put_together(master, ready(master, MARKS, b"mark"), [ready(master, T0, b"1"), ready(master, T1, b"2")])
+    put_record_group(master, ready(master, MARKS, b"mark"), [ready(master, T0, b"1"), ready(master, T1, b"2")])
     master.append()
     _, data = piece(master.log, 0, SEGMENT, read_here)
     copier = Copier(slave)

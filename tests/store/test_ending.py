@@ -13,7 +13,7 @@ from metaq.store.messagestore import LOG, MessageStore
 from metaq.store.recovery.recovery import Recovery, open_store
 from metaq.store.recovery.verify import repair, verify
 from metaq.store.settings import StoreSettings
-from tests.store.test_together import FIRST, SETTINGS, bodies, put
+from tests.store.test_record_groups import FIRST, SETTINGS, bodies, put
 from tests.support.faultydisk import DATA, FaultyDisk, Stopped
 
 REPLICA: Final = replace(SETTINGS, durability=Durability.REPLICA, replicated=True)

@@ -25,7 +25,7 @@ from metaq.protocol.record import (
     record_tail,
 )
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
-from metaq.store.expiry import retire
+from metaq.store.expiry import delete_expired
 from metaq.store.files.disk import File, RealDisk, RealFile, Usage
 from metaq.store.files.ending import Ending
 from metaq.store.files.filecache import read_cached, read_here, run_here
@@ -186,7 +186,7 @@ def test_a_deleted_segment_goes_when_its_last_reader_does(folder: Path, store: M
     store.checkpoint()
     store.checkpoint()
     clock.advance(10)
-    assert retire(store).delete[0] == 0
+    assert delete_expired(store).delete[0] == 0
     assert not path.exists()
     assert body == b"x" * 1000
     assert str(path) in Path("/proc/self/maps").read_text()
@@ -225,7 +225,7 @@ def test_queue_files_before_the_log_are_deleted(folder: Path, store: MessageStor
     store.checkpoint()
     store.checkpoint()
     clock.advance(10)
-    assert retire(store).delete
+    assert delete_expired(store).delete
     first, position = store.first(store.queue("t", 0), read_here)
     assert first > 16 and position == first * 1020
     assert min(int(path.name) for path in (folder / "consumequeue" / "t" / "0").iterdir()) == first // 16 * 256
@@ -476,7 +476,7 @@ def test_all_parts_of_a_store(folder: Path, clock: ManualClock) -> None:
     store.checkpoint()
     before = files()
     clock.advance(10)
-    assert retire(store).delete
+    assert delete_expired(store).delete
     for old, left in zip(before, files(), strict=True):
         assert left and left == old[-len(left) :] != old
     first, _ = store.first(store.queue("t", 0), read_here)

@@ -139,7 +139,7 @@ def test_a_place_is_needed_until_its_successor_is_durable() -> None:
         schedule.checkpoint()
         schedule.checkpoint()
         for _ in range(3):
-            schedule.retire(read_here)
+            schedule.delete_expired(read_here)
             schedule.append()
         assert schedule.store.log.begin == 0
         schedule.end(power=True)
@@ -148,7 +148,7 @@ def test_a_place_is_needed_until_its_successor_is_durable() -> None:
         for _ in range(2):
             schedule.checkpoint()
             schedule.checkpoint()
-            schedule.retire(read_here)
+            schedule.delete_expired(read_here)
             schedule.finish()
             schedule.save()
         assert schedule.store.log.begin > 0

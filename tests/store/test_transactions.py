@@ -13,7 +13,7 @@ import pytest
 from metaq.clock import ManualClock
 from metaq.protocol.properties import MESSAGE_ID
 from metaq.protocol.record import decode_properties, decode_record, host_bytes
-from metaq.store.expiry import retire
+from metaq.store.expiry import delete_expired
 from metaq.store.files.filecache import read_here, run_here
 from metaq.store.log.retention import RetentionRules
 from metaq.store.recordgroups import Ready
@@ -105,13 +105,13 @@ class Folder:
     def save(self) -> None:
         self.tx.snapshots.save(run_here)
 
-    def retire(self, rounds: int = 1) -> None:
+    def delete_expired(self, rounds: int = 1) -> None:
         """Checkpoints, then retention as the broker's duty does it."""
         self.clock.advance(10)
         for _ in range(rounds):
             self.store.checkpoint()
             self.store.checkpoint()
-            decision = retire(self.store, at_any_hour=True, needed_from=self.tx.keeping.oldest)
+            decision = delete_expired(self.store, at_any_hour=True, needed_from=self.tx.keeping.oldest)
             if decision.due_before is not None:
                 for step in self.tx.keeping.keep(decision.due_before, read_here):
                     self.turn(step)
@@ -297,7 +297,7 @@ def test_an_old_snapshot_does_not_bring_back_what_aged_out(folder: Folder, tmp_p
     shutil.copy(folder.snapshot, tmp_path / "old")
     folder.commit(A)
     folder.fill(3)
-    folder.retire(rounds=3)
+    folder.delete_expired(rounds=3)
     assert folder.store.log.begin > 0
     shutil.copy(tmp_path / "old", folder.snapshot)
     folder.restart()
@@ -332,9 +332,9 @@ def test_branches_are_put_again_before_retention(folder: Folder) -> None:
     folder.tx.branches.failed(A)
     since_ms = folder.tx.prepared(dict(folder.tx.branches.places())[A], read_here).since_ms
     folder.fill(2)
-    folder.retire()
+    folder.delete_expired()
     assert folder.store.log.begin == 0
-    folder.retire()
+    folder.delete_expired()
     assert folder.store.log.begin >= SEGMENT
     for restart in (False, True):
         if restart:
@@ -347,7 +347,7 @@ def test_branches_are_put_again_before_retention(folder: Folder) -> None:
     assert after == [each._replace(queue=folder.store.queue("orders", 0)) for each in before]
     folder.turn(folder.tx.store_commit(A, work, after))
     folder.turn(folder.tx.rollback(B))
-    folder.retire(rounds=3)
+    folder.delete_expired(rounds=3)
     assert folder.tx.keeping.oldest is None
     assert folder.delivered() == [b"a1", b"a2"]
 
@@ -379,7 +379,7 @@ def test_a_damaged_branch_pins_nothing_and_can_be_rolled_back(folder: Folder) ->
         folder.tx.messages(folder.tx.commit(A, one_phase=False), read_here)
     folder.tx.branches.failed(A)
     folder.fill(1)
-    folder.retire(rounds=2)
+    folder.delete_expired(rounds=2)
     assert folder.store.log.begin >= SEGMENT
     assert folder.undecided == [A, B]
     folder.turn(folder.tx.rollback(A))

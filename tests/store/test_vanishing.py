@@ -12,7 +12,7 @@ import pytest
 from metaq.clock import ManualClock
 from metaq.store.bulk import BulkReader
 from metaq.store.copies.applying import piece
-from metaq.store.expiry import retire
+from metaq.store.expiry import delete_expired
 from metaq.store.files.disk import File
 from metaq.store.files.filecache import Read, read_here
 from metaq.store.messagestore import MessageStore
@@ -60,7 +60,7 @@ class Waiting:
         data = read_here(file, size, offset)
         self.left -= 1
         if not self.left:
-            assert retire(self._store).delete
+            assert delete_expired(self._store).delete
         return data
 
 

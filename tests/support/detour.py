@@ -7,10 +7,9 @@ The file ``detours2.json`` beside the data folder of replica 2 maps the addresse
 
 import orjson
 
+from metaq.address import Address, parse_address
 from metaq.config import Settings
-from metaq.replication.follower import Address
 from metaq.server.replicas.replica import Replica
-from metaq.server.wire.listeners import parse_address, written
 from metaq.store.recovery.progress import Tell
 from tests.support.program import serve
 
@@ -27,7 +26,7 @@ class DetouredReplica(Replica):
 
     def _find_master(self) -> Address | None:
         master = super()._find_master()
-        return None if master is None else parse_address("master", self._detours[written(master)])
+        return None if master is None else parse_address(self._detours[str(master)])
 
 
 if __name__ == "__main__":

@@ -378,7 +378,7 @@ class PoweredMember(Member):
 
 
 def make(settings: Settings, tell: Tell) -> Broker | Replica:
-    kind = Broker if settings.replication_listen == NONE else Replica
+    kind = Broker.alone if settings.replication_listen == NONE else Replica
     return kind(settings, disk=PowerDisk(settings.data), tell=tell)
 
 

@@ -11,13 +11,16 @@ import pytest
 from metaq.clock import SystemClock
 from metaq.config import load
 from metaq.engine.duties import Duties
+from metaq.engine.role import NoReplicas
 
 
 @pytest.mark.parametrize("error", [ValueError("unexpected"), OSError("unexpected")])
 def test_a_duty_survives_its_failures(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     """SG-066, SG-068: the next round comes, and the failure is in the log with its place."""
     store = SimpleNamespace(clock=SystemClock(), shortage=None)
-    context = cast(Any, SimpleNamespace(settings=load(None, {}, {}), store=store, topics=None, groups=None))
+    context = cast(
+        Any, SimpleNamespace(settings=load(None, {}, {}), store=store, topics=None, groups=None, replicas=NoReplicas())
+    )
     duties = Duties(context, cast(Any, None), cast(Callable[..., Any], None))
     rounds: list[int] = []
 

@@ -16,7 +16,7 @@ from gevent.event import Event
 from metaq.config import Settings, load
 from metaq.engine.figures.metrics import Family, Kind, Metric
 from metaq.errors import AccessDenied, ConfigError
-from metaq.server.access.gate import Gate
+from metaq.server.access.authentication import Authentication
 from metaq.server.access.permissions import Principal
 from metaq.server.http import http, httpserver, scrapes
 from metaq.server.http.http import Monitor
@@ -28,7 +28,7 @@ DEADLINE_S: Final = 60.0
 SHORT_S: Final = 0.2
 METRIC: Final = Metric("m", Kind.GAUGE, "1", "M.")
 HUGE: Final = 64 * 1024 * 1024
-NOBODY: Final = Gate("", 1, lambda: 0.0)
+NOBODY: Final = Authentication("", 1, lambda: 0.0)
 
 
 class Source:
@@ -241,7 +241,7 @@ def test_a_scrape_that_meets_an_error_of_the_broker(
 
 
 class Known:
-    """A gate that knows everybody as one user."""
+    """An authentication that knows everybody as one user."""
 
     def __init__(self) -> None:
         self.anonymous = Principal("anonymous")
@@ -259,10 +259,10 @@ def test_a_user_who_may_not_is_not_asked_to_log_in(stack: ExitStack, monkeypatch
         raise AccessDenied(f"{principal} may not")
 
     monkeypatch.setattr(http, "demand", refuse)
-    gate = Known()
+    authentication = Known()
     monitor = Monitor(settings(users_file="users"), "127.0.0.1:0")
     stack.callback(monitor.close)
-    monitor.serving(Source, cast(Gate, gate))
+    monitor.serving(Source, cast(Authentication, authentication))
     assert answered(connect(stack, monitor), "/metrics")[0] == 401
     connection = connect(stack, monitor)
     connection.sendall(b"GET /metrics HTTP/1.1\r\nAuthorization: Bearer secret\r\n\r\n")
@@ -271,15 +271,15 @@ def test_a_user_who_may_not_is_not_asked_to_log_in(stack: ExitStack, monkeypatch
 
 def test_the_address_of_a_user_is_that_of_other_ports(stack: ExitStack) -> None:
     """E-05: an IPv4 address is one, on a listener of IPv6, too: failed logins are counted by it."""
-    gate = Known()
+    authentication = Known()
     monitor = Monitor(settings(users_file="users", http_listen="[::]:0"), "127.0.0.1:0")
     stack.callback(monitor.close)
-    monitor.serving(Source, cast(Gate, gate))
+    monitor.serving(Source, cast(Authentication, authentication))
     assert monitor.address is not None
     with socket.create_connection(("127.0.0.1", monitor.address[1])) as connection:
         connection.sendall(b"GET /metrics HTTP/1.1\r\nAuthorization: Bearer secret\r\n\r\n")
         assert read(connection)[0] == 200
-    assert gate.addresses == ["127.0.0.1"]
+    assert authentication.addresses == ["127.0.0.1"]
 
 
 @pytest.mark.parametrize("taken", [False, True])

@@ -10,6 +10,7 @@ import pytest
 from metaq.clock import ManualClock
 from metaq.config import Settings
 from metaq.engine.offsets.offsetlog import MOST_BACK_S, OffsetLog
+from metaq.engine.role import NoReplicas, RoleParts
 from metaq.engine.tables.offsets import OffsetTable
 from metaq.engine.tables.topics import TopicTable
 from metaq.engine.turn import Turns
@@ -46,13 +47,14 @@ class Hub:
 class Master:
     """The parts of a broker at REPLICA that keep offsets."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, *, waits: bool = True) -> None:
         self.clock = ManualClock()
         self.store: MessageStore = open_store(data, STORE, self.clock)[0]
         settings = Settings.model_validate({**SETTINGS, "data": data})
         hub: Any = Hub
-        self.turns = Turns(self.store, settings, hub, run_here, lambda _: None)
-        self.turns.copies = self.copies = Copies()
+        self.copies = Copies()
+        parts = RoleParts(NoReplicas(), self.copies if waits else None)
+        self.turns = Turns(self.store, settings, hub, run_here, lambda _: None, parts)
         self.offsets = OffsetTable()
         context: Any = SimpleNamespace(
             store=self.store,
@@ -134,9 +136,10 @@ def test_none_is_taken_before_the_replicas_have_what_a_new_master_found(tmp_path
     after.store.close()
 
 
-def test_all_are_taken_where_no_replica_is_waited_for(master: Master) -> None:
+def test_all_are_taken_where_no_replica_is_waited_for(tmp_path: Path) -> None:
     """P09: at DISK and MEMORY the log of the master alone counts."""
-    master.turns.copies = None
+    master = Master(tmp_path / "data", waits=False)
     master.commit(1)
     master.clock.advance(10 * MOST_BACK_S)
     master.commit(2)
+    master.store.close()

@@ -8,8 +8,9 @@ import orjson
 import pytest
 
 from metaq.errors import BadRequest, DiskFull, UnknownTopic
+from metaq.protocol.remoting.codes import ORDER_TOPICS
 from metaq.protocol.remoting.routes import NO_LIVE_BROKER, BrokerData, DataVersion, QueueData, TopicConfig, TopicTable
-from metaq.registry.kvconfig import FILE, ORDER_TOPICS, KvConfig
+from metaq.registry.kvconfig import FILE, KvConfig
 from metaq.registry.routes import MAX_DEPARTED, BrokerKey, MasterAddress, RouteTables
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.filecache import run_here

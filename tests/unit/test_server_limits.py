@@ -15,11 +15,11 @@ from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
 from metaq.protocol.text.codec import CommandReader, TextLimits
 from metaq.server.access.permissions import ANONYMOUS, ANYBODY, Principal
-from metaq.server.front import Front
+from metaq.server.endpoint import Endpoint
 from metaq.server.remoting.session import Answer, Kept, RemotingSession
 from metaq.server.text.session import TextSession
-from metaq.server.wire.look import Looks, Question
 from metaq.server.wire.memory import Memory
+from metaq.server.wire.reads import StoreRead, StoreReads
 from metaq.server.wire.session import GRAIN
 from metaq.store.files.filecache import Read
 
@@ -180,13 +180,13 @@ def test_the_account_is_what_is_held(seed: int) -> None:
     assert host.memory.held == 0
 
 
-class Broken(Question):
-    """A question that meets an error which nobody expected."""
+class Broken(StoreRead):
+    """A request that meets an error which nobody expected."""
 
     def __init__(self, session: Any) -> None:
         self.session = session
 
-    def look(self, read: Read) -> None:
+    def read(self, read: Read) -> None:
         raise ValueError("a test says so")
 
 
@@ -200,10 +200,10 @@ class Breaking:
         self.broken += 1
 
 
-def test_who_wakes_a_held_question_survives_it() -> None:
+def test_who_wakes_a_held_request_survives_it() -> None:
     """SG-060: the connection is closed, the others that wait are woken all the same."""
     session = Breaking()
-    Looks(load(None, {}, {}), lambda call: call()).look(Broken(session))
+    StoreReads(load(None, {}, {}), lambda call: call()).start(Broken(session))
     assert session.broken == 1
 
 
@@ -244,4 +244,4 @@ class Loop:
 def test_nobody_is_idle_because_the_clock_was_set() -> None:
     """SG-054: silence is measured by a clock that nobody sets."""
     before = time.monotonic()
-    assert before <= Front(load(None, {}, {}), Loop(), None).now() <= time.monotonic()
+    assert before <= Endpoint(load(None, {}, {}), Loop(), None).now() <= time.monotonic()

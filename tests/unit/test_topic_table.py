@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from metaq.engine.tables.topics import OFFSETS_TOPIC, TopicTable
+from metaq.engine.tables.topics import TopicTable
 from metaq.errors import Overloaded
-from metaq.message import TopicPartition
+from metaq.message import OFFSETS_TOPIC, TopicPartition
 from metaq.store.files.disk import RealDisk
 
 

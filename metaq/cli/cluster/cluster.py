@@ -13,8 +13,8 @@ from metaq.cli.messages.topics import is_of_users
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client import Admin
 from metaq.client.admin.views import BrokerView
-from metaq.client.connecting.routing import MASTER
 from metaq.errors import ClientError
+from metaq.protocol.remoting.codes import MASTER
 
 
 @click.group()

@@ -6,10 +6,11 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from metaq.address import Address
 from metaq.cli.common import (
     FAILED,
     NOTHING_CHANGED,
-    Address,
+    AddressParameter,
     connect_registry,
     examples,
     json_option,
@@ -20,8 +21,8 @@ from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client import Admin
 from metaq.client.admin.replicas import ReplicaAdmin
 from metaq.client.admin.views import BrokerView, ReplicaView, SlaveView
-from metaq.client.connecting.routing import MASTER
 from metaq.errors import ClientError
+from metaq.protocol.remoting.codes import MASTER
 
 CHANGE_S: Final = 60.0
 """Longest wait for a change of roles: the store is closed and opened anew, which recovers its newest part."""
@@ -164,7 +165,7 @@ def _row(broker: BrokerView, replica: int | None, role: str, address: str, state
 def at_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--at``."""
     text = "The replica's own address, when the registry does not know it.  [default: the registry is asked]"
-    return click.option("--at", "at", type=Address(), help=text)(command)
+    return click.option("--at", "at", type=AddressParameter(), help=text)(command)
 
 
 def replica_option(name: str, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -172,15 +173,14 @@ def replica_option(name: str, text: str) -> Callable[[Callable[..., Any]], Calla
     return click.option(name, "replica", type=click.IntRange(1), metavar="N", help=text)
 
 
-def known_places(admin: Admin, name: str, at: tuple[str, int] | None) -> list[Place]:
+def known_places(admin: Admin, name: str, at: Address | None) -> list[Place]:
     """Return the replicas of a broker to choose from: those of the registry, or the one at an address."""
     if at is None:
         places = places_of(admin, name)
         if not places:
             raise click.BadParameter(f"no replica of {name} is registered; give its address with --at HOST:PORT")
         return places
-    host, port = at
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = str(at)
     identity = admin.identity(address)
     if identity.name != name:
         raise click.BadParameter(f"{identity.name or 'a registry'} answers at {address}, not {name}")
@@ -241,7 +241,7 @@ def wait_role(replicas: ReplicaAdmin, place: Place, role: str) -> int:
 @registry_option
 @json_option
 def promote(
-    name: str, replica: int | None, at: tuple[str, int] | None, accept_loss: bool, yes: bool, registry: str, as_json: bool
+    name: str, replica: int | None, at: Address | None, accept_loss: bool, yes: bool, registry: str, as_json: bool
 ) -> int:
     """Make a slave of BROKER the master, after its master is lost.
 
@@ -299,7 +299,7 @@ def promotion_warnings(place: Place, places: Iterable[Place]) -> list[str]:
 def demote(
     name: str,
     replica: int | None,
-    at: tuple[str, int] | None,
+    at: Address | None,
     master: str | None,
     yes: bool,
     registry: str,

@@ -19,6 +19,7 @@ from typing import IO, Final
 import click
 
 from metaq import TextClient, __version__
+from metaq.address import Address
 from metaq.cli.admin import CONFIG, parse_config
 from metaq.cli.common import FAILED, broker_option, connect, examples
 from metaq.errors import MetaqError, Refused
@@ -82,7 +83,7 @@ def _without_blocks(text: str) -> str:
 @click.option(
     "--out", type=click.Path(), metavar="FILE", help="The file to write; - is standard output.  [default: named by the time]"
 )
-def debug_bundle(broker: tuple[str, int], data: Path | None, log: Path | None, out: str | None) -> int:
+def debug_bundle(broker: Address, data: Path | None, log: Path | None, out: str | None) -> int:
     """Collect facts for a bug report into a tar.gz: settings, statistics, stacks, versions, disk use, log lines.
 
     It has no message bodies and no passwords: anything that looks like a secret is hidden. Still, check the file before you

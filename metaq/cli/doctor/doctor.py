@@ -8,16 +8,15 @@ from typing import Final
 
 import click
 
+from metaq.address import parse_address
 from metaq.cli.common import examples, json_option, registry_option
 from metaq.cli.doctor.doctorfacts import BrokerState, DoctorFacts, gather
 from metaq.cli.doctor.findings import Finding, Level, ok, problem, report, some, warning
 from metaq.cli.doctor.groupchecks import diagnose
 from metaq.cli.doctor.groupfacts import DEFAULT_WATCH_S
 from metaq.client.admin.views import permission_text
-from metaq.client.connecting.link import split_address
-from metaq.client.connecting.routing import MASTER
-from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from metaq.protocol.remoting.codes import READ, WRITE
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX
+from metaq.protocol.remoting.codes import MASTER, READ, WRITE
 
 CLOCK_WARNING_MS: Final = 1_000
 CLOCK_PROBLEM_MS: Final = 60_000
@@ -89,9 +88,9 @@ def reach_of(host: str) -> str | None:
 
 def check_advertised(facts: DoctorFacts) -> Iterator[Finding]:
     """Check that the addresses brokers advertise to clients work from other machines, too."""
-    remote = [state.address for state in facts.registries if reach_of(split_address(state.address)[0]) is None]
+    remote = [state.address for state in facts.registries if reach_of(parse_address(state.address)[0]) is None]
     for state in facts.brokers:
-        reach = reach_of(split_address(state.broker.address)[0])
+        reach = reach_of(parse_address(state.broker.address)[0])
         what = f"{state.broker.name} tells clients to connect to {state.broker.address}"
         advice = "set advertise to HOST:PORT under which clients reach the broker"
         if reach == ANYWHERE:
@@ -259,7 +258,7 @@ def check_gathering(facts: DoctorFacts) -> Iterator[Finding]:
 
 def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
     """Check that topics can be written and read."""
-    own = [view for view in facts.topics if not view.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))]
+    own = [view for view in facts.topics if not view.topic.startswith((RETRY_PREFIX, DEAD_PREFIX))]
     shut = sorted(
         {f"{view.topic} ({view.permission_text})" for view in own if view.permission & (READ | WRITE) != READ | WRITE}
     )

@@ -8,10 +8,9 @@ from metaq.cli.common import connect_registry
 from metaq.cli.doctor.groupfacts import GroupFacts, collect, watch
 from metaq.client import Admin
 from metaq.client.admin.views import BrokerIdentity, BrokerView, TopicView
-from metaq.client.connecting.routing import MASTER
 from metaq.errors import ClientError, Refused
 from metaq.message import MessageQueue
-from metaq.protocol.remoting.codes import Response
+from metaq.protocol.remoting.codes import MASTER, Response
 
 
 class RegistryState(NamedTuple):

@@ -8,9 +8,8 @@ from metaq.cli.doctor.findings import Finding, ok, problem, some, warning
 from metaq.cli.doctor.groupfacts import GroupFacts, TopicState, resting
 from metaq.client import Model
 from metaq.client.admin.views import LagView
-from metaq.client.message import RETRY_PREFIX
 from metaq.errors import RouteProblem
-from metaq.message import MessageQueue
+from metaq.message import RETRY_PREFIX, MessageQueue
 from metaq.protocol.record import TAGS
 from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import ExpressionKind, Subscription, parse_subscription

@@ -6,9 +6,8 @@ from typing import Final, NamedTuple
 
 from metaq.client import Admin
 from metaq.client.admin.views import BrokerView, GroupMembers, GroupView, LagView, MemberWork
-from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from metaq.errors import ClientError, RouteNotFound, RouteProblem
-from metaq.message import MessageQueue
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 
 NEWEST: Final = 32
 """Messages of each partition that are checked against the subscriptions."""
@@ -88,7 +87,7 @@ def collect(admin: Admin, group: str, topic: str | None = None) -> GroupFacts:
     return facts._replace(
         works=works,
         topics=tuple(topic_state(admin, name) for name in sorted(names)),
-        dead_letters=messages_in(admin, f"{DEAD_LETTER_PREFIX}{group}"),
+        dead_letters=messages_in(admin, f"{DEAD_PREFIX}{group}"),
     )
 
 

@@ -18,8 +18,9 @@ from metaq.cli.common import (
 from metaq.cli.messages.messages import DEFAULT_COUNT, describe, print_messages
 from metaq.cli.tables import Row, print_rows
 from metaq.client import Producer, ReceivedMessage
-from metaq.client.message import DEAD_LETTER_PREFIX, RESERVED, SHARDING_KEY
+from metaq.client.message import RESERVED, SHARDING_KEY
 from metaq.errors import BadRequest
+from metaq.message import DEAD_PREFIX
 from metaq.protocol.properties import ORIGIN_ID
 
 ORIGIN: Final = "DLQ_ORIGIN_MESSAGE_ID"
@@ -44,14 +45,14 @@ def list_groups(registry: str, as_json: bool) -> None:
     """List the groups that have dead letters, and how many each has."""
     with connect_registry(registry) as client:
         admin = client.admin()
-        topics = [topic for topic in admin.topics() if topic.startswith(DEAD_LETTER_PREFIX)]
+        topics = [topic for topic in admin.topics() if topic.startswith(DEAD_PREFIX)]
         rows: list[Row] = []
         for topic in topics:
             queues = admin.queues(topic)
             messages = sum(view.end - view.begin for view in queues)
             newest_ms = max((view.updated_ms for view in queues), default=0)
             if messages:
-                rows.append({"group": topic.removeprefix(DEAD_LETTER_PREFIX), "messages": messages, "newest_ms": newest_ms})
+                rows.append({"group": topic.removeprefix(DEAD_PREFIX), "messages": messages, "newest_ms": newest_ms})
     print_rows(rows, as_json=as_json)
     if not rows and not as_json:
         click.echo("no group has dead letters", err=True)

@@ -25,7 +25,7 @@ from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin, ConsumeFrom
 from metaq.client.admin.views import GroupView, LagView, MemberView
-from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX
 
 SYSTEM_GROUP: Final = re.compile(r"CID_RMQ_SYS_.*|CID_ONS.*|TOOLS_CONSUMER|FILTERSRV_CONSUMER|SELF_TEST_.*")
 """Groups of brokers and of their tools."""
@@ -93,7 +93,7 @@ def show(group: str, registry: str, as_json: bool) -> int:
         view = view_of(admin, group)
         if view is None:
             return not_there(group)
-        dead = messages_in(admin, f"{DEAD_LETTER_PREFIX}{group}")
+        dead = messages_in(admin, f"{DEAD_PREFIX}{group}")
         row = {**summary(admin, view), "retry_max_times": view.retry_max_times, "dead_letters": dead}
         online = admin.members(group)
         members = [described(admin, group, member) for member in (() if online is None else online.members)]
@@ -271,7 +271,7 @@ def delete(group: str, yes: bool, registry: str, as_json: bool) -> int:
             return not_there(group)
         online = admin.members(group)
         members = 0 if online is None else len(online.members)
-        dead = messages_in(admin, f"{DEAD_LETTER_PREFIX}{group}")
+        dead = messages_in(admin, f"{DEAD_PREFIX}{group}")
         if yes:
             admin.delete_group(group)
     if as_json:

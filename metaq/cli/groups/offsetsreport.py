@@ -12,7 +12,7 @@ import click
 from metaq.cli.common import FAILED, PASSWORD_VARIABLE, examples, json_option, login, registry_option
 from metaq.cli.doctor.findings import Finding, Level
 from metaq.cli.doctor.findings import report as print_findings
-from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
+from metaq.message import HISTORY_TOPIC
 
 PAGE: Final = "report.html"
 _TOLD: Final = 2

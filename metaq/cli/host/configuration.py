@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from metaq.address import Address
 from metaq.cli.admin import CONFIG, parse_config
 from metaq.cli.common import broker_option, connect, examples, json_option, print_json
 from metaq.cli.host.configdoc import page
@@ -36,7 +37,7 @@ def config() -> None:
 @click.option("--running", is_flag=True, help="Show the settings in force in the broker at --broker.")
 @broker_option
 @json_option
-def show(config_file: Path | None, origin: bool, running: bool, broker: tuple[str, int], as_json: bool, **flags: Any) -> None:
+def show(config_file: Path | None, origin: bool, running: bool, broker: Address, as_json: bool, **flags: Any) -> None:
     """Print the settings that metaq serve would use with this file, environment and flags, as a configuration file."""
     said = {name: value for name, value in flags.items() if value is not None}
     if running:
@@ -50,7 +51,7 @@ def show(config_file: Path | None, origin: bool, running: bool, broker: tuple[st
     _print(values, origins, as_json=as_json)
 
 
-def _of_broker(broker: tuple[str, int]) -> dict[str, Any]:
+def _of_broker(broker: Address) -> dict[str, Any]:
     with connect(broker) as client:
         values = parse_config(client.stats(CONFIG))[RUNNING]
     known = {

@@ -29,5 +29,5 @@ def serve(config_file: Path | None, **flags: Any) -> int:
     given = {name: value for name, value in flags.items() if value is not None}
     read = partial(load, config_file, os.environ, given)
     settings = read()
-    server = Broker if settings.replication_listen == NONE else Replica
+    server = Broker.alone if settings.replication_listen == NONE else Replica
     return run(settings, lambda settings, tell: server(settings, tell=tell), read)

@@ -17,6 +17,7 @@ from typing import Final, NoReturn
 
 import click
 
+from metaq.address import Address, parse_listen
 from metaq.cli.common import examples
 from metaq.errors import ConfigError
 
@@ -60,23 +61,20 @@ def find_jars() -> list[Path]:
     return found
 
 
-def take_address(listen: str) -> tuple[str, int]:
+def take_address(listen: str) -> Address:
     """Return host and port to listen on, with a free port for port 0. ``ConfigError`` when they cannot be had.
 
     ZooKeeper itself would end without a message, since its log is switched off here.
     """
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"--listen: {listen!r} is not HOST:PORT")
-    host = host.strip("[]")
+    address = parse_listen("--listen", listen)
     try:
-        with socket.create_server((host, int(port))) as free:
-            return host, int(free.getsockname()[1])
+        with socket.create_server(address) as free:
+            return address._replace(port=free.getsockname()[1])
     except OSError as error:
         raise ConfigError(f"--listen: cannot listen on {listen}: {error.strerror or error}") from error
 
 
-def write_configuration(data: Path, address: tuple[str, int], tick_ms: int, servers: Sequence[str], number: int) -> Path:
+def write_configuration(data: Path, address: Address, tick_ms: int, servers: Sequence[str], number: int) -> Path:
     """Write ``zoo.cfg`` into the data folder and, for a member of an ensemble, its number. Return the path of ``zoo.cfg``."""
     host, port = address
     data.mkdir(parents=True, exist_ok=True)
@@ -98,7 +96,7 @@ def write_configuration(data: Path, address: tuple[str, int], tick_ms: int, serv
     return path
 
 
-def is_serving(address: tuple[str, int]) -> bool:
+def is_serving(address: Address) -> bool:
     """Return whether a ZooKeeper there takes requests; a member of an ensemble does so with a quorum."""
     with contextlib.suppress(OSError), socket.create_connection(address, ANSWER_S) as link:
         link.settimeout(ANSWER_S)
@@ -110,7 +108,7 @@ def is_serving(address: tuple[str, int]) -> bool:
     return False
 
 
-def announce(address: tuple[str, int], data: Path, pid: int) -> None:
+def announce(address: Address, data: Path, pid: int) -> None:
     """Print the ready line as soon as it serves; print nothing when the process ``pid`` ends before."""
     while not is_serving(address):
         try:
@@ -118,12 +116,10 @@ def announce(address: tuple[str, int], data: Path, pid: int) -> None:
         except ProcessLookupError:
             return
         time.sleep(LOOK_S)
-    host, port = address
-    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    print(f"metaq zookeeper ready listen={place} data={data} pid={pid}", flush=True)
+    print(f"metaq zookeeper ready listen={address} data={data} pid={pid}", flush=True)
 
 
-def become(command: list[str], address: tuple[str, int], data: Path) -> NoReturn:
+def become(command: list[str], address: Address, data: Path) -> NoReturn:
     """Turn this process into ZooKeeper, so that signals and the exit code are its own.
 
     A process beside it prints when it serves. It is the child of a child, so that ZooKeeper has no child to wait for.

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 import click
 
+from metaq.address import Address
 from metaq.cli.common import broker_option, connect, json_option, print_json
 from metaq.client import TextClient
 
@@ -61,7 +62,7 @@ def measure_get(client: TextClient, topic: str, partition: int, position: int, m
 @click.option("--size", type=click.IntRange(0), default=128, show_default=True, metavar="BYTES", help="Size of each body.")
 @broker_option
 @json_option
-def bench(topic: str, messages: int, size: int, broker: tuple[str, int], as_json: bool) -> None:
+def bench(topic: str, messages: int, size: int, broker: Address, as_json: bool) -> None:
     """Put and get messages, and print the rates.
 
     Over one connection, with many puts in flight at once: the rates are those of this client as much as of the broker.

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Final
 
 import click
 
+from metaq.address import Address
 from metaq.cli.common import FAILED, broker_option, connect, json_line, json_option, partition_option, print_json
 from metaq.client import PutManyFailed, TextClient
 from metaq.client.text.textclient import DEFAULT_MAX_BYTES
@@ -84,7 +85,7 @@ def put(
     lines_file: BinaryIO | None,
     partition: int,
     attribute: str | None,
-    broker: tuple[str, int],
+    broker: Address,
     as_json: bool,
 ) -> int:
     """Store BODY in TOPIC, or each line of a file.
@@ -183,7 +184,7 @@ def get(
     count: int | None,
     max_bytes: int,
     no_final_newline: bool,
-    broker: tuple[str, int],
+    broker: Address,
     as_json: bool,
 ) -> int:
     """Print TOPIC's messages from a position to the end.
@@ -245,7 +246,7 @@ def last_messages(client: TextClient, topic: str, partition: int, count: int) ->
 @partition_option(0, "Partition to read.")
 @broker_option
 @json_option
-def tail(topic: str, follow: bool, count: int, partition: int, broker: tuple[str, int], as_json: bool) -> int:
+def tail(topic: str, follow: bool, count: int, partition: int, broker: Address, as_json: bool) -> int:
     """Print TOPIC's newest messages, or follow it.
 
     Bodies are printed as they are, each followed by a newline.

@@ -10,12 +10,12 @@ from typing import Any, BinaryIO, Final
 
 import click
 
+from metaq.address import parse_address
 from metaq.cli.common import FAILED, connect_registry, examples, json_line, json_option, print_json, registry_option
 from metaq.cli.messages.tracks import tracks
 from metaq.cli.tables import Row, local_time, one_line, print_record, print_rows
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin, Client, ReceivedMessage
-from metaq.client.connecting.link import split_address
 from metaq.errors import BadRequest
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.sql92 import compile_expression
@@ -248,7 +248,7 @@ def by_id(admin: Admin, topics: list[str], message_id: str) -> list[ReceivedMess
         place = decode_offset_id(message_id)
     except BadRequest:
         place = None
-    if place is not None and any(split_address(broker.address) == place[:2] for broker in admin.brokers()):
+    if place is not None and any(parse_address(broker.address) == place[:2] for broker in admin.brokers()):
         found = admin.query_by_offset_id(message_id)
         return [] if found is None else [found]
     return [one for topic in topics for one in admin.query_by_id(topic, message_id)]

@@ -6,6 +6,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
+from metaq.address import Address
 from metaq.cli.admin import CONFIG, TOPICS, parse_config, structured
 from metaq.cli.common import (
     NOTHING_CHANGED,
@@ -22,10 +23,9 @@ from metaq.cli.common import connect as connect_text
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client import Admin
 from metaq.client.admin.views import TopicView, permission_text
-from metaq.client.connecting.routing import MASTER
-from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from metaq.errors import RouteNotFound, RouteProblem
-from metaq.protocol.remoting.codes import READ, WRITE
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX
+from metaq.protocol.remoting.codes import MASTER, READ, WRITE
 
 PERMISSIONS: Final = {"rw": READ | WRITE, "r": READ, "w": WRITE, "none": 0}
 _ROUTE_ONLY: Final = "needs a registry: leave --broker out"
@@ -59,7 +59,7 @@ def means_one_broker() -> bool:
 @click.option("--all", "show_all", is_flag=True, help="Also the brokers' own topics, and those of retries and dead letters.")
 @either_option
 @json_option
-def list_topics(show_all: bool, registry: str, broker: tuple[str, int], as_json: bool) -> None:
+def list_topics(show_all: bool, registry: str, broker: Address, as_json: bool) -> None:
     """List topics.
 
     Lists topics of all brokers that the registry knows; with --broker those of one broker, and what is in them.
@@ -82,7 +82,7 @@ def list_topics(show_all: bool, registry: str, broker: tuple[str, int], as_json:
 
 def is_of_users(name: str, system: set[str]) -> bool:
     """Return whether a topic is one that users made, and not one for retries, dead letters or a broker itself."""
-    return name not in system and not name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+    return name not in system and not name.startswith((RETRY_PREFIX, DEAD_PREFIX))
 
 
 def merged(views: Iterable[TopicView]) -> list[Row]:
@@ -149,7 +149,7 @@ def create(
     ordered: bool,
     names: tuple[str, ...],
     registry: str,
-    broker: tuple[str, int],
+    broker: Address,
     as_json: bool,
 ) -> None:
     """Create TOPIC, add partitions, or change its permission.

@@ -4,8 +4,8 @@ from typing import Final
 
 from metaq.cli.tables import Row
 from metaq.client import Admin, Model, ReceivedMessage
-from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from metaq.errors import RouteNotFound
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX
 from metaq.protocol.subscription import parse_subscription
 
 CONSUMED: Final = "consumed"
@@ -27,7 +27,7 @@ def state(admin: Admin, group: str, message: ReceivedMessage) -> str:
 
     An SQL92 condition is not evaluated.
     """
-    if is_in(admin, f"{DEAD_LETTER_PREFIX}{group}", message):
+    if is_in(admin, f"{DEAD_PREFIX}{group}", message):
         return DEAD
     if is_in(admin, f"{RETRY_PREFIX}{group}", message, ahead_of=group):
         return RETRIED

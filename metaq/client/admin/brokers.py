@@ -5,12 +5,11 @@ from typing import TypeVar
 
 from metaq.client.admin.views import BrokerIdentity, BrokerView, read_identity, read_lines, read_table
 from metaq.client.connecting.core import Core
-from metaq.client.connecting.routing import MASTER
-from metaq.client.connecting.transport import Question, ask, successful
+from metaq.client.connecting.transport import RemotingRequest, ask, successful
 from metaq.client.consuming.offsets import QueueEnds
 from metaq.errors import ClientError, Refused
 from metaq.protocol.remoting import headers
-from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.codes import MASTER, Request
 from metaq.protocol.remoting.frames import RemotingCommand
 
 T = TypeVar("T")
@@ -61,14 +60,14 @@ class BrokerAdmin:
     def set_broker_writable(self, broker_name: str, *, writable: bool) -> int:
         """Take write permission from all topics of a broker in one registry, or give it back; return how many topics change."""
         code = Request.ADD_WRITE_PERM_OF_BROKER if writable else Request.WIPE_WRITE_PERM_OF_BROKER
-        question = Question.of(code, headers.BrokerNameOnly(broker_name))
-        response = successful(self._core.routes.ask_registry(question, self._core.deadline()))
+        request = RemotingRequest.of(code, headers.BrokerNameOnly(broker_name))
+        response = successful(self._core.routes.ask_registry(request, self._core.deadline()))
         return int(response.fields.get("addTopicCount" if writable else "wipeTopicCount", "0"))
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def _ask(self, address: str, code: Request, header: tuple[object, ...] | None = None, body: bytes = b"") -> RemotingCommand:
-        return ask(self._core.transport, address, Question.of(code, header, body), self._core.deadline())
+        return ask(self._core.transport, address, RemotingRequest.of(code, header, body), self._core.deadline())
 
     def _tell_registries(self, code: Request, header: tuple[object, ...]) -> None:
         """Send a request to every registry, because registries do not share their state."""

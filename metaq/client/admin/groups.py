@@ -24,10 +24,9 @@ from metaq.client.admin.views import (
     read_producers,
     read_work,
 )
-from metaq.client.connecting.transport import Question, call, successful
+from metaq.client.connecting.transport import RemotingRequest, call, successful
 from metaq.client.consuming.beginning import ConsumeFrom
-from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from metaq.message import MessageQueue
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32
@@ -67,7 +66,7 @@ class GroupAdmin(TopicAdmin):
         header = headers.DeleteGroup(group, with_offsets, with_offsets)
         for broker in self.masters():
             self._ask(broker.address, Request.DELETE_SUBSCRIPTIONGROUP, header)
-        for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
+        for prefix in (RETRY_PREFIX, DEAD_PREFIX):
             self.delete_topic(f"{prefix}{group}")
 
     def topics_of_group(self, group: str) -> list[str]:
@@ -89,8 +88,8 @@ class GroupAdmin(TopicAdmin):
 
     def members_at(self, address: str, group: str) -> GroupMembers | None:
         """Return the members of a group that are connected to one broker; ``None`` when there are none."""
-        question = Question.of(Request.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupOnly(group))
-        response = call(self._core.transport, address, question, self._core.deadline())
+        request = RemotingRequest.of(Request.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupOnly(group))
+        response = call(self._core.transport, address, request, self._core.deadline())
         return None if response.code == Response.CONSUMER_NOT_ONLINE else read_members(successful(response).body)
 
     def producers(self) -> dict[str, list[MemberView]]:
@@ -183,8 +182,8 @@ class GroupAdmin(TopicAdmin):
     def _reset(self, broker_name: str, header: headers.ResetOffset, changes: list[OffsetChange]) -> None:
         """Have a broker reset offsets and inform the members; when none is connected, commit the offsets for the group."""
         address = self._core.master(broker_name)
-        question = Question.of(Request.INVOKE_BROKER_TO_RESET_OFFSET, header)
-        response = call(self._core.transport, address, question, self._core.deadline())
+        request = RemotingRequest.of(Request.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        response = call(self._core.transport, address, request, self._core.deadline())
         if response.code != Response.CONSUMER_NOT_ONLINE:
             successful(response)
             return

@@ -5,23 +5,23 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Final
 
+from metaq.address import Address
 from metaq.client import checks
 from metaq.client.admin.topics import TopicAdmin
-from metaq.client.connecting.transport import Question, call, successful
+from metaq.client.connecting.transport import RemotingRequest, call, successful
 from metaq.client.consuming.pull import PullConsumer
 from metaq.client.consuming.records import decode_messages
-from metaq.client.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, ReceivedMessage, SendResult, properties_text
+from metaq.client.message import ReceivedMessage, SendResult, properties_text
 from metaq.client.sending.sending import Outgoing, QueueChoice, deliver, send_fields
 from metaq.errors import BadRequest, ClientError, RouteNotFound
-from metaq.message import MessageQueue
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import DELAY, RETRY_TOPIC
 from metaq.protocol.remoting import headers
-from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.codes import INNER_PRODUCER, Request, Response
 from metaq.protocol.remoting.headers import Int32
 
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
-_INNER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 _MOST_FOUND: Final = 64
 _EVER_MS: Final = (1 << 63) - 1
 _POLL_S: Final = 5.0
@@ -53,10 +53,10 @@ class MessageAdmin(TopicAdmin):
     def query_by_offset_id(self, offset_id: str) -> ReceivedMessage | None:
         """Return the message with the id that its broker made; ``None`` when that broker does not have it (any more)."""
         where = decode_offset_id(offset_id)
-        address = f"[{where.address}]:{where.port}" if ":" in where.address else f"{where.address}:{where.port}"
+        address = str(Address(where.address, where.port))
         known = {broker.address: broker.name for broker in self.brokers()}
-        question = Question.of(Request.VIEW_MESSAGE_BY_ID, headers.ViewMessage(where.log_offset))
-        response = call(self._core.transport, address, question, self._core.deadline())
+        request = RemotingRequest.of(Request.VIEW_MESSAGE_BY_ID, headers.ViewMessage(where.log_offset))
+        response = call(self._core.transport, address, request, self._core.deadline())
         if response.code == Response.SYSTEM_ERROR:
             return None
         return decode_messages(successful(response).body, known.get(address, ""), most=self._core.max_inflated_bytes)[0]
@@ -71,7 +71,7 @@ class MessageAdmin(TopicAdmin):
 
     def dead_letters(self, group: str, *, most: int | None = None) -> list[ReceivedMessage]:
         """Return a group's dead letters, partition after partition, the oldest first, and at most ``most`` of them."""
-        topic = f"{DEAD_LETTER_PREFIX}{group}"
+        topic = f"{DEAD_PREFIX}{group}"
         try:
             queues = self._core.routes.readable(topic, self._core.deadline())
         except RouteNotFound as error:
@@ -93,7 +93,7 @@ class MessageAdmin(TopicAdmin):
             raise BadRequest(f"{dead_letter!r} does not say which topic it came from; it may not be a dead letter")
         properties = {name: value for name, value in dead_letter.properties.items() if name != DELAY}
         body, sys_flag = dead_letter.packed()
-        fields = send_fields(_INNER_GROUP, topic, properties_text(properties), sys_flag, dead_letter.flag)
+        fields = send_fields(INNER_PRODUCER, topic, properties_text(properties), sys_flag, dead_letter.flag)
         outgoing = Outgoing(topic, fields, body, Request.SEND_MESSAGE_V2, (dead_letter.id,), None)
         return deliver(
             self._core.transport, QueueChoice(self._core.routes, self._core.health), outgoing, self._core.deadline()
@@ -115,10 +115,10 @@ class MessageAdmin(TopicAdmin):
         self, topic: str, key: str, most: int, begin_ms: int, end_ms: int, marks: dict[str, str]
     ) -> list[ReceivedMessage]:
         header = headers.QueryMessage(topic, key, Int32(most), begin_ms, end_ms)
-        question = Question(Request.QUERY_MESSAGE, {**headers.encode_header(header), **marks})
+        request = RemotingRequest(Request.QUERY_MESSAGE, {**headers.encode_header(header), **marks})
         found: list[ReceivedMessage] = []
         for broker_name in sorted({data.broker_name for data in self.route(topic).queues}):
-            response = call(self._core.transport, self._core.master(broker_name), question, self._core.deadline())
+            response = call(self._core.transport, self._core.master(broker_name), request, self._core.deadline())
             if response.code != Response.QUERY_NOT_FOUND:
                 found += decode_messages(successful(response).body, broker_name, most=self._core.max_inflated_bytes)
         return sorted(found, key=lambda message: (message.store_ms, message.queue))

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from metaq.client.connecting.core import Core
-from metaq.client.connecting.transport import Question, ask
+from metaq.client.connecting.transport import RemotingRequest, ask
 from metaq.client.message import ReceivedMessage
+from metaq.message import HISTORY_TOPIC
 from metaq.protocol.remoting.codes import Request
-from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC, ExportOffsets, OffsetPage, OffsetRow, decode_lines, decode_page
+from metaq.protocol.remoting.offsetrows import ExportOffsets, OffsetPage, OffsetRow, decode_lines, decode_page
 
 Recorded = Callable[[str, datetime, datetime | None], Iterator[ReceivedMessage]]
 
@@ -23,8 +24,8 @@ class OffsetExport:
         """Yield pages with the current offsets of all groups at the broker at ``address``; a page may report a ``problem``."""
         after: str | None = None
         while True:
-            question = Question.of(Request.EXPORT_OFFSETS, ExportOffsets(after=after))
-            page = decode_page(ask(self._core.transport, address, question, self._core.deadline()).body)
+            request = RemotingRequest.of(Request.EXPORT_OFFSETS, ExportOffsets(after=after))
+            page = decode_page(ask(self._core.transport, address, request, self._core.deadline()).body)
             yield page
             after = page.next
             if after is None:

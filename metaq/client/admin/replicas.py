@@ -2,7 +2,7 @@
 
 from metaq.client.admin.views import ReplicaView, read_replica
 from metaq.client.connecting.core import Core
-from metaq.client.connecting.transport import Question, ask, call, successful
+from metaq.client.connecting.transport import RemotingRequest, ask, call, successful
 from metaq.protocol.remoting.codes import Request, Response
 
 
@@ -14,8 +14,8 @@ class ReplicaAdmin:
 
     def status(self, address: str) -> ReplicaView | None:
         """Return the state of a replica; ``None`` when the broker there accepts no slaves (``replication_listen``)."""
-        question = Question.of(Request.REPLICA_STATUS)
-        response = call(self._core.transport, address, question, self._core.deadline())
+        request = RemotingRequest.of(Request.REPLICA_STATUS)
+        response = call(self._core.transport, address, request, self._core.deadline())
         return None if response.code == Response.REQUEST_CODE_NOT_SUPPORTED else read_replica(successful(response).body)
 
     def promote(self, address: str, *, accept_loss: bool = False) -> None:
@@ -34,4 +34,4 @@ class ReplicaAdmin:
         self._tell(address, Request.HAND_OVER, replica=str(replica))
 
     def _tell(self, address: str, code: Request, **fields: str) -> None:
-        ask(self._core.transport, address, Question(code, fields), self._core.deadline())
+        ask(self._core.transport, address, RemotingRequest(code, fields), self._core.deadline())

@@ -1,21 +1,18 @@
 """Administration: topics and their queues."""
 
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from metaq.client import checks
 from metaq.client.admin.brokers import BrokerAdmin
 from metaq.client.admin.views import BrokerView, QueueView, TopicView, read_queues
-from metaq.client.connecting.routing import DEFAULT_TOPIC
-from metaq.client.connecting.transport import Question, successful
+from metaq.client.connecting.transport import RemotingRequest, successful
 from metaq.errors import BadRequest, RouteNotFound, RouteProblem
-from metaq.message import MessageQueue
+from metaq.message import DEFAULT_TOPIC, MessageQueue
 from metaq.protocol.remoting import headers
-from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request
+from metaq.protocol.remoting.codes import INHERIT, ORDER_TOPICS, READ, WRITE, Request
 from metaq.protocol.remoting.headers import Int32
 from metaq.protocol.remoting.routes import TopicRoute, decode_topic_list, decode_topic_table
-
-_ORDERED_TOPICS: Final = "ORDER_TOPIC_CONFIG"
 
 T = TypeVar("T")
 
@@ -25,8 +22,8 @@ class TopicAdmin(BrokerAdmin):
 
     def topics(self) -> list[str]:
         """Return all topics that the registry knows, including the brokers' own."""
-        question = Question.of(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-        return sorted(decode_topic_list(successful(self._core.routes.ask_registry(question, self._core.deadline())).body))
+        request = RemotingRequest.of(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return sorted(decode_topic_list(successful(self._core.routes.ask_registry(request, self._core.deadline())).body))
 
     def route(self, topic: str) -> TopicRoute:
         """Return the route of a topic as the registry has it now. ``RouteNotFound``."""
@@ -72,7 +69,7 @@ class TopicAdmin(BrokerAdmin):
         if ordered:
             # brokers get the configuration of ordered topics from the registries with every registration
             shares = ";".join(f"{broker.name}:{partitions}" for broker in brokers)
-            self._tell_registries(Request.PUT_KV_CONFIG, headers.KvPair(_ORDERED_TOPICS, topic, shares))
+            self._tell_registries(Request.PUT_KV_CONFIG, headers.KvPair(ORDER_TOPICS, topic, shares))
         for broker in brokers:
             self._ask(broker.address, Request.UPDATE_AND_CREATE_TOPIC, header)
         self._core.routes.forget(topic)

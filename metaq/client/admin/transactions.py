@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from metaq.client.admin.views import BranchView, read_branch, read_branches, read_half, read_halves
 from metaq.client.connecting.core import Core
-from metaq.client.connecting.transport import Question, ask, call, successful
+from metaq.client.connecting.transport import RemotingRequest, ask, call, successful
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32
@@ -65,23 +65,23 @@ class TransactionAdmin:
         """Commit or roll back a transactional message in place of its producers; ``Refused`` when it is already decided."""
         kind = Int32(TRANSACTION_COMMIT if commit else TRANSACTION_ROLLBACK)
         header = headers.EndTransaction(half.group, half.ordinal, half.log_offset, kind, half.message_id)
-        ask(self._core.transport, address, Question.of(Request.END_TRANSACTION, header), self._core.deadline())
+        ask(self._core.transport, address, RemotingRequest.of(Request.END_TRANSACTION, header), self._core.deadline())
 
     def _pages(self, address: str, state: State, read: Callable[[bytes], Page[R]]) -> Iterator[R]:
         after: str | None = None
         while True:
-            question = Question.of(Request.LIST_TRANSACTIONS, ListTransactions(state, after=after))
-            page = read(ask(self._core.transport, address, question, self._core.deadline()).body)
+            request = RemotingRequest.of(Request.LIST_TRANSACTIONS, ListTransactions(state, after=after))
+            page = read(ask(self._core.transport, address, request, self._core.deadline()).body)
             yield from page.rows
             after = page.next
             if after is None:
                 return
 
     def _one(self, address: str, key: str, read: Callable[[bytes], T]) -> T | None:
-        question = Question.of(Request.GET_TRANSACTION, TransactionKey(key))
-        response = call(self._core.transport, address, question, self._core.deadline())
+        request = RemotingRequest.of(Request.GET_TRANSACTION, TransactionKey(key))
+        response = call(self._core.transport, address, request, self._core.deadline())
         return None if response.code == Response.QUERY_NOT_FOUND else read(successful(response).body)
 
     def _decide(self, address: str, header: DecideTransaction) -> None:
-        question = Question.of(Request.DECIDE_TRANSACTION, header)
-        ask(self._core.transport, address, question, self._core.deadline())
+        request = RemotingRequest.of(Request.DECIDE_TRANSACTION, header)
+        ask(self._core.transport, address, request, self._core.deadline())

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeVar, cast
 
+from metaq.address import Address
 from metaq.errors import BadRequest, NotConnected
 from metaq.protocol.remoting.signature import Credentials
 
@@ -65,22 +66,21 @@ class Access:
                 raise BadRequest(f"the {what} cannot log in: the text protocol allows only printable ASCII without blanks")
         return self.user, self.password
 
-    def connect(self, address: tuple[str, int], timeout_s: float) -> Stream:
+    def connect(self, address: Address, timeout_s: float) -> Stream:
         """Connect, with a TLS handshake if TLS is used; ``NotConnected`` when that fails or exceeds ``timeout_s``."""
-        name = f"{address[0]}:{address[1]}"
         try:
             connection = socket.create_connection(address, timeout_s)
         except OSError as error:
-            raise NotConnected(f"cannot connect to {name}: {error}; check that metaq listens there") from error
+            raise NotConnected(f"cannot connect to {address}: {error}; check that metaq listens there") from error
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.tls is None:
             return connection
         try:
-            return _Secured.agree(connection, self.tls, address[0])
+            return _Secured.agree(connection, self.tls, address.host)
         except OSError as error:
             connection.close()
             raise NotConnected(
-                f"no TLS with {name}: {error}; check that the broker has a tls_certificate for this name"
+                f"no TLS with {address}: {error}; check that the broker has a tls_certificate for this name"
             ) from error
 
 

@@ -19,7 +19,7 @@ from metaq.client.connecting.link import Links
 from metaq.client.connecting.presence import level_of
 from metaq.client.connecting.routing import Routes
 from metaq.client.connecting.scheduler import Scheduler, Task
-from metaq.client.connecting.transport import Answer, Asked, Greet, Outcome, Question, Transport, ask, call
+from metaq.client.connecting.transport import Answer, Asked, Greet, Outcome, RemotingRequest, Transport, ask, call
 from metaq.errors import ClientClosed, ClientError, ConnectionFailed, MetaqError, ProtocolError, Refused
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.remoting.codes import Request, Response
@@ -172,10 +172,10 @@ class Core:
         if not self._awake:
             self._wake()
 
-    def ask_broker(self, broker_name: str, question: Question, deadline: float) -> RemotingCommand:
+    def ask_broker(self, broker_name: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
         """Ask a master, and wait for success, as ``ask`` does; ``ConnectionFailed`` also when no route names a master."""
         try:
-            return ask(self.transport, self.master(broker_name), question, deadline)
+            return ask(self.transport, self.master(broker_name), request, deadline)
         except (ConnectionFailed, Refused) as error:
             if not isinstance(error, Refused) or error.code == Response.SERVICE_NOT_AVAILABLE:  # it is no longer master
                 self.look_for_masters()
@@ -188,7 +188,7 @@ class Core:
             raise ConnectionFailed(f"no route names a master of {broker_name}")
         return address
 
-    def call_any(self, broker_name: str, question: Question, deadline: float) -> RemotingCommand:
+    def call_any(self, broker_name: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
         """Ask a master, or one of its slaves while the master cannot be reached, and return the answer, whatever its code.
 
         For requests that every replica can answer. ``ConnectionFailed`` when no replica can be reached, ``RequestTimeout``.
@@ -196,7 +196,7 @@ class Core:
         failure = ConnectionFailed(f"no route names broker {broker_name}")
         for address in self.routes.replicas(broker_name).values():
             try:
-                return call(self.transport, address, question, deadline)
+                return call(self.transport, address, request, deadline)
             except ConnectionFailed as error:
                 failure = error
                 self.look_for_masters()
@@ -255,10 +255,10 @@ class Core:
         """Unregister at all brokers, unless the client is unused. A broker that cannot be reached misses the heartbeats."""
         if not self._awake:
             return
-        question = Question.of(Request.UNREGISTER_CLIENT, header)
+        request = RemotingRequest.of(Request.UNREGISTER_CLIENT, header)
         for address in self.routes.broker_addresses(masters_only=False):
             try:
-                ask(self.transport, address, question, time.monotonic() + CONTROL_TIMEOUT_S)
+                ask(self.transport, address, request, time.monotonic() + CONTROL_TIMEOUT_S)
             except ClientError as error:
                 logger.info("not unregistered address=%s reason=%s", address, error)
 
@@ -270,8 +270,8 @@ class Core:
 
     def heartbeat(self, *, wait_s: float = 0.0) -> None:
         """Send a heartbeat to all brokers, and wait up to ``wait_s`` for their answers. Failures are logged, not raised."""
-        question = self._heartbeat()
-        if question is None:
+        request = self._heartbeat()
+        if request is None:
             return
         with self._guard:
             masters_only = not self._consumers
@@ -287,13 +287,13 @@ class Core:
         deadline = time.monotonic() + CONTROL_TIMEOUT_S
         for address in addresses:
             try:
-                self.transport.submit(address, question, deadline, functools.partial(done, address))
+                self.transport.submit(address, request, deadline, functools.partial(done, address))
             except ClientError as error:
                 done(address, error)
         for _ in addresses if wait_s else ():
             left.acquire(timeout=max(0.0, min(deadline, time.monotonic() + wait_s) - time.monotonic()))
 
-    def _heartbeat(self) -> Question | None:
+    def _heartbeat(self) -> RemotingRequest | None:
         with self._guard:
             producers = [{"groupName": group} for group in self._producers]
             members = list(self._consumers.values())
@@ -301,9 +301,9 @@ class Core:
         if not producers and not consumers:
             return None
         body = {"clientID": self.id, "consumerDataSet": consumers, "producerDataSet": producers}
-        return Question.of(Request.HEART_BEAT, None, orjson.dumps(body))
+        return RemotingRequest.of(Request.HEART_BEAT, None, orjson.dumps(body))
 
-    def _greeting(self, address: str) -> Question | None:
+    def _greeting(self, address: str) -> RemotingRequest | None:
         return self._heartbeat() if address in self.routes.broker_addresses(masters_only=False) else None
 
     def _name_at(self, address: str) -> str | None:

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from metaq.address import parse_address
 from metaq.client.connecting.access import OPEN, Access
 from metaq.client.connecting.presence import Presence, level_of
-from metaq.client.connecting.transport import Answer, Asked, Done, Greet, Question, unanswered
-from metaq.errors import BadRequest, ClientClosed, ClientError, ConnectionFailed, NotConnected, ProtocolError, RequestTimeout
+from metaq.client.connecting.transport import Answer, Asked, Done, Greet, RemotingRequest, unanswered
+from metaq.errors import ClientClosed, ClientError, ConnectionFailed, NotConnected, ProtocolError, RequestTimeout
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request, encode_response
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Link:
         self._asked = asked
         self._access = access
         self._presence = presence
-        self._outgoing = access.connect(split_address(address), timeout_s)
+        self._outgoing = access.connect(parse_address(address), timeout_s)
         # A time limit belongs to the socket object, so each direction has an object of its own.
         self._incoming = self._outgoing.dup()
         self._incoming.settimeout(_EVER_S)
@@ -70,23 +71,23 @@ class Link:
         """True until the connection is known to be lost."""
         return not self._lost
 
-    def submit(self, question: Question, deadline: float, done: Done) -> None:
+    def submit(self, request: RemotingRequest, deadline: float, done: Done) -> None:
         """Send a request; see ``Transport.submit``."""
         opaque = next(self._opaques) & _INT31
-        fields = self._access.signed(question.fields, question.body)
-        frame = encode_request(question.code, opaque, fields, question.body, language=LANGUAGE)
-        self._pending[opaque] = _Pending(done, deadline, question.code)
+        fields = self._access.signed(request.fields, request.body)
+        frame = encode_request(request.code, opaque, fields, request.body, language=LANGUAGE)
+        self._pending[opaque] = _Pending(done, deadline, request.code)
         try:
             self._send(frame, deadline)
         except ClientError:
             if self._pending.pop(opaque, None) is not None:  # else ``done`` has been called already
                 raise
 
-    def tell(self, question: Question, deadline: float) -> None:
+    def tell(self, request: RemotingRequest, deadline: float) -> None:
         """Send a one-way request; see ``Transport.tell``."""
         opaque = next(self._opaques) & _INT31
-        fields = self._access.signed(question.fields, question.body)
-        frame = encode_request(question.code, opaque, fields, question.body, oneway=True, language=LANGUAGE)
+        fields = self._access.signed(request.fields, request.body)
+        frame = encode_request(request.code, opaque, fields, request.body, oneway=True, language=LANGUAGE)
         self._send(frame, deadline)
 
     def expire(self, now: float) -> None:
@@ -217,11 +218,11 @@ class Links:
         self._links = {}
         self._connecting: dict[str, threading.Lock] = {}
 
-    def submit(self, address: str, question: Question, deadline: float, done: Done) -> None:
-        self._link(address, deadline).submit(question, deadline, done)
+    def submit(self, address: str, request: RemotingRequest, deadline: float, done: Done) -> None:
+        self._link(address, deadline).submit(request, deadline, done)
 
-    def tell(self, address: str, question: Question, deadline: float) -> None:
-        self._link(address, deadline).tell(question, deadline)
+    def tell(self, address: str, request: RemotingRequest, deadline: float) -> None:
+        self._link(address, deadline).tell(request, deadline)
 
     def expire(self) -> None:
         """Fail the requests whose deadline has passed; it must be called periodically."""
@@ -283,11 +284,3 @@ class Links:
 
 def _ignore(outcome: RemotingCommand | ClientError) -> None:
     """Ignore the outcome of a greeting: the next heartbeat repeats it, and a lost connection is noticed elsewhere."""
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split ``host:port``, or ``[::1]:9876`` for IPv6, into host and port; ``BadRequest`` when it is neither."""
-    host, separator, port = address.rpartition(":")
-    if not (separator and host and port.isdecimal() and int(port) < 1 << 16):
-        raise BadRequest(f"{address!r} is not an address; write host:port")
-    return host.strip("[]"), int(port)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, NoReturn
 
 from metaq.client.connecting.presence import level_of
-from metaq.client.connecting.transport import Question, Transport, call, successful
+from metaq.client.connecting.transport import RemotingRequest, Transport, call, successful
 from metaq.errors import ClientError, ProtocolError, RouteNotFound, RouteProblem
-from metaq.message import MessageQueue
-from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request, Response
+from metaq.message import DEFAULT_TOPIC, MessageQueue
+from metaq.protocol.remoting.codes import INHERIT, MASTER, READ, WRITE, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import TopicOnly
 from metaq.protocol.remoting.routes import (
@@ -25,10 +25,7 @@ from metaq.protocol.remoting.routes import (
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_TOPIC: Final = "TBW102"
-"""The template of topics that brokers create on first send: its route names the brokers that do so."""
 DEFAULT_QUEUES: Final = 4
-MASTER: Final = 0
 _REGISTRY_TIMEOUT_S: Final = 3.0
 _PROVISIONAL_S: Final = 1.0
 """The time for which a template route is used: a topic that is being created has its own route soon."""
@@ -82,7 +79,7 @@ class Routes:
                 after = self.registries.index(failed) + 1
                 self._chosen = self.registries[after % len(self.registries)]
 
-    def ask_registry(self, question: Question, deadline: float, topic: str = "") -> RemotingCommand:
+    def ask_registry(self, request: RemotingRequest, deadline: float, topic: str = "") -> RemotingCommand:
         """Return the answer of the first registry that gives one, whatever its code; ``RouteNotFound`` when none does."""
         if not self._named.wait(max(0.0, deadline - time.monotonic())):
             details = "ZooKeeper has named none; is it running, and a broker with the setting zookeeper?"
@@ -93,7 +90,7 @@ class Routes:
                 address = self._chosen
             limit = min(deadline, time.monotonic() + _REGISTRY_TIMEOUT_S)
             try:
-                return call(self._transport, address, question, limit)
+                return call(self._transport, address, request, limit)
             except ClientError as error:
                 failures.append(str(error))
                 self._next_registry(address)
@@ -110,7 +107,7 @@ class Routes:
         return None if response.code == Response.TOPIC_NOT_EXIST else self._take(topic, response)
 
     def _ask_route(self, topic: str, deadline: float) -> RemotingCommand:
-        return self.ask_registry(Question.of(Request.GET_ROUTEINFO_BY_TOPIC, TopicOnly(topic)), deadline, topic)
+        return self.ask_registry(RemotingRequest.of(Request.GET_ROUTEINFO_BY_TOPIC, TopicOnly(topic)), deadline, topic)
 
     def _take(self, topic: str, response: RemotingCommand) -> TopicRoute:
         route = _decoded(topic, successful(response).body)
@@ -142,7 +139,7 @@ class Routes:
 
     def clusters(self, deadline: float) -> ClusterInfo:
         """Return all clusters and brokers that a registry knows. ``RouteNotFound``, ``Refused``."""
-        response = self.ask_registry(Question.of(Request.GET_BROKER_CLUSTER_INFO), deadline)
+        response = self.ask_registry(RemotingRequest.of(Request.GET_BROKER_CLUSTER_INFO), deadline)
         return decode_cluster_info(successful(response).body)
 
     def meet_brokers(self, deadline: float) -> bool:
@@ -198,7 +195,9 @@ class Routes:
 
     def _template(self, topic: str, remark: str, deadline: float) -> TopicRoute:
         """Return a route to the brokers that would create a topic; ``remark`` says why the topic has none of its own."""
-        response = self.ask_registry(Question.of(Request.GET_ROUTEINFO_BY_TOPIC, TopicOnly(DEFAULT_TOPIC)), deadline, topic)
+        response = self.ask_registry(
+            RemotingRequest.of(Request.GET_ROUTEINFO_BY_TOPIC, TopicOnly(DEFAULT_TOPIC)), deadline, topic
+        )
         if response.code == Response.TOPIC_NOT_EXIST and NO_LIVE_BROKER in remark:
             raise RouteNotFound(topic, RouteProblem.NO_LIVE_MASTER, f"{', '.join(self.registries)} answered: {remark}")
         absent = response.code == Response.TOPIC_NOT_EXIST

@@ -21,7 +21,7 @@ _RETRY_AFTER: Final = "retry after "
 T = TypeVar("T")
 
 
-class Question(NamedTuple):
+class RemotingRequest(NamedTuple):
     """A request that has no opaque (request id) yet."""
 
     code: int
@@ -50,21 +50,21 @@ Done = Callable[[Outcome], None]
 Asked = Callable[[str, RemotingCommand, Callable[[Answer], None]], None]
 """A callback that takes a broker's address, its request and a function that answers it, on a thread that it must not block."""
 
-Greet = Callable[[str], Question | None]
+Greet = Callable[[str], RemotingRequest | None]
 """A function that returns the first request to send on a new connection to an address, if any."""
 
 
 class Transport(Protocol):
     """A carrier of requests. Addresses are ``host:port``; deadlines are readings of ``time.monotonic``."""
 
-    def submit(self, address: str, question: Question, deadline: float, done: Done) -> None:
+    def submit(self, address: str, request: RemotingRequest, deadline: float, done: Done) -> None:
         """Send a request without waiting for the answer.
 
         An error that is known at once, such as no connection, is raised, and then ``done`` is not called.
         """
         ...
 
-    def tell(self, address: str, question: Question, deadline: float) -> None:
+    def tell(self, address: str, request: RemotingRequest, deadline: float) -> None:
         """Send a one-way request."""
         ...
 
@@ -89,26 +89,26 @@ class Waiter:
         self._outcome = outcome
         self._known.set()
 
-    def wait(self, deadline: float, question: Question, address: str) -> RemotingCommand:
+    def wait(self, deadline: float, request: RemotingRequest, address: str) -> RemotingCommand:
         """Return the answer. Raise the ``ClientError`` of a failed request, and ``RequestTimeout`` at the deadline."""
         if not self._known.wait(max(0.0, deadline - time.monotonic())):
-            raise unanswered(question.code, address)
+            raise unanswered(request.code, address)
         if isinstance(self._outcome, ClientError):
             raise self._outcome
         assert self._outcome is not None
         return self._outcome
 
 
-def call(transport: Transport, address: str, question: Question, deadline: float) -> RemotingCommand:
+def call(transport: Transport, address: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
     """Send a request and wait for the answer, whatever its code. Raise ``ConnectionFailed`` or ``RequestTimeout``."""
     waiter = Waiter()
-    transport.submit(address, question, deadline, waiter.set)
-    return waiter.wait(deadline, question, address)
+    transport.submit(address, request, deadline, waiter.set)
+    return waiter.wait(deadline, request, address)
 
 
-def ask(transport: Transport, address: str, question: Question, deadline: float) -> RemotingCommand:
+def ask(transport: Transport, address: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
     """Send a request and wait for success. Raise ``Refused`` or ``BrokerBusy`` for any other code, and what ``call`` raises."""
-    return successful(call(transport, address, question, deadline))
+    return successful(call(transport, address, request, deadline))
 
 
 def successful(response: RemotingCommand) -> RemotingCommand:

@@ -5,8 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from metaq.client.consuming.offsets import QueueEnds
-from metaq.client.message import RETRY_PREFIX
-from metaq.message import MessageQueue, QueueOffset
+from metaq.message import RETRY_PREFIX, MessageQueue, QueueOffset
 
 _FROM_TIME: Final = "CONSUME_FROM_TIMESTAMP"
 

@@ -7,9 +7,10 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from metaq.address import parse_address
 from metaq.client.connecting.access import OPEN, Access
 from metaq.client.connecting.forks import renewed_in_children
-from metaq.client.connecting.link import LANGUAGE, split_address
+from metaq.client.connecting.link import LANGUAGE
 from metaq.client.connecting.transport import refusal, unanswered
 from metaq.errors import BrokerBusy, ConnectionFailed, OffsetOutOfRange, ProtocolError, RequestTimeout, StreamLost
 from metaq.protocol.remoting.bulk import Bulk, BulkFetch, decode_bulk
@@ -44,7 +45,7 @@ class BulkConnection:
         """The request that the broker has yet to answer."""
         self._lost = ""
         self._access = access
-        self._socket = access.connect(split_address(address), timeout_s)
+        self._socket = access.connect(parse_address(address), timeout_s)
         renewed_in_children(self)
 
     def renew(self) -> None:

@@ -10,13 +10,12 @@ from typing import Final, NamedTuple
 
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.presence import level_of
-from metaq.client.connecting.routing import MASTER
-from metaq.client.connecting.transport import Outcome, Question, refusal
+from metaq.client.connecting.transport import Outcome, RemotingRequest, refusal
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage
 from metaq.errors import ChecksumMismatch, ClientError, ConnectionFailed
 from metaq.message import MessageQueue, QueueOffset
-from metaq.protocol.remoting.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
+from metaq.protocol.remoting.codes import MASTER, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import ExpressionKind, Subscription, parse_subscription
@@ -177,7 +176,7 @@ class Fetcher:
             self._asked = time.monotonic()
         answered = functools.partial(self._answered, epoch, offset)
         try:
-            self._source.core.transport.submit(self._address(), self._question(offset), self._asked + _ANSWER_S, answered)
+            self._source.core.transport.submit(self._address(), self._request(offset), self._asked + _ANSWER_S, answered)
         except ClientError as error:  # on another thread: this one may still be handling the previous answer
             self._source.core.scheduler.run(functools.partial(answered, error))
         except Exception as error:  # noqa: BLE001 - else there would be no further pull
@@ -205,7 +204,7 @@ class Fetcher:
             return True
         return self._messages < QUEUE_MESSAGES and self._bytes < QUEUE_BYTES and self._source.budget.has_room(self)
 
-    def _question(self, offset: int) -> Question:
+    def _request(self, offset: int) -> RemotingRequest:
         fields = {
             "consumerGroup": self._source.group,
             "topic": self.queue.topic,
@@ -219,7 +218,7 @@ class Fetcher:
             "subVersion": str(self._subscription.version),
             "expressionType": self._subscription.kind.value,
         }
-        return Question(Request.PULL_MESSAGE, fields)
+        return RemotingRequest(Request.PULL_MESSAGE, fields)
 
     def _answered(self, epoch: int, offset: QueueOffset, outcome: Outcome) -> None:
         """Handle an answer, one at a time: after a lost connection, answers may arrive on two threads at once."""

@@ -20,9 +20,8 @@ from metaq.client.consuming.locks import RENEW_S, QueueLocks
 from metaq.client.consuming.offsets import OFFSETS_FOLDER, BrokerOffsets, LocalOffsets, Offsets, QueueEnds
 from metaq.client.consuming.running import queue_info, running_info
 from metaq.client.consuming.sharing import Model, Sharing
-from metaq.client.message import RETRY_PREFIX
 from metaq.errors import ClientClosed, ClientError, RouteNotFound, RouteProblem
-from metaq.message import MessageQueue, QueueOffset
+from metaq.message import RETRY_PREFIX, MessageQueue, QueueOffset
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.adminbodies import decode_offsets
 from metaq.protocol.remoting.codes import Request, Response

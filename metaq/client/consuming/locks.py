@@ -10,7 +10,7 @@ from typing import Final
 
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.presence import level_of
-from metaq.client.connecting.transport import Question
+from metaq.client.connecting.transport import RemotingRequest
 from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue
 from metaq.protocol.remoting import fastjson
@@ -127,16 +127,16 @@ class QueueLocks:
         for broker_name, own in itertools.groupby(sorted(queues, key=_broker_name), key=_broker_name):
             asked, those = time.monotonic(), list(own)
             try:
-                answer = self._core.ask_broker(broker_name, self._question(code, those), asked + CONTROL_TIMEOUT_S)
+                answer = self._core.ask_broker(broker_name, self._request(code, those), asked + CONTROL_TIMEOUT_S)
             except ClientError as error:
                 logger.log(level_of(error), "locks not told group=%s broker=%s reason=%s", self._group, broker_name, error)
                 yield asked, those, None
             else:
                 yield asked, those, answer
 
-    def _question(self, code: Request, queues: Iterable[MessageQueue]) -> Question:
+    def _request(self, code: Request, queues: Iterable[MessageQueue]) -> RemotingRequest:
         body = {"clientId": self._core.id, "consumerGroup": self._group, "mqSet": list(queues)}
-        return Question.of(code, None, fastjson.encode(body))
+        return RemotingRequest.of(code, None, fastjson.encode(body))
 
 
 _broker_name = attrgetter("broker_name")

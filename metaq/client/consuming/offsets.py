@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
-from metaq.client.connecting.transport import Outcome, Question, refusal, successful
+from metaq.client.connecting.transport import Outcome, RemotingRequest, refusal, successful
 from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.remoting.adminbodies import decode_offsets, encode_offsets
@@ -72,7 +72,7 @@ class BrokerOffsets:
 
     def read(self, queue: MessageQueue, deadline: float) -> QueueOffset | None:
         header = QueryConsumerOffset(self._group, queue.topic, Int32(queue.partition))
-        response = self._core.call_any(queue.broker_name, Question.of(Request.QUERY_CONSUMER_OFFSET, header), deadline)
+        response = self._core.call_any(queue.broker_name, RemotingRequest.of(Request.QUERY_CONSUMER_OFFSET, header), deadline)
         if response.code == Response.QUERY_NOT_FOUND:
             return None
         if response.code != Response.SUCCESS:
@@ -108,9 +108,9 @@ class BrokerOffsets:
 
     def _tell(self, queue: MessageQueue, offset: QueueOffset, deadline: float | None) -> None:
         header = UpdateConsumerOffset(self._group, queue.topic, Int32(queue.partition), offset)
-        question = Question.of(Request.UPDATE_CONSUMER_OFFSET, header)
+        request = RemotingRequest.of(Request.UPDATE_CONSUMER_OFFSET, header)
         if deadline is not None:
-            self._core.ask_broker(queue.broker_name, question, deadline)
+            self._core.ask_broker(queue.broker_name, request, deadline)
             return
 
         def told(outcome: Outcome) -> None:
@@ -121,7 +121,7 @@ class BrokerOffsets:
 
         try:
             address = self._core.master(queue.broker_name)
-            self._core.transport.submit(address, question, time.monotonic() + CONTROL_TIMEOUT_S, told)
+            self._core.transport.submit(address, request, time.monotonic() + CONTROL_TIMEOUT_S, told)
         except ClientError:
             self._core.look_for_masters()
             raise
@@ -251,4 +251,4 @@ class QueueEnds:
         return self._ask(Request.SEARCH_OFFSET_BY_TIMESTAMP, header, queue, deadline)
 
     def _ask(self, code: Request, header: tuple[object, ...], queue: MessageQueue, deadline: float) -> QueueOffset:
-        return offset_of(successful(self._core.call_any(queue.broker_name, Question.of(code, header), deadline)).fields)
+        return offset_of(successful(self._core.call_any(queue.broker_name, RemotingRequest.of(code, header), deadline)).fields)

@@ -3,19 +3,18 @@
 import logging
 
 from metaq.client.connecting.core import Core
-from metaq.client.connecting.transport import Question
-from metaq.client.message import RETRY_PREFIX, ReceivedMessage, properties_text
+from metaq.client.connecting.transport import RemotingRequest
+from metaq.client.message import ReceivedMessage, properties_text
 from metaq.client.sending.sending import Outgoing, QueueChoice, deliver, send_fields
 from metaq.errors import ClientError
+from metaq.message import RETRY_PREFIX
 from metaq.protocol.properties import DELAY, ORIGIN_ID, RETRY_TOPIC
-from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.codes import FIRST_RETRY_LEVEL, INNER_PRODUCER, Request
 from metaq.protocol.remoting.headers import Int32, SendBack
 
 logger = logging.getLogger(__name__)
 
 MAX_RECONSUME_TIMES = 16
-_INNER_GROUP = "CLIENT_INNER_PRODUCER"
-_FIRST_DELAY_LEVEL = 3
 TO_DEAD_LETTERS = -1
 """The delay level that makes a message a dead letter at once."""
 
@@ -35,8 +34,8 @@ def send_back(core: Core, group: str, message: ReceivedMessage, delay_level: int
         max_reconsume_times=Int32(most),
     )
     try:
-        question = Question.of(Request.CONSUMER_SEND_MSG_BACK, header)
-        core.ask_broker(message.queue.broker_name, question, deadline)
+        request = RemotingRequest.of(Request.CONSUMER_SEND_MSG_BACK, header)
+        core.ask_broker(message.queue.broker_name, request, deadline)
     except ClientError as error:
         logger.info("broker did not take back message=%s reason=%s", message.id, error)
         _send_copy(core, group, message, delay_level, most, deadline)
@@ -48,9 +47,9 @@ def _send_copy(core: Core, group: str, message: ReceivedMessage, delay_level: in
     properties.setdefault(ORIGIN_ID, message.id)
     # the broker makes a dead letter of a message whose count has reached the limit
     times = most if delay_level == TO_DEAD_LETTERS else message.reconsume_times + 1
-    properties[DELAY] = str(max(1, delay_level or _FIRST_DELAY_LEVEL + message.reconsume_times))
+    properties[DELAY] = str(max(1, delay_level or FIRST_RETRY_LEVEL + message.reconsume_times))
     body, sys_flag = message.packed()
-    fields = send_fields(_INNER_GROUP, topic, properties_text(properties), sys_flag, message.flag)
+    fields = send_fields(INNER_PRODUCER, topic, properties_text(properties), sys_flag, message.flag)
     fields |= {"j": str(times), "l": str(most)}
     outgoing = Outgoing(topic, fields, body, Request.SEND_MESSAGE_V2, (message.id,), None)
     deliver(core.transport, QueueChoice(core.routes, core.health), outgoing, deadline)

@@ -10,7 +10,7 @@ import orjson
 
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.presence import level_of
-from metaq.client.connecting.transport import Question, successful
+from metaq.client.connecting.transport import RemotingRequest, successful
 from metaq.errors import ClientError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue
 from metaq.protocol.remoting.codes import Request
@@ -67,11 +67,11 @@ class Sharing:
 
     def _members(self, queues: Sequence[MessageQueue], deadline: float) -> list[str]:
         """Return the ids of the members, from the first broker that answers; all brokers know the same members."""
-        question = Question.of(Request.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupOnly(self._group))
+        request = RemotingRequest.of(Request.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupOnly(self._group))
         failure: ClientError = ClientError(f"no broker of {queues[0].topic} has an address")
         for broker_name in sorted({queue.broker_name for queue in queues}):
             try:
-                response = successful(self._core.call_any(broker_name, question, deadline))
+                response = successful(self._core.call_any(broker_name, request, deadline))
                 return list(map(str, orjson.loads(response.body)["consumerIdList"]))
             except ClientError as error:
                 failure = error

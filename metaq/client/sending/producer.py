@@ -157,7 +157,7 @@ class Producer(GroupProducer):
         deadline = self._core.deadline()
         outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delay_level)
         attempt = self._choice.choose(outgoing, "", deadline)
-        self._core.transport.tell(attempt.address, attempt.question, deadline)
+        self._core.transport.tell(attempt.address, attempt.request, deadline)
 
     def send_batch(
         self, topic: str, messages: Iterable[bytes | OutgoingMessage], *, timeout_s: float | None = None
@@ -295,7 +295,7 @@ class _AsyncSend:
                 self._core.scheduler.after(self._sending.pause_s, self.step)
                 return
             try:
-                self._core.transport.submit(attempt.address, attempt.question, self._sending.deadline, self._answered)
+                self._core.transport.submit(attempt.address, attempt.request, self._sending.deadline, self._answered)
             except ClientError as error:
                 self._answered(error)
         except MetaqError as error:

@@ -9,6 +9,7 @@ import zlib
 from types import TracebackType
 from typing import Final, Self
 
+from metaq.address import parse_address
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.forks import renewed_in_children
 from metaq.client.connecting.transport import Answer
@@ -102,8 +103,8 @@ def _message(header: PushReply, body: bytes, most: int) -> ReceivedMessage:
 
 
 def _host(address: str) -> bytes:
-    host, _, port = address.rpartition(":")
     try:
-        return _HOST.pack(socket.inet_aton(host), int(port))
+        host, port = parse_address(address, lowest_port=0)
+        return _HOST.pack(socket.inet_aton(host), port)
     except (OSError, ValueError, struct.error) as error:
         raise BadRequest(f"{address!r} is not an IPv4 address with a port") from error

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from metaq.client.connecting.health import BrokerHealth
-from metaq.client.connecting.routing import DEFAULT_QUEUES, DEFAULT_TOPIC, Routes
-from metaq.client.connecting.transport import Outcome, Question, Transport, call, refusal
+from metaq.client.connecting.routing import DEFAULT_QUEUES, Routes
+from metaq.client.connecting.transport import Outcome, RemotingRequest, Transport, call, refusal
 from metaq.client.message import SendResult, SendStatus
 from metaq.errors import (
     BrokerBusy,
@@ -24,7 +24,7 @@ from metaq.errors import (
     RouteProblem,
     SendFailed,
 )
-from metaq.message import MessageQueue, QueueOffset
+from metaq.message import DEFAULT_TOPIC, MessageQueue, QueueOffset
 from metaq.protocol.record import java_hash
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -75,7 +75,7 @@ class Attempt(NamedTuple):
 
     queue: MessageQueue
     address: str
-    question: Question
+    request: RemotingRequest
     is_alone: bool
     """True when another attempt could only go to the same broker."""
 
@@ -220,7 +220,7 @@ class QueueChoice:
         fields = {**outgoing.fields, "e": str(queue.partition), "n": queue.broker_name}
         # queues are sorted by broker
         alone = bool(outgoing.ordering_key or outgoing.queue) or queues[0].broker_name == queues[-1].broker_name
-        return Attempt(queue, address, Question(outgoing.code, fields, outgoing.body), alone)
+        return Attempt(queue, address, RemotingRequest(outgoing.code, fields, outgoing.body), alone)
 
     def _in_turn(self, queues: Sequence[MessageQueue], failed_broker: str) -> MessageQueue:
         now = time.monotonic()
@@ -249,7 +249,7 @@ def deliver(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadl
             continue
         outcome: Outcome
         try:
-            outcome = call(transport, attempt.address, attempt.question, deadline)
+            outcome = call(transport, attempt.address, attempt.request, deadline)
         except ClientError as error:
             outcome = error
         results = sending.took(outcome)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+from metaq.address import Address
 from metaq.client.connecting.access import OPEN, Access
 from metaq.errors import ConnectionFailed, ProtocolError, Refused, RequestTimeout
 from metaq.protocol.text.codec import write_line
@@ -44,8 +45,8 @@ class Connection:
         ``BadRequest`` for a user or a password that the text protocol cannot carry.
         """
         login = access.words()
-        self._address = f"{host}:{port}"
-        self._outgoing = access.connect((host, port), timeout_s)
+        self._address = Address(host, port)
+        self._outgoing = access.connect(self._address, timeout_s)
         # A timeout belongs to the socket object, and both directions may wait at once, with different threads' deadlines.
         self._incoming = self._outgoing.dup()
         self._reader = ReplyReader()

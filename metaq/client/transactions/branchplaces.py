@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from metaq.address import parse_address
 from metaq.client.connecting.core import Core
-from metaq.client.connecting.link import split_address
-from metaq.client.connecting.routing import MASTER
 from metaq.client.text.textclient import DEFAULT_PORT, TextClient
 from metaq.errors import BadRequest, ClientError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue
+from metaq.protocol.remoting.codes import MASTER
 
 _BY_DEFAULT: Final = ("system", "numPartitions")
 
@@ -49,7 +49,10 @@ class Named:
 
     def __init__(self, addresses: str) -> None:
         """Take addresses as ``host:port;host2:port2``, with 8123 as the default port. ``BadRequest`` when none can be read."""
-        self._addresses = [_with_port(part.strip()) for part in re.split("[;,]", addresses) if part.strip()]
+        self._addresses = [
+            str(parse_address(part, default_port=DEFAULT_PORT))
+            for part in filter(None, map(str.strip, re.split("[;,]", addresses)))
+        ]
         if not self._addresses:
             raise BadRequest(f"{addresses!r} is not the address of a broker; write host:port")
         self._turns = _Turns()
@@ -121,9 +124,3 @@ class Routed:
         if not masters:
             raise RouteNotFound("(any)", RouteProblem.NO_LIVE_MASTER, "The registry knows no broker at all")
         return masters
-
-
-def _with_port(place: str) -> str:
-    place = place if re.search(r":\d+$", place) else f"{place}:{DEFAULT_PORT}"
-    split_address(place)
-    return place

@@ -30,7 +30,7 @@ from metaq.client import checks
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, ROUTES_S, Core
 from metaq.client.connecting.forks import renewed_in_children
 from metaq.client.connecting.presence import level_of
-from metaq.client.connecting.transport import Question
+from metaq.client.connecting.transport import RemotingRequest
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage, SendResult, SendStatus, message_properties
 from metaq.client.sending.producer import GroupProducer, compose
@@ -133,16 +133,16 @@ class Execution:
 class TransactionProducer(GroupProducer):
     """A sender of transactional messages; made by ``Client.transaction_producer``. Threads may share it."""
 
-    def __init__(self, core: Core, questions: "Checks", group: str, execute: Execute, check: Check) -> None:
+    def __init__(self, core: Core, broker_checks: "Checks", group: str, execute: Execute, check: Check) -> None:
         checks.group(group)
         checks.function("execute", execute, "does the local transaction")
         checks.function("check", check, "finds out what became of a local transaction")
         self._execute = execute
         self._check = check
-        self._questions = questions
+        self._checks = broker_checks
         self._choice = QueueChoice(core.routes, core.health)
         self._executing: set[str] = set()
-        questions.add(group, self)
+        broker_checks.add(group, self)
         super().__init__(core, group)
 
     def renew(self) -> None:
@@ -151,7 +151,7 @@ class TransactionProducer(GroupProducer):
 
     def close(self) -> None:
         """Leave the group: brokers ask its other producers from now on. The client stays open."""
-        self._questions.remove(self.group, self)
+        self._checks.remove(self.group, self)
         super().close()
 
     def send(
@@ -237,8 +237,8 @@ class TransactionProducer(GroupProducer):
         self._tell(address, EndTransaction(self.group, *numbers, message.id, True, header.transaction_id))
 
     def _tell(self, address: str, header: EndTransaction) -> None:
-        question = Question.of(Request.END_TRANSACTION, header)
-        self._core.transport.tell(address, question, time.monotonic() + CONTROL_TIMEOUT_S)
+        request = RemotingRequest.of(Request.END_TRANSACTION, header)
+        self._core.transport.tell(address, request, time.monotonic() + CONTROL_TIMEOUT_S)
 
 
 class Checks:

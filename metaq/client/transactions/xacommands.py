@@ -6,19 +6,19 @@ import re
 import time
 from typing import Final
 
+from metaq.address import parse_address
 from metaq.client.connecting.access import Access
 from metaq.client.connecting.identity import own_address
 from metaq.client.text.textclient import TextClient
 from metaq.client.transactions.xaerrors import OutcomeUnknown, XaFailed
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout
 from metaq.protocol.text.codec import write_line, write_put
-from metaq.protocol.text.commands import NO_OPAQUE
+from metaq.protocol.text.commands import NO_KEY, NO_OPAQUE
 from metaq.protocol.text.messages import join_attribute
 from metaq.protocol.text.replies import OK, Reply
 from metaq.tx.xacodes import XaCode
 from metaq.tx.xid import Xid, parse_key
 
-_NO_KEY: Final = "null"
 _XA_EXCEPTION: Final = re.compile(r"XAException:code=(-?\d+),msg=(.*)", re.DOTALL)
 _sessions: Final = itertools.count(1)
 
@@ -52,10 +52,9 @@ class XaCommands:
         if self.closed:
             raise ClientError("this session was closed")
         if address not in self._clients:
-            host, _, port = address.rpartition(":")
             access = self._access
             self._clients[address] = TextClient(
-                *(host, int(port)),
+                *parse_address(address),
                 timeout_s=self._timeout_s,
                 user=access.user,
                 password=access.password,
@@ -95,7 +94,7 @@ class XaCommands:
         return [_listed(line, address) for line in reply.body.decode().split()]
 
     def _asked(self, address: str, xid: Xid | None, kind: str, *, first: str = "", limit_s: int = 0) -> Reply:
-        head = ("transaction", _NO_KEY if xid is None else str(xid), self._id)
+        head = ("transaction", NO_KEY if xid is None else str(xid), self._id)
         limit = (limit_s,) if limit_s else ()
 
         def write(opaque: int) -> bytes:

@@ -15,7 +15,7 @@ from metaq.engine.offsets.offsetexport import OffsetExport
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, note, stage
 from metaq.errors import MetaqError
-from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
+from metaq.message import HISTORY_TOPIC
 from metaq.protocol.sysflag import COMPRESSED
 from metaq.store.files.filecache import Run
 

@@ -29,11 +29,11 @@ import orjson
 
 from metaq.engine.context import Context
 from metaq.engine.tables.offsets import Place
-from metaq.engine.tables.topics import FOLDER, OFFSETS_TOPIC
+from metaq.engine.tables.topics import FOLDER
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, note, stage
 from metaq.errors import MetaqError, Overloaded
-from metaq.message import TopicPartition
+from metaq.message import OFFSETS_TOPIC, TopicPartition
 from metaq.protocol.record import decode_record
 from metaq.store.copies.snapshots import made_end, moment, ordinal_at, shared_end
 from metaq.store.files.documents import read_document, write_document

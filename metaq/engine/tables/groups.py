@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from metaq.engine.tables.topics import DEAD_PREFIX, FOLDER, RETRY_PREFIX
+from metaq.engine.tables.topics import FOLDER
 from metaq.errors import BadRequest, Overloaded, RequestFailed
-from metaq.message import MAX_PARTITIONS
+from metaq.message import DEAD_PREFIX, MAX_PARTITIONS, RETRY_PREFIX
 from metaq.protocol.record import MAX_TOPIC_LENGTH
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.fastjson import shown

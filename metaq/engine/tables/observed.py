@@ -7,6 +7,7 @@ at a telnet is a group, too. So it is bounded, and a reader that is silent for l
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from metaq.address import Address
 from metaq.message import TextPosition
 from metaq.protocol.text.commands import Get
 from metaq.store.files.filecache import Rest
@@ -68,4 +69,4 @@ class Observed:
 
     def owner(self, asked: Asked) -> str | None:
         """Return HOST:PORT of the reader if its get was within ``OWNS_S``, otherwise ``None``."""
-        return f"{asked.address[0]}:{asked.address[1]}" if asked.at_s + OWNS_S > self._monotonic() else None
+        return str(Address(*asked.address[:2])) if asked.at_s + OWNS_S > self._monotonic() else None

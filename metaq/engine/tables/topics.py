@@ -13,10 +13,23 @@ from typing import Any, Final
 
 from metaq.config import TopicSettings
 from metaq.errors import AccessDenied, BadRequest, ConfigError, Overloaded
-from metaq.message import MAX_PARTITIONS, TopicPartition
+from metaq.message import (
+    DEFAULT_TOPIC,
+    EPOCHS_TOPIC,
+    GIVEN_UP_TOPIC,
+    HALF_OP_TOPIC,
+    HALF_TOPIC,
+    HISTORY_TOPIC,
+    INTERNAL_TOPICS,
+    LOCKS_TOPIC,
+    MAX_PARTITIONS,
+    OFFSETS_TOPIC,
+    SCHEDULE_TOPIC,
+    TRANSACTIONS_TOPIC,
+    TopicPartition,
+)
 from metaq.protocol.record import MAX_TOPIC_LENGTH
 from metaq.protocol.remoting.codes import INHERIT, READ, WRITE
-from metaq.protocol.remoting.offsetrows import HISTORY_TOPIC
 from metaq.protocol.remoting.routes import TopicConfig
 from metaq.store.files.disk import Disk
 from metaq.store.files.documents import read_document, write_document
@@ -31,30 +44,7 @@ LEVELS: Final = 18
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-OFFSETS_TOPIC: Final = "METAQ_SYS_OFFSETS"
-"""Changes of consumer offsets (``metaq.engine.offsets.offsetlog``)."""
-TRANSACTIONS_TOPIC: Final = "METAQ_SYS_TRANSACTIONS"
-"""Marks of transactions, and the messages that transactions park (``metaq.tx``)."""
-EPOCHS_TOPIC: Final = "METAQ_SYS_EPOCHS"
-"""The epochs of the log: which replica was master when (``metaq.store.copies.epochs``)."""
-LOCKS_TOPIC: Final = "METAQ_SYS_LOCKS"
-"""Locks of ordered consumers (``metaq.engine.locklog``)."""
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-HALF_OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
-"""Transactional messages that were never decided."""
-DEFAULT_TOPIC: Final = "TBW102"
-"""The template of topics that clients create by sending to them."""
-RETRY_PREFIX: Final = "%RETRY%"
-DEAD_PREFIX: Final = "%DLQ%"
-
-FORBIDDEN: Final = frozenset(
-    (
-        *(SCHEDULE_TOPIC, HALF_TOPIC, HALF_OP_TOPIC, GIVEN_UP_TOPIC, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, EPOCHS_TOPIC),
-        *(LOCKS_TOPIC, HISTORY_TOPIC, "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
-    )
-)
+FORBIDDEN: Final = INTERNAL_TOPICS | {"SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"}
 """Topics to which no client may send (specs: remoting protocol, section 3.1)."""
 
 

@@ -152,6 +152,8 @@ VERSION: Final = 409
 """V4_9_8: with it clients use SQL92 filters, and none of their code for 5.x brokers."""
 VERSION_WITH_MAX_RECONSUME: Final = 121
 """V3_4_9: from it on the ``maxReconsumeTimes`` of a request is used."""
+VERSION_WITH_RESET: Final = 28
+"""V3_0_7: from it on clients answer the broker's requests 220 and 221."""
 VERSION_WITH_TOPIC_VERSION: Final = 37
 """V3_0_11: from it on a registration's body is a RegisterBrokerBody."""
 
@@ -166,3 +168,20 @@ PULL_LITE: Final = 16
 INHERIT: Final = 1
 WRITE: Final = 2
 READ: Final = 4
+
+# bits of a topic's sysFlag
+UNIT: Final = 1
+"""Divided into the units of a partitioned application."""
+UNIT_SUBSCRIBED: Final = 2
+"""Consumed by units of a partitioned application."""
+
+MASTER: Final = 0
+"""The brokerId of a master; slaves have other numbers."""
+FAST_PORT_BELOW: Final = 2
+"""Old clients and slaves look for a broker's second port this far below the first (specs: remoting protocol, section 1.8)."""
+FIRST_RETRY_LEVEL: Final = 3
+"""Delay level of the first retry when the consumer names none; each further retry is one level higher."""
+INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
+"""The producer group that every Java client joins, whatever it does."""
+ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
+"""The namespace of ordered topics in a registry: topic → ``broker-a:4;broker-b:4``, brokers with their numbers of queues."""

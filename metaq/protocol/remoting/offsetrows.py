@@ -24,8 +24,6 @@ import orjson
 from metaq.errors import BadRequest
 from metaq.protocol.remoting.headers import Int32
 
-HISTORY_TOPIC: Final = "METAQ_SYS_OFFSET_HISTORY"
-"""The topic to which masters write all rows at intervals."""
 MOST_ROWS: Final = 1000
 """Rows after which a page ends, but not within one topic of a group: 300 KB, or twice that."""
 

@@ -13,6 +13,8 @@ NO_OPAQUE: Final = "2147483647"
 BROKER_CHOOSES: Final = -1
 """The partition number of a put that leaves the choice to the broker."""
 
+NO_KEY: Final = "null"
+"""The key in RECOVER, which needs none."""
 NO_CHECKSUM: Final = -1
 """The checksum of a put whose body is not to be verified."""
 

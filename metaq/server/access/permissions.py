@@ -2,7 +2,7 @@
 
 Without users, every client is ``ANYBODY`` and may do everything. That is why a broker without users listens on loopback unless
 configured otherwise. With users (``metaq.server.access.users``), a connection has the rights of ``anonymous``, which the file
-defines, until it logs in or signs its requests (``metaq.server.access.gate``).
+defines, until it logs in or signs its requests (``metaq.server.access.authentication``).
 """
 
 import enum
@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from metaq.errors import AccessDenied
-from metaq.message import INTERNAL_TOPICS
+from metaq.message import INTERNAL_TOPICS, RETRY_PREFIX
 
 ANONYMOUS: Final = "anonymous"
-RETRY_PREFIX: Final = "%RETRY%"
 """Prefix of a group's retry topic, which every principal that may consume for the group may use."""
 _KNOWN: Final = 4096
 """Results that are remembered for each principal, for names of at most"""

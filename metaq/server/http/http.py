@@ -33,23 +33,23 @@ import orjson
 from gevent import socket
 
 import metaq
+from metaq.address import LOOPBACK, Address, parse_listen
 from metaq.config import Settings
 from metaq.engine.figures.metrics import CONTENT_TYPE, Family, Histogram, Kind, Metric
-from metaq.errors import AccessDenied, Overloaded
+from metaq.errors import AccessDenied, ConfigError, Overloaded
 from metaq.replication.peers import Certificate
-from metaq.server.access.gate import Gate
+from metaq.server.access.authentication import Authentication
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.http.httpserver import HttpServer
 from metaq.server.http.process import PROCESS, process_families
 from metaq.server.http.scrapes import Scrapes
-from metaq.server.wire.listeners import IPV4_IN_IPV6, Address, Listener, resolve
+from metaq.server.wire.listeners import IPV4_IN_IPV6, Listener, resolve
 from metaq.store.files.filecache import Rest
 from metaq.store.recovery.progress import Step
 
 logger = logging.getLogger(__name__)
 
 NONE: Final = "none"
-LOOPBACK: Final = "127.0.0.1"
 WATCH_S: Final = 0.1
 """Interval at which the lateness of the loop is measured."""
 STALL_BOUNDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -112,7 +112,7 @@ class Monitor:
         self._step: Step | None = None
         self._began = time.monotonic()
         self._monitored: Callable[[], Monitored] | None = None
-        self._gate: Gate | None = None
+        self._authentication: Authentication | None = None
         self._has_users = bool(settings.users_file)
         self._stalls = Histogram(STALL_BOUNDS)
         self._scrapes = Scrapes(self._families)
@@ -140,12 +140,12 @@ class Monitor:
         """Record the progress of recovery. Any thread may call it."""
         self._state, self._step = State.RECOVERING, step
 
-    def serving(self, monitored: Callable[[], Monitored], gate: Gate) -> None:
+    def serving(self, monitored: Callable[[], Monitored], authentication: Authentication) -> None:
         """Record that the process serves.
 
-        ``monitored`` returns the current source of metrics and readiness; ``gate`` has the users.
+        ``monitored`` returns the current source of metrics and readiness; ``authentication`` has the users.
         """
-        self._state, self._step, self._monitored, self._gate = State.SERVING, None, monitored, gate
+        self._state, self._step, self._monitored, self._authentication = State.SERVING, None, monitored, authentication
         if self._server is not None:
             self._watcher = gevent.spawn(self._watch_loop)
 
@@ -225,10 +225,10 @@ class Monitor:
         """
         if not self._has_users:
             return None
-        if self._gate is None:
+        if self._authentication is None:
             return _plain(UNAVAILABLE, f"who asks is known later: {self.reasons()[0]}\n")
         try:
-            principal = _principal(self._gate, environ)
+            principal = _principal(self._authentication, environ)
         except AccessDenied as error:
             return _plain(UNAUTHORIZED, f"{error}\n")
         try:
@@ -253,19 +253,19 @@ _WHY_NOT: Final = {
 }
 
 
-def _principal(gate: Gate, environ: Environ) -> Principal:
+def _principal(authentication: Authentication, environ: Environ) -> Principal:
     """Return the principal that sends a request. Raise ``AccessDenied`` or ``Overloaded``."""
     kind, _, proof = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
     address = environ["REMOTE_ADDR"].removeprefix(IPV4_IN_IPV6)
     if kind.lower() == "bearer":
-        return gate.holder(proof.strip(), address)
+        return authentication.holder(proof.strip(), address)
     if kind.lower() == "basic":
         try:
             name, _, password = base64.b64decode(proof, validate=True).decode().partition(":")
         except ValueError as error:
             raise AccessDenied(f"Authorization: Basic needs name and password in Base64: {error}") from error
-        return gate.check(name, password, address)
-    return gate.anonymous
+        return authentication.check(name, password, address)
+    return authentication.anonymous
 
 
 def _next_port(beside: str) -> str:
@@ -273,8 +273,11 @@ def _next_port(beside: str) -> str:
 
     A malformed address is refused later, where it is bound.
     """
-    port = beside.rpartition(":")[2]
-    return f"{LOOPBACK}:{int(port) + 1 if port.isdecimal() and int(port) else 0}"
+    try:
+        port = parse_listen("listen", beside).port
+    except ConfigError:
+        port = 0
+    return f"{LOOPBACK}:{port + 1 if port else 0}"
 
 
 def _plain(status: str, text: str) -> Answer:

@@ -7,10 +7,10 @@ from typing import Any, Final
 import gevent
 from gevent.event import AsyncResult
 
+from metaq.address import Address
 from metaq.errors import ConnectionFailed, Refused, RequestTimeout
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
 from metaq.replication.peers import STRANGER, Peers
-from metaq.server.wire.listeners import Address
 
 RECEIVE_BYTES: Final = 64 * 1024
 
@@ -25,7 +25,7 @@ class Outbound:
 
         ``ended`` is called when the connection breaks.
         """
-        self._name = f"{address[0]}:{address[1]}"
+        self._name = str(address)
         self._timeout_s = timeout_s
         self._ended = ended
         self._peers = peers

@@ -12,19 +12,20 @@ from typing import Any, Final
 import gevent
 from gevent.event import Event
 
+from metaq.address import Address, parse_address
 from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.engine.registry import Registry
 from metaq.engine.role import Role
 from metaq.engine.tables import topics as tables
 from metaq.errors import MetaqError
-from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.codes import MASTER, Request
 from metaq.protocol.remoting.headers import BrokerIdentity, RegisterBroker, encode_header
 from metaq.protocol.remoting.routes import DataVersion, TopicTable, decode_kv_table, encode_registration
-from metaq.registry.routes import MASTER, BrokerKey
+from metaq.registry.routes import BrokerKey
 from metaq.replication.peers import Peers
 from metaq.server.registering.outbound import Outbound
-from metaq.server.wire.listeners import Address, parse_address, parse_registries, replication_address, written
+from metaq.server.wire.listeners import parse_registries, replication_address
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +55,9 @@ class Registration:
         """
         self._advertised = advertised
         number = MASTER if role.is_master else settings.replica_number
-        self._key = BrokerKey(settings.cluster_name, settings.broker_name, number, written(advertised))
+        self._key = BrokerKey(settings.cluster_name, settings.broker_name, number, str(advertised))
         # a broker that accepts no slaves names the port above the advertised one, as RocketMQ does
-        self._ha_address = replication_address(settings, advertised) or written((advertised[0], advertised[1] + 1))
+        self._ha_address = replication_address(settings, advertised) or str(advertised._replace(port=advertised.port + 1))
         self._topics = topics
         self._identity = identity
         self._started_ms = clock.now_ms()
@@ -107,7 +108,7 @@ class Registration:
             for member in self._members:
                 member.ask()
             told = next(filter(None, self._masters.values()), None)
-        return parse_address("haServerAddr", told) if told else None
+        return parse_address(told, setting="haServerAddr") if told else None
 
     @property
     def problem(self) -> str | None:
@@ -137,7 +138,7 @@ class Registration:
         """Connect to the advertised address, and log a warning when something other than this broker answers there."""
         problem = self.advertised_problem = self._problem_with(self._advertised)
         if problem is None:
-            logger.debug("advertised address is right address=%s", written(self._advertised))
+            logger.debug("advertised address is right address=%s", self._advertised)
         else:
             hint = "set advertise to HOST:PORT under which clients reach this broker"
             logger.warning("advertised address problem=%s hint=%s", problem, hint)
@@ -154,7 +155,7 @@ class Registration:
         if fields.get("identity") == self._identity:
             return None
         other = fields.get("brokerName", "without a name")
-        return f"another broker ({other}) answers under the address {written(address)} that clients are told"
+        return f"another broker ({other}) answers under the address {address} that clients are told"
 
     # -- what is registered -------------------------------------------------------------------------------------------
 
@@ -238,7 +239,7 @@ class _Member:
                 due_s = registration.monotonic() + registration.interval_s
             registration.register_at(self._address, link, registration.table(None if whole else names))
             if not registered:
-                logger.info("registered registry=%s", written(self._address))
+                logger.info("registered registry=%s", self._address)
             registered, self._failing = True, False
             self.registered = True
             if not self._changed:
@@ -249,7 +250,7 @@ class _Member:
         """Log a failure: a warning for the first try, the debug level for the next ones."""
         level = logging.DEBUG if self._failing else logging.WARNING
         hint = "is a registry running there? it is tried again; setting: registries"
-        logger.log(level, "cannot register registry=%s reason=%s hint=%s", written(self._address), error, hint)
+        logger.log(level, "cannot register registry=%s reason=%s hint=%s", self._address, error, hint)
         self._failing, self.registered, self.problem = True, False, str(error)
         self._told.set()
 
@@ -260,7 +261,7 @@ class _Member:
         try:
             self._registration.unregister_at(self._link)
         except MetaqError as error:
-            logger.info("no goodbye registry=%s reason=%s", written(self._address), error)
+            logger.info("no goodbye registry=%s reason=%s", self._address, error)
 
     def _close(self) -> None:
         if self._link is not None:

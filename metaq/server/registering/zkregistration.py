@@ -14,14 +14,16 @@ from typing import Any, Final, NamedTuple, Protocol
 import gevent
 from gevent.event import Event
 
+from metaq.address import Address, parse_address
 from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.engine.pool import run_in_pool
 from metaq.engine.registry import Registry
-from metaq.engine.tables.topics import DEAD_PREFIX, RETRY_PREFIX, Topic
+from metaq.engine.tables.topics import Topic
 from metaq.engine.tables.topics import TopicTable as Topics
 from metaq.errors import BadRequest, ConfigError, MetaqError
-from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX
+from metaq.protocol.remoting.codes import INHERIT, MASTER, READ, WRITE, Request
 from metaq.protocol.remoting.routes import DataVersion, TopicTable, decode_topic_table
 from metaq.registry.groupoffsets import GroupOffsets
 from metaq.registry.members import Members
@@ -37,12 +39,12 @@ from metaq.registry.paths import (
     encode_address,
     encode_partitions,
 )
-from metaq.registry.routes import MASTER, BrokerKey
+from metaq.registry.routes import BrokerKey
 from metaq.registry.session import Set, greenlets
 from metaq.registry.zookeeper import ZooKeeper
 from metaq.replication.peers import Peers
 from metaq.server.registering.outbound import Outbound
-from metaq.server.wire.listeners import Address, parse_address, replication_address, written
+from metaq.server.wire.listeners import replication_address
 
 logger = logging.getLogger(__name__)
 
@@ -86,11 +88,11 @@ class Places(NamedTuple):
 
 def places_of(listening: Listening, settings: Settings) -> Places:
     """Return the addresses that others receive: the advertised host with the port of each service."""
-    host, _ = listening.advertised
+    host = listening.advertised.host
     return Places(
-        written(listening.advertised),
-        None if listening.registry is None else written((host, listening.registry[1])),
-        (host, listening.text[1]),
+        str(listening.advertised),
+        None if listening.registry is None else str(listening.registry._replace(host=host)),
+        listening.text._replace(host=host),
         replication_address(settings, listening.advertised),
     )
 
@@ -175,7 +177,7 @@ class OwnNodes:
         """Register, as soon as ZooKeeper can be reached and again whenever the session is lost, until ``stop``."""
         keep, place = self._zookeeper.keep, self._layout.replica(self._replica)
         keep(self.member.path, self._describe, same=_same_process)
-        keep(place, lambda: encode_address(*self._places.text))
+        keep(place, lambda: encode_address(self._places.text))
         if self.is_master:
             checksum = self._layout.checksum(self._replica.broker)
             keep(checksum, lambda: self._checksum, after=place)
@@ -203,12 +205,12 @@ class OwnNodes:
 
     def _describe(self) -> bytes:
         places, topics = self._places, self._topics
-        where = places.remoting, places.registry, written(places.text), places.replication
+        where = places.remoting, places.registry, str(places.text), places.replication
         return BrokerNode(*where, self._number, topics.permission, DataVersion(self._started_ms, topics.version)).encode()
 
     def _write_master(self) -> None:
         """Write the master's address into the persistent parent of its node, which clients that know of no slaves read."""
-        path, address = self._layout.broker(self._replica.broker), encode_address(*self._places.text)
+        path, address = self._layout.broker(self._replica.broker), encode_address(self._places.text)
         if self._zookeeper.held(self._layout.replica(self._replica)):
             found = self._zookeeper.get(path)
             if found is not None and found.data != address:
@@ -311,7 +313,7 @@ class OtherBrokers:
         self._entered[member] = node
 
     def _ask(self, node: BrokerNode) -> TopicTable:
-        link = Outbound(parse_address("remoting", node.remoting), ASK_TIMEOUT_S, peers=self._peers)
+        link = Outbound(parse_address(node.remoting, setting="remoting"), ASK_TIMEOUT_S, peers=self._peers)
         try:
             return decode_topic_table(link.call(Request.GET_ALL_TOPIC_CONFIG, {}).body)
         finally:

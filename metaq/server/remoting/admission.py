@@ -1,8 +1,8 @@
 """Admission of remoting requests: the right and the longest body of each request code.
 
-``metaq.server.front`` looks here before a handler receives a request, and so before anything in its body is read. The body must
-not be longer than is useful, and the client must have the right that the code needs on at least one topic or group. Which topic
-or group a request concerns is in its header or body: handlers check that right themselves
+``metaq.server.endpoint`` looks here before a handler receives a request, and so before anything in its body is read. The body
+must not be longer than is useful, and the client must have the right that the code needs on at least one topic or group. Which
+topic or group a request concerns is in its header or body: handlers check that right themselves
 (``metaq.server.access.permissions``).
 
 The lengths are such that the most expensive body of each code takes less than 20 ms of the loop; what takes longer is parsed in

@@ -7,8 +7,9 @@ import gevent
 
 from metaq.errors import MetaqError, Overloaded
 from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.server.remoting.reads import AnswerRead
 from metaq.server.remoting.session import Answer, Kept, RemotingSession, failure
-from metaq.server.wire.look import Looks, Question
+from metaq.server.wire.reads import StoreReads
 from metaq.store.files.filecache import Read
 
 MOST_AT_WORK: Final = 256
@@ -19,18 +20,18 @@ RETRY_MS: Final = 100
 class Later:
     """Answers requests once the work that they wait for is done."""
 
-    def __init__(self, looks: Looks) -> None:
-        self._looks = looks
+    def __init__(self, reads: StoreReads) -> None:
+        self._reads = reads
         self._at_work = 0
 
     @property
     def waiting_reads(self) -> int:
         """The number of reads that wait for the disk, of all handlers."""
-        return self._looks.waiting
+        return self._reads.waiting
 
     def read(self, session: RemotingSession, request: RemotingCommand, work: Callable[[Read], Answer]) -> None:
         """Answer with what ``work`` finds in the store: at once when it is in memory, otherwise from a greenlet."""
-        self._looks.look(_Reading(session, request, work))
+        self._reads.start(AnswerRead(session, request, work))
 
     def run(self, session: RemotingSession, request: RemotingCommand, work: Callable[[], Answer]) -> None:
         """Run ``work``, which may wait, in a greenlet, and answer with its result; other requests go on meanwhile.
@@ -55,26 +56,3 @@ class Later:
             session.break_off()
         finally:
             self._at_work -= 1
-
-
-class _Reading(Question):
-    """A request that waits for an answer from the store."""
-
-    __slots__ = ("_request", "_work", "session")
-
-    def __init__(self, session: RemotingSession, request: RemotingCommand, work: Callable[[Read], Answer]) -> None:
-        self.session: RemotingSession = session
-        self._request: RemotingCommand | Kept = request
-        self._work = work
-
-    def look(self, read: Read) -> Answer:
-        return self._work(read)
-
-    def owe(self) -> None:
-        self._request = self.session.owe(self._request)
-
-    def found(self, answer: Answer) -> None:
-        self.session.settle(self._request, answer)
-
-    def fail(self, error: MetaqError) -> None:
-        self.found(failure(error))

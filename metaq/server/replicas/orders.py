@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from metaq.address import Address
 from metaq.config import Settings
 from metaq.errors import BadRequest
 from metaq.protocol.remoting.codes import Request
@@ -26,15 +27,15 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.server.broker import Broker
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
-from metaq.server.replicas.sides import MasterSide, SlaveSide
-from metaq.server.wire.listeners import Address, reached_at, written
+from metaq.server.replicas.roles import MasterRole, SlaveRole
+from metaq.server.wire.listeners import reached_at
 
 
 class Orders(Protocol):
     """The orders that an operator can give to a replica."""
 
     broker: Broker
-    side: MasterSide | SlaveSide
+    role: MasterRole | SlaveRole
     settings: Settings
     address: Address
     """The address for slaves."""
@@ -101,7 +102,7 @@ class ReplicaHandler:
 
 def standing(orders: Orders) -> dict[str, Any]:
     """Return the status of a replica, with its slaves or its master."""
-    store, side, settings = orders.broker.store, orders.side, orders.settings
+    store, role, settings = orders.broker.store, orders.role, orders.settings
     common: dict[str, Any] = {
         "role": orders.role_name,
         "replica": settings.replica_number,
@@ -109,15 +110,15 @@ def standing(orders: Orders) -> dict[str, Any]:
         "begin": store.log.begin,
         "end": store.log.end,
         "durable_end": store.durable_end,
-        "readable_end": side.readable_end,
+        "readable_end": role.readable_end,
         "min_in_sync": settings.min_in_sync,
         "suspect": orders.suspicion,
-        "replication": written(reached_at(orders.address, orders.broker.addresses.advertised)),
+        "replication": str(reached_at(orders.address, orders.broker.addresses.advertised)),
     }
-    if isinstance(side, MasterSide):
-        slaves = [slave._asdict() for slave in side.in_sync.standings()]
-        members = sorted(side.in_sync.members)
+    if isinstance(role, MasterRole):
+        slaves = [slave._asdict() for slave in role.in_sync.standings()]
+        members = sorted(role.in_sync.members)
         return {**common, "in_sync": members, "slaves": slaves, "master": "", "master_end": store.log.end, "problem": None}
-    seen = side.seen
+    seen = role.seen
     heard = {"master": seen.address, "master_end": seen.log_end, "problem": seen.problem}
     return {**common, "in_sync": sorted(seen.in_sync), "slaves": [], **heard}

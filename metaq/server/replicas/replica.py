@@ -25,23 +25,25 @@ from gevent import socket
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
+from metaq.address import Address, parse_address
 from metaq.clock import SystemClock
 from metaq.config import Settings
 from metaq.engine.role import Role
 from metaq.engine.tables.topics import FOLDER
 from metaq.errors import BadRequest, ConfigError, DiskFull, MetaqError, NotMaster, RequestTimeout
 from metaq.replication.election import Election
-from metaq.replication.follower import Address
 from metaq.replication.frames import encode_control
 from metaq.replication.nodes import Log
-from metaq.server.access.gate import Gate
+from metaq.server.access.authentication import Authentication
 from metaq.server.broker import Broker
 from metaq.server.daemon import STARTED_NOT
-from metaq.server.http.measured import Measured
+from metaq.server.http.brokermetrics import BrokerMetrics
+from metaq.server.opened import Opened, open_data
 from metaq.server.registering.zkregistration import open_session
+from metaq.server.replicas.masteronly import MasterOnlyHandler
 from metaq.server.replicas.orders import ReplicaHandler
-from metaq.server.replicas.sides import MasterSide, SlaveSide
-from metaq.server.wire.listeners import Listener, parse_address, reached_at, resolve, written
+from metaq.server.replicas.roles import MasterRole, SlaveRole
+from metaq.server.wire.listeners import Listener, reached_at, resolve
 from metaq.store.files.disk import Disk, RealDisk
 from metaq.store.files.documents import read_document, write_document
 from metaq.store.messagestore import MessageStore
@@ -89,7 +91,7 @@ class Replica:
         self.address: Address = listener.address
         """The address for slaves."""
         self._listener = socket.socket(fileno=listener.socket.detach())
-        self.side: MasterSide | SlaveSide
+        self.role: MasterRole | SlaveRole
         self._election: Election | None = None
         self._due: Role | None = None
         """The role that this replica takes once its disk has room for it."""
@@ -109,17 +111,17 @@ class Replica:
     def ready(self) -> str:
         """The line that names the addresses served."""
         first, _, rest = self.broker.ready.partition(" data=")
-        return f"{first} replication={written(self.address)} role={self.role_name} data={rest}"
+        return f"{first} replication={self.address} role={self.role_name} data={rest}"
 
     @property
-    def measured(self) -> Measured:
+    def metrics(self) -> BrokerMetrics:
         """The metrics and readiness of the current broker."""
-        return self.broker.measured
+        return self.broker.metrics
 
     @property
-    def gate(self) -> Gate:
+    def authentication(self) -> Authentication:
         """The users and their authentication, the same for the broker of every role."""
-        return self.broker.gate
+        return self.broker.authentication
 
     @property
     def role_name(self) -> str:
@@ -141,7 +143,7 @@ class Replica:
             logger.error("not master reason=%s", self._held_back)
         self.broker.every(KEEP_S, self._keep)
         self.broker.every(KEEP_S, self._take_due_role)
-        self.side.start()
+        self.role.start()
         self.broker.start()
         logger.info("serving role=%s epoch=%d", self.role_name, self.broker.epochs.current.number)
 
@@ -153,7 +155,7 @@ class Replica:
         except DiskFull as error:
             seen = role.readable_end if self.settings.durability.on_replicas else self.broker.store.log.end
             slave = Role(is_master=False, readable_end=seen, shortage=str(error))
-            self.broker = self._open(slave, self.broker.give_up(), self.gate)
+            self.broker = self._open(slave, self.broker.give_up(), self.authentication)
             self._due = role
 
     def stop(self) -> None:
@@ -163,7 +165,7 @@ class Replica:
             gevent.killall(self._greenlets)
         self._listener.close()
         self._keep()
-        self.side.stop()
+        self.role.stop()
         self.broker.stop()
 
     # -- roles --------------------------------------------------------------------------------------------------------
@@ -173,7 +175,7 @@ class Replica:
         return Election(
             open_session(settings, SystemClock()),
             f"{settings.cluster_name}/{settings.broker_name}",
-            *(settings.replica_number, written(reached_at(self.address, self.broker.addresses.advertised))),
+            *(settings.replica_number, str(reached_at(self.address, self.broker.addresses.advertised))),
             log=self._log,
             elected=lambda epoch, eligible: self._change(Role(is_master=True, epoch=epoch, eligible=eligible)),
             deposed=lambda: self._change(Role(is_master=False)),
@@ -220,20 +222,28 @@ class Replica:
         yields = self.settings.durability.on_replicas and not alone
         return Role(True, kept.epoch + 1, kept.readable_end, frozenset(kept.in_sync), yields)
 
-    def _open(self, role: Role, bound: Any, gate: Gate | None, tell: Tell = nobody) -> Broker:
+    def _open(self, role: Role, bound: Any, authentication: Authentication | None, tell: Tell = nobody) -> Broker:
         settings = self._with_address(self.settings)
-        broker = Broker(settings, disk=self._disk, role=role, bound=bound, tell=tell, gate=gate, owner=self)
-        self._due = None if broker.role.shortage is None else role
-        if broker.role.is_master:
+        opened = open_data(settings, disk=self._disk, role=role, bound=bound, authentication=authentication, tell=tell)
+        taken = self._make_role(opened, role.epoch)
+        broker = Broker(opened, taken.parts, owner=self)
+        taken.attach(broker)
+        self._due = None if opened.role.shortage is None else role
+        if isinstance(taken, MasterRole):
             broker.run(broker.store.suspicion.clear)  # what it lacks is lost: from now on the others copy this log
-            agree = self._agree if self._election is None else partial(self._election.agree, role.epoch)
-            self.side = MasterSide(broker, self.settings, agree)
             if self._election is not None:
                 broker.store.log.fence = partial(self._election.check, role.epoch)
         else:
-            self.side = SlaveSide(broker, self.settings, self._find_master, self._reopen)
+            broker.add_family(MasterOnlyHandler())
+        self.role = taken
         broker.add_family(ReplicaHandler(self, broker.later))
         return broker
+
+    def _make_role(self, opened: Opened, epoch: int) -> MasterRole | SlaveRole:
+        if not opened.role.is_master:
+            return SlaveRole(opened, self.settings, self._find_master, self._reopen)
+        agree = self._agree if self._election is None else partial(self._election.agree, epoch)
+        return MasterRole(opened, self.settings, agree)
 
     def _find_master(self) -> Address | None:
         if self._election is not None:
@@ -241,11 +251,11 @@ class Replica:
         if self._held_back is not None:
             raise NotMaster(self._held_back)
         where = self._kept.master or self.settings.master
-        return parse_address("master", where) if where else self.broker.registration.find_master()
+        return parse_address(where, setting="master") if where else self.broker.registration.find_master()
 
     def _go_to(self, master: Address) -> None:
-        if isinstance(self.side, SlaveSide):
-            self.side.follower.go_to(master)
+        if isinstance(self.role, SlaveRole):
+            self.role.follower.go_to(master)
 
     def _reopen(self) -> None:
         """Open the broker anew, since the slave's log is to be replaced."""
@@ -270,7 +280,7 @@ class Replica:
 
     def _with_address(self, settings: Settings) -> Settings:
         """Return the settings with the actual port of ``replication_listen``."""
-        return settings.model_copy(update={"replication_listen": written(self.address)})
+        return settings.model_copy(update={"replication_listen": str(self.address)})
 
     def _change_forever(self) -> None:
         while True:
@@ -280,7 +290,7 @@ class Replica:
             if role is not None:
                 try:
                     with self._between_roles:
-                        self._change_now(role._replace(readable_end=self.side.readable_end))
+                        self._change_now(role._replace(readable_end=self.role.readable_end))
                 except MetaqError as error:  # the old broker is closed, and nothing else would open a new one
                     logger.critical("role not changed, this process ends reason=%s", error)
                     raise SystemExit(STARTED_NOT) from error
@@ -290,10 +300,10 @@ class Replica:
         logger.info("role changes from=%s to=%s", self.role_name, "master" if role.is_master else "slave")
         self.broker.store.refusal = NotMaster("the role of this replica changes; try again")
         self.broker.turns.abandon(self.broker.store.refusal)
-        self.side.stop()
+        self.role.stop()
         self._kept = self._kept._replace(readable_end=role.readable_end)
         bound = self.broker.give_up()
-        self.broker = self._open(role, bound, self.gate)
+        self.broker = self._open(role, bound, self.authentication)
         self.broker.configure(self._with_address(self.settings))  # the settings may have changed while it opened
         self._start_broker()
 
@@ -324,7 +334,7 @@ class Replica:
         if self._election is not None:
             raise BadRequest("the master is elected through ZooKeeper; hand over instead (metaq cluster handover)")
         try:
-            parse_address("master", master)
+            parse_address(master, setting="master")
         except ConfigError as error:
             raise BadRequest(str(error)) from error
         self._keep(role="slave", master=master, in_sync=())
@@ -337,14 +347,14 @@ class Replica:
         Raise ``BadRequest`` when it is not an elected master, ``RequestTimeout`` when the others do not catch up in
         ``HAND_OVER_S``.
         """
-        side, turns = self.side, self.broker.turns
-        if self._election is None or not isinstance(side, MasterSide):
+        role, turns = self.role, self.broker.turns
+        if self._election is None or not isinstance(role, MasterRole):
             raise BadRequest("only a master that was elected through ZooKeeper can hand over")
         with self._refusing(f"this master hands over to replica {replica}; try again") as store:
             with gevent.Timeout(
                 HAND_OVER_S, RequestTimeout(f"replica {replica} or others in sync did not catch up within {HAND_OVER_S:.0f} s")
             ):
-                while not (turns.nothing_parked() and store.settled and side.has_all(replica)):
+                while not (turns.nothing_parked() and store.settled and role.has_all(replica)):
                     gevent.sleep(HAND_OVER_LOOK_S)
             self._election.hand_over(replica)
         self._change(Role(is_master=False))
@@ -375,8 +385,8 @@ class Replica:
         alone = False
         while True:
             gevent.sleep(ALONE_LOOK_S)
-            was_alone, side = alone, self.side
-            alone = isinstance(side, MasterSide) and side.in_sync.unheard_s > most_s
+            was_alone, role = alone, self.role
+            alone = isinstance(role, MasterRole) and role.in_sync.unheard_s > most_s
             if alone and was_alone:  # look twice: if this process stood still, reports are waiting to be read
                 try:
                     self._step_down(election)
@@ -409,7 +419,7 @@ class Replica:
 
     def _keep(self, **changes: Any) -> None:
         with self._keeping:  # an order may come while the periodic call waits for the disk
-            kept = self._kept._replace(readable_end=self.side.readable_end, **changes)
+            kept = self._kept._replace(readable_end=self.role.readable_end, **changes)
             if kept != self._kept:
                 self.broker.run(lambda: self._disk.make_directories(self._path.parent))
                 self.broker.run(lambda: write_document(self._disk, self._path, kept._asdict()))
@@ -425,11 +435,11 @@ class Replica:
                 logger.error("cannot accept slaves, pausing reason=%s", error)
                 gevent.sleep(1.0)
                 continue
-            self._take(connection, f"{address[0]}:{address[1]}")
+            self._take(connection, Address(*address[:2]))
 
-    def _take(self, connection: socket.socket, address: str) -> None:
-        if isinstance(self.side, MasterSide):
-            self.side.feeder.serve(connection, address)
+    def _take(self, connection: socket.socket, address: Address) -> None:
+        if isinstance(self.role, MasterRole):
+            self.role.feeder.serve(connection, address)
             return
         gevent.spawn(_turn_away, connection, self.broker.store.log.end)
 

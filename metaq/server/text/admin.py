@@ -195,7 +195,7 @@ class AdminHandler:
 
     def _broker_lines(self) -> Iterator[str]:
         context, counters = self._context, self._context.counters
-        store = context.store.statistics()
+        store = context.store.figures()
         yield f"pid {os.getpid()}"
         yield f"broker_id {context.settings.broker_number}"
         yield f"port {context.port}"

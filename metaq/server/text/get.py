@@ -1,20 +1,19 @@
 """``get`` and ``offset``: answers follow the original broker (specs: text protocol, sections 3.2, 3.3 and 4.8)."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from metaq.engine.context import Context
 from metaq.engine.hold import Holds
-from metaq.errors import AccessDenied, MetaqError
+from metaq.errors import AccessDenied
 from metaq.message import TopicPartition
 from metaq.protocol.remoting.codes import READ
 from metaq.protocol.text.commands import END_OF_LOG, Get, Offset
 from metaq.protocol.text.messages import encode_stored, id_base
 from metaq.protocol.text.replies import BAD_REQUEST, FORBIDDEN, MOVED, NOT_FOUND, OK, write_result, write_value_head
 from metaq.server.access.permissions import Action, Principal, demand
+from metaq.server.text.reads import TextRead
 from metaq.server.text.session import TextSession
-from metaq.server.wire.look import Looks, Question
+from metaq.server.wire.reads import StoreReads
 from metaq.server.wire.session import Buffer
 from metaq.store.files.filecache import Read
 from metaq.store.queues.consumequeue import ConsumeQueue
@@ -28,9 +27,9 @@ MOST_MESSAGES: Final = 4096
 class GetHandler:
     """Handles reads: answered at once from the page cache, or from the disk in a greenlet."""
 
-    def __init__(self, context: Context, holds: Holds, looks: Looks, loop: Any) -> None:
+    def __init__(self, context: Context, holds: Holds, reads: StoreReads, loop: Any) -> None:
         self._context = context
-        self._looks = looks
+        self.reads = reads
         self._store = context.store
         self._holds = holds
         self._loop = loop
@@ -49,7 +48,7 @@ class GetHandler:
             return
         if get.position != END_OF_LOG and self._queue(get) is not None:
             self._context.observed.asked(get, session.address)
-        self._looks.look(_Asked(self, session, get, partial(self._get, get)))
+        self.reads.start(_GetRead(self, session, get))
 
     def offset(self, session: TextSession, offset: Offset) -> None:
         """Answer a request for a valid position, now or owed."""
@@ -60,7 +59,7 @@ class GetHandler:
         except AccessDenied as error:
             session.reply(write_result(error.status, str(error), offset.opaque))
         else:
-            self._looks.look(_Asked(self, session, offset, partial(self._offset, offset)))
+            self.reads.start(_OffsetRead(self, session, offset))
 
     def _refuse(self, session: TextSession, get: Get) -> tuple[int, str] | None:
         topic = self._context.topics.get(get.topic)
@@ -78,22 +77,22 @@ class GetHandler:
 
     # -- waiting ---------------------------------------------------------------------------------------------------------
 
-    def found(self, asked: "_Asked", answer: Answer | None) -> None:
-        """Send the answer. If there is none yet and the client is willing to wait, hold the get."""
-        place = asked.place
-        if answer is not None:
-            asked.pay(answer)
-        elif isinstance(place, Get) and place.wait_ms and self._may_hold(asked.session):
-            asked.owe()
-            wait_s = min(place.wait_ms, self._context.settings.max_hold_ms) / 1000
-            last_look = _Asked(self, asked.session, place._replace(wait_ms=0), asked.work, owed=True)
-            key = TopicPartition(place.topic, place.partition)
-            hold = self._holds.hold(key, self._loop.timer(wait_s), partial(self._looks.look, last_look))
-            asked.session.on_close = hold.cancel
-        else:
-            self._context.counters.get_miss.add(1)
-            self._context.topic_counters(place.topic).get_miss.add(1)
-            asked.pay([self._nothing(place)])
+    def hold(self, request: "_GetRead") -> bool:
+        """Hold a get for which there is nothing to read yet; return false when its client does not or may not wait."""
+        get, session = request.place, request.session
+        if not (get.wait_ms and self._may_hold(session)):
+            return False
+        request.defer()
+        request.place = get._replace(wait_ms=0)  # it is held only once
+        timer = self._loop.timer(min(get.wait_ms, self._context.settings.max_hold_ms) / 1000)
+        session.on_close = self._holds.hold(TopicPartition(get.topic, get.partition), timer, request.woken).cancel
+        return True
+
+    def missed(self, place: Get | Offset) -> bytes:
+        """Count a request for which there is nothing to read, and return its answer."""
+        self._context.counters.get_miss.add(1)
+        self._context.topic_counters(place.topic).get_miss.add(1)
+        return self._nothing(place)
 
     def _may_hold(self, session: TextSession) -> bool:
         return not (self.stopping or session.closed) and self._holds.count < self._context.settings.max_held_gets
@@ -105,7 +104,7 @@ class GetHandler:
         queue = self._store.queues.get(TopicPartition(place.topic, place.partition))
         return queue if queue is not None and queue.readable else None
 
-    def _get(self, get: Get, read: Read) -> Answer | None:
+    def read_messages(self, get: Get, read: Read) -> Answer | None:
         """Return the answer, or ``None`` when there is nothing to read at the position."""
         queue = self._queue(get)
         if queue is None:
@@ -146,7 +145,8 @@ class GetHandler:
         out[0] = write_value_head(total, get.opaque)
         return out
 
-    def _offset(self, offset: Offset, read: Read) -> Answer | None:
+    def read_position(self, offset: Offset, read: Read) -> Answer | None:
+        """Return the answer, or ``None`` when the partition never had a message."""
         queue = self._queue(offset)
         if queue is None:
             return None
@@ -166,43 +166,43 @@ def _check_reader(principal: Principal, place: Get | Offset) -> None:
     demand(principal, Action.CONSUME, place.group)
 
 
-class _Asked(Question):
-    """A request in progress, which is *owed* from the moment that it has to wait."""
+class _GetRead(TextRead):
+    """A get in progress."""
 
-    __slots__ = ("_gets", "_owed", "place", "session", "work")
+    __slots__ = ("_handler", "place")
 
-    def __init__(
-        self,
-        gets: GetHandler,
-        session: TextSession,
-        place: Get | Offset,
-        work: Callable[[Read], Answer | None],
-        *,
-        owed: bool = False,
-    ) -> None:
-        self._gets = gets
-        self.session: TextSession = session
-        self.place = place
-        self.work = work
-        self._owed = owed
+    def __init__(self, handler: GetHandler, session: TextSession, get: Get) -> None:
+        super().__init__(session, get.opaque)
+        self._handler = handler
+        self.place = get
 
-    def look(self, read: Read) -> Answer | None:
-        return self.work(read)
+    def read(self, read: Read) -> Answer | None:
+        return self._handler.read_messages(self.place, read)
 
-    def found(self, answer: Answer | None) -> None:
-        self._gets.found(self, answer)
+    def found(self, result: Answer | None) -> None:
+        if result is not None:
+            self.settle(*result)
+        elif not self._handler.hold(self):
+            self.settle(self._handler.missed(self.place))
 
-    def owe(self) -> None:
-        if not self._owed:
-            self._owed = True
-            self.session.owed += 1
+    def woken(self) -> None:
+        """Read again at the end of the hold, and answer with whatever is found."""
+        self.session.on_close = None
+        self._handler.reads.start(self)
 
-    def pay(self, answer: Answer) -> None:
-        if self._owed:
-            self.session.on_close = None
-            self.session.answer(1, 0, *answer)
-        else:
-            self.session.reply(*answer)
 
-    def fail(self, error: MetaqError) -> None:
-        self.pay([write_result(error.status, str(error), self.place.opaque)])
+class _OffsetRead(TextRead):
+    """A request for a valid position in progress."""
+
+    __slots__ = ("_handler", "_place")
+
+    def __init__(self, handler: GetHandler, session: TextSession, offset: Offset) -> None:
+        super().__init__(session, offset.opaque)
+        self._handler = handler
+        self._place = offset
+
+    def read(self, read: Read) -> Answer | None:
+        return self._handler.read_position(self._place, read)
+
+    def found(self, result: Answer | None) -> None:
+        self.settle(*(result or [self._handler.missed(self._place)]))

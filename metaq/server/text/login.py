@@ -5,26 +5,26 @@ import gevent
 from metaq.errors import BrokerError
 from metaq.protocol.text.commands import Auth
 from metaq.protocol.text.replies import BAD_REQUEST, OK, write_result
-from metaq.server.access.gate import Gate
+from metaq.server.access.authentication import Authentication
 from metaq.server.text.session import TextSession
 
 
-def log_in(gate: Gate, session: TextSession, auth: Auth) -> None:
+def log_in(authentication: Authentication, session: TextSession, auth: Auth) -> None:
     """Check the password in a greenlet, then answer; the commands after this one wait.
 
     A failed login also ends the one before.
     """
-    if not gate.has_users:
+    if not authentication.has_users:
         session.reply(write_result(BAD_REQUEST, "there are no users here (users_file): nobody needs to log in", auth.opaque))
         return
     session.owed += 1
-    gevent.spawn(_log_in, gate, session, auth)
+    gevent.spawn(_log_in, authentication, session, auth)
 
 
-def _log_in(gate: Gate, session: TextSession, auth: Auth) -> None:
-    session.principal = gate.anonymous
+def _log_in(authentication: Authentication, session: TextSession, auth: Auth) -> None:
+    session.principal = authentication.anonymous
     try:
-        session.principal = gate.check(auth.user, auth.password, session.address[0])
+        session.principal = authentication.check(auth.user, auth.password, session.address[0])
         answer = write_result(OK, auth.user, auth.opaque)
     except BrokerError as error:
         answer = write_result(error.status, str(error), auth.opaque)

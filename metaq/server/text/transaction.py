@@ -3,19 +3,20 @@
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from metaq.engine.context import Context
 from metaq.engine.turn import NOT_STORED, Short, Turns
 from metaq.engine.writing import note
 from metaq.errors import AccessDenied, BadRequest, BrokerError, MetaqError, WrongPartition
-from metaq.protocol.text.commands import BROKER_CHOOSES, NO_CHECKSUM, Command, Put, Transaction
+from metaq.protocol.text.commands import BROKER_CHOOSES, NO_CHECKSUM, NO_KEY, Command, Put, Transaction
 from metaq.protocol.text.messages import split_attribute
 from metaq.protocol.text.replies import ERROR, OK, write_result
 from metaq.server.access.permissions import Action, Principal, allowed, demand, denied
 from metaq.server.text.put import PutHandler, checksum_mismatch
+from metaq.server.text.reads import TextRead
 from metaq.server.text.session import TextSession, result
-from metaq.server.wire.look import Looks, Question
+from metaq.server.wire.reads import StoreReads
 from metaq.store.files.filecache import Read, Run, read_through
 from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.tx.branches import Work
@@ -30,8 +31,6 @@ from metaq.tx.xid import read_key
 ACKNOWLEDGED: Final = ""
 READ_ONLY: Final = str(int(XaCode.RDONLY))
 PREPARED: Final = str(int(XaCode.OK))
-NO_KEY: Final = "null"
-"""The key in RECOVER, which needs none."""
 LOCAL: Final = "TX:"
 """Prefix of the key of a local transaction, which ends with its connection and does not need the topics of XA branches."""
 _new: Final = tuple.__new__
@@ -45,7 +44,7 @@ class TransactionHandler:
         self,
         context: Context,
         turns: Turns,
-        looks: Looks,
+        reads: StoreReads,
         puts: PutHandler,
         transactions: Transactions,
         local: LocalBranches[Held],
@@ -54,7 +53,7 @@ class TransactionHandler:
         self.turns = turns
         self.transactions = transactions
         self._context = context
-        self._looks = looks
+        self._reads = reads
         self._puts = puts
         self._local = local
         self._run = run
@@ -85,7 +84,7 @@ class TransactionHandler:
         if command.type == "END":
             return
         if self.transactions.lacks_topics and not session.principal.admin and not command.key.startswith(LOCAL):
-            self._looks.look(_Learning(self, session, command))
+            self._reads.start(_TopicsRead(self, session, command))
         else:
             self.step(session, command)
 
@@ -223,7 +222,7 @@ class TransactionHandler:
         if messages:
             self.owe(session, command.opaque, self.transactions.store_commit(key, work, messages))
         elif work.place is not None:
-            self._looks.look(_Committing(self, session, command.opaque, key, work))
+            self._reads.start(_CommitRead(self, session, command.opaque, key, work))
         else:
             self.transactions.branches.done(key)
             self._acknowledge(session, command)
@@ -342,77 +341,54 @@ class _StepOutcome:
         self._session.answer(1, 0, refusal(error, self._opaque))
 
 
-class _Learning(Question):
+class _TopicsRead(TextRead):
     """A command that needs the topics of branches prepared by an older version: their messages are read first."""
 
-    __slots__ = ("_command", "_handler", "_owed", "session")
+    __slots__ = ("_command", "_handler")
 
     def __init__(self, handler: TransactionHandler, session: TextSession, command: Transaction) -> None:
+        super().__init__(session, command.opaque)
         self._handler = handler
-        self.session: TextSession = session
         self._command = command
-        self._owed = False
 
-    def look(self, read: Read) -> None:
+    def read(self, read: Read) -> None:
         self._handler.transactions.learn_topics(read)
 
-    def owe(self) -> None:
-        self._owed = True
-        self.session.owed += 1
-
-    def found(self, answer: Any) -> None:
+    def found(self, result: None) -> None:
         self._handler.step(self.session, self._command)
-        if self._owed:
-            self.session.answer(1, 0)
+        self.settle()
 
     def fail(self, error: MetaqError) -> None:
-        reply = refusal(XaError(XaCode.RMFAIL, str(error)), self._command.opaque)
-        if self._owed:
-            self.session.answer(1, 0, reply)
-        else:
-            self.session.reply(reply)
+        self.settle(refusal(XaError(XaCode.RMFAIL, str(error)), self._opaque))
 
 
-class _Committing(Question):
+class _CommitRead(TextRead):
     """The commit of a prepared branch: its messages are read, then stored."""
 
-    __slots__ = ("_handler", "_key", "_opaque", "_owed", "_work", "session")
+    __slots__ = ("_handler", "_key", "_work")
 
     def __init__(self, handler: TransactionHandler, session: TextSession, opaque: str, key: str, work: Work[Held]) -> None:
+        super().__init__(session, opaque)
         self._handler = handler
-        self.session: TextSession = session
-        self._opaque = opaque
         self._key = key
         self._work = work
-        self._owed = False
 
-    def look(self, read: Read) -> Sequence[Held]:
+    def read(self, read: Read) -> Sequence[Held]:
         return self._handler.transactions.messages(self._work, read)
 
-    def owe(self) -> None:
-        self._owed = True
-        self.session.owed += 1
-
-    def found(self, answer: Any) -> None:
+    def found(self, result: Sequence[Held]) -> None:
         handler = self._handler
         try:
-            step = handler.transactions.store_commit(self._key, self._work, answer)
+            step = handler.transactions.store_commit(self._key, self._work, result)
         except XaError as error:
-            self._reply(error)
+            self.settle(refusal(error, self._opaque))
             return
         self.session.owed -= self._owed
         handler.owe(self.session, self._opaque, step)
 
     def fail(self, error: MetaqError) -> None:
         self._handler.transactions.branches.failed(self._key)
-        self._reply(XaError(XaCode.RMFAIL, f"the branch stays prepared: {error}"))
-
-    def _reply(self, error: XaError) -> None:
-        reply = refusal(error, self._opaque)
-        if self._owed:
-            self.session.answer(1, 0, reply)
-        else:
-            self.session.reply(reply)
+        self.settle(refusal(XaError(XaCode.RMFAIL, f"the branch stays prepared: {error}"), self._opaque))
 
 
 def refusal(error: MetaqError, opaque: str) -> bytes:

@@ -1,13 +1,12 @@
-"""Addresses: parsing, writing, resolving, and listening on them."""
+"""The addresses that this process listens on, and those of the settings under which it reaches others."""
 
 import ipaddress
 import socket
 from typing import Final
 
+from metaq.address import Address, parse_address, parse_listen
 from metaq.config import Settings
 from metaq.errors import ConfigError
-
-Address = tuple[str, int]
 
 LISTEN_BACKLOG: Final = 4096
 IPV4_IN_IPV6: Final = "::ffff:"
@@ -15,36 +14,21 @@ IPV4_IN_IPV6: Final = "::ffff:"
 IPv4."""
 
 
-def parse_address(setting: str, value: str) -> Address:
-    """Return the host and port to connect to. Raise ``ConfigError`` when ``value`` is not HOST:PORT."""
-    host, _, port = value.strip().rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{setting}: {value!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
 def parse_registries(settings: Settings) -> list[Address]:
     """Return the addresses of the registries that the settings name. Raise ``ConfigError`` for a malformed one."""
-    return [parse_address("registries", part) for part in settings.registries.split(";") if part.strip()]
-
-
-def written(address: Address) -> str:
-    """Return the address as ``HOST:PORT``, an IPv6 host in brackets."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return [parse_address(part, setting="registries") for part in settings.registries.split(";") if part.strip()]
 
 
 def reached_at(listening: Address, advertised: Address) -> Address:
     """Return the address under which others reach this listener: a wildcard host is replaced with the advertised host."""
-    host, port = listening
-    return (advertised[0] if ipaddress.ip_address(host).is_unspecified else host, port)
+    return listening._replace(host=advertised.host) if ipaddress.ip_address(listening.host).is_unspecified else listening
 
 
 def replication_address(settings: Settings, advertised: Address) -> str | None:
     """Return the HOST:PORT where slaves reach this replica while it is master, or ``None`` when it accepts no slaves."""
     if settings.replication_listen == "none":
         return None
-    return written(reached_at(parse_address("replication_listen", settings.replication_listen), advertised))
+    return str(reached_at(parse_address(settings.replication_listen, setting="replication_listen"), advertised))
 
 
 def resolve(setting: str, value: str, settings: Settings) -> Address:
@@ -53,12 +37,9 @@ def resolve(setting: str, value: str, settings: Settings) -> Address:
     Raise ``ConfigError`` when it is malformed or cannot be resolved, or when other machines could reach it although there are
     no users and ``allow_public`` is not set.
     """
-    host, separator, port = value.rpartition(":")
-    if not separator or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{setting}: {value!r} is not HOST:PORT")
-    host = host.strip("[]") or "127.0.0.1"
+    host, port = parse_listen(setting, value)
     try:
-        address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][4][0]
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
     except OSError as error:
         raise ConfigError(f"{setting}: cannot resolve {host!r}: {error.strerror}") from error
     if not ipaddress.ip_address(address).is_loopback and not (settings.users_file or settings.allow_public):
@@ -66,7 +47,7 @@ def resolve(setting: str, value: str, settings: Settings) -> Address:
             f"{setting}: other machines can reach {host} and there are no users; set users_file, or use --allow-public if "
             "everybody may do everything"
         )
-    return str(address), int(port)
+    return Address(str(address), port)
 
 
 class Listener:
@@ -75,7 +56,7 @@ class Listener:
     def __init__(self, setting: str, address: Address) -> None:
         """Bind the address. Raise ``ConfigError`` with the name of the setting when it is in use."""
         self._setting = setting
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.address = address
@@ -85,7 +66,7 @@ class Listener:
             self.socket.close()
             raise self._taken(error) from error
         self.socket.setblocking(False)
-        self.address = (address[0], self.socket.getsockname()[1])
+        self.address = Address(address.host, self.socket.getsockname()[1])
 
     def listen(self) -> None:
         try:
@@ -94,5 +75,4 @@ class Listener:
             raise self._taken(error) from error
 
     def _taken(self, error: OSError) -> ConfigError:
-        host, port = self.address
-        return ConfigError(f"{self._setting}: cannot take {host}:{port}: {error.strerror}; is another broker running?")
+        return ConfigError(f"{self._setting}: cannot take {self.address}: {error.strerror}; is another broker running?")

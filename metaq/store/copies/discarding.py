@@ -93,7 +93,7 @@ def _end_before(store: MessageStore, queue: ConsumeQueue, end: int) -> tuple[int
     return count, position
 
 
-def replace(directory: Path, settings: StoreSettings, disk: Disk) -> None:
+def discard_intended(directory: Path, settings: StoreSettings, disk: Disk) -> None:
     """Make the change written to ``replacing.json``, if there is one. The folder is locked, and no store is open."""
     content, _ = read_document(disk, directory / INTENT)
     if content is None:

@@ -19,14 +19,13 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from metaq.message import TopicPartition
+from metaq.message import EPOCHS_TOPIC, TopicPartition
 from metaq.protocol.record import constant_middle, decode_record
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import FIRST_EPOCH, MessageStore
 
-TOPIC: Final = "METAQ_SYS_EPOCHS"
-_KEY: Final = TopicPartition(TOPIC, 0)
+_KEY: Final = TopicPartition(EPOCHS_TOPIC, 0)
 MOST_EPOCHS: Final = 512
 """A table holds the newest of its epochs, at most that many: no other replica lags so far that it has only older ones."""
 LAST_EPOCH: Final = (1 << 16) - 1
@@ -82,7 +81,7 @@ class Epochs:
         store, now_ms = self._store, self._store.clock.now_ms()
         body = orjson.dumps({"epochs": [list(epoch) for epoch in self.table]})
         middle = constant_middle(0, now_ms, bytes(8), now_ms, bytes(8))
-        crc, queue = zlib.crc32(body) & 0x7FFFFFFF, store.queue(TOPIC, 0)
+        crc, queue = zlib.crc32(body) & 0x7FFFFFFF, store.queue(EPOCHS_TOPIC, 0)
         store.put(queue, 0, body, crc, middle, HEADER_SIZE_TEXT + len(body))
 
     # -- a keeper (see ``metaq.engine.duties``) -----------------------------------------------------------------------

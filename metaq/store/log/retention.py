@@ -55,7 +55,7 @@ class Plan(NamedTuple):
     refuse: str | None
     """Why puts are refused; ``None`` when they are accepted."""
     due_before: int | None = None
-    """Log offset before which everything was due, deleted or not. ``retire`` fills it in."""
+    """Log offset before which everything was due, deleted or not. ``delete_expired`` fills it in."""
 
 
 def passed(usage: Usage, ratio: float, rules: RetentionRules) -> bool:

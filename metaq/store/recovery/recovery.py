@@ -31,7 +31,7 @@ from metaq.store.checkpoint import (
     read_live,
     write_checkpoint,
 )
-from metaq.store.copies.discarding import replace
+from metaq.store.copies.discarding import discard_intended
 from metaq.store.files.disk import Disk, RealDisk
 from metaq.store.files.documents import read_document, write_document
 from metaq.store.files.ending import Ending, begin
@@ -107,7 +107,7 @@ def open_store(
         except StoreError:
             lock.close()
             raise
-    replace(directory, settings, disk)
+    discard_intended(directory, settings, disk)
     store = MessageStore(directory, settings, clock, disk)
     store.lock, owed = lock, store.log.owed
     recovery.ending = begin(disk, directory, store.suspicion, owed, synced=settings.durability.on_disk)

@@ -7,26 +7,24 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import metaq
+from metaq.address import Address
 from metaq.config import MOST_HOURS
 from metaq.engine.context import Context
 from metaq.engine.figures.statistics import Day
 from metaq.engine.schedule import LEVEL_SECONDS
-from metaq.engine.tables.topics import DEFAULT_TOPIC, SCHEDULE_TOPIC
 from metaq.engine.turn import Turns
 from metaq.errors import BadRequest, MetaqError, RequestFailed
-from metaq.message import TopicPartition
+from metaq.message import DEFAULT_TOPIC, SCHEDULE_TOPIC, TopicPartition
 from metaq.protocol.record import decode_record
 from metaq.protocol.remoting.adminbodies import decode_settings, encode_rates, encode_settings
-from metaq.protocol.remoting.codes import READ, VERSION, WRITE, Request, Response
+from metaq.protocol.remoting.codes import MASTER, READ, VERSION, WRITE, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import ViewStats, decode_header
 from metaq.protocol.remoting.routes import DataVersion, encode_data_version, encode_kv_table
-from metaq.registry.routes import MASTER
 from metaq.server.access.permissions import Action, demand
 from metaq.server.reload import Configurable
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
-from metaq.server.wire.listeners import Address
 from metaq.store.files.filecache import Read
 from metaq.store.log.retention import HOUR_MS
 
@@ -187,21 +185,21 @@ class BrokerInfoHandler:
 
     def _log(self, read: Read) -> dict[str, object]:
         store, root = self._store, self._context.settings.data
-        statistics = store.statistics()
+        figures = store.figures()
         room = shutil.disk_usage(root)
         ratio = store.disk.usage(root).ratio
-        oldest = store.record_at_offset(statistics.begin, read)
+        oldest = store.record_at_offset(figures.begin, read)
         oldest_ms = store.clock.now_ms() if oldest is None else decode_record(oldest.buffer[oldest.at :]).store_ms
         return {
-            "commitLogMinOffset": statistics.begin,
-            "commitLogMaxOffset": statistics.end,
+            "commitLogMinOffset": figures.begin,
+            "commitLogMaxOffset": figures.end,
             "commitLogDirCapacity": f"Total : {room.total / GIB:.1f} GiB, Free : {room.free / GIB:.1f} GiB.",
             "commitLogDiskRatio": ratio,
             f"commitLogDiskRatio_{root}": ratio,
             "consumeQueueDiskRatio": ratio,
             "dispatchBehindBytes": store.indexing.behind,
             "earliestMessageTimeStamp": oldest_ms,
-            "remainHowManyDataToFlush": f"{statistics.end - store.durable_end} B",
+            "remainHowManyDataToFlush": f"{figures.end - store.durable_end} B",
         }
 
     def _counted(self) -> dict[str, object]:

@@ -16,7 +16,7 @@ from metaq.errors import BadRequest, RequestFailed
 from metaq.message import MessageQueue
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.remoting.adminbodies import decode_offsets, encode_consumer_status
-from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.codes import VERSION_WITH_RESET, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import ConsumeDirectly, ConsumerStatus, RunningInfo, decode_header, encode_header
 from metaq.server.access.permissions import Action, demand
@@ -26,8 +26,6 @@ from metaq.store.files.filecache import Run, read_through
 
 KNOWS_RUNNING_INFO: Final = 62
 """V3_1_8: older clients do not answer 307 and 309."""
-KNOWS_STATUS: Final = 28
-"""V3_0_7: older clients do not answer 221."""
 MOST_OFFSETS_BYTES: Final = 256 * 1024
 """Bytes of a client's answer to 221: some 4,000 queues. It is not plain JSON, so it is parsed in a thread."""
 
@@ -105,7 +103,7 @@ class ClientAdminHandler:
             raise RequestFailed(Response.CONSUMER_NOT_ONLINE, f"no consumer of the group {header.group} is connected")
         members = [one for one in online.members.values() if header.client_addr in (None, "", one.client.client_id)]
         for member in members:
-            if member.client.version < KNOWS_STATUS:
+            if member.client.version < VERSION_WITH_RESET:
                 reason = f"the client {member.client.client_id} of version {member.client.version} does not know this request"
                 raise RequestFailed(Response.SYSTEM_ERROR, reason)
         self._later.run(session, request, partial(self._status, members, {"topic": header.topic, "group": header.group}))

@@ -6,6 +6,7 @@
 from collections.abc import Iterable
 from functools import partial
 
+from metaq.address import Address
 from metaq.engine.context import Context
 from metaq.engine.duties import Duties
 from metaq.engine.tables.consumergroup import ConsumerGroup, Member
@@ -35,7 +36,6 @@ from metaq.protocol.remoting.routes import encode_topic_list
 from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
-from metaq.server.wire.listeners import written
 
 
 class GroupAdminHandler:
@@ -146,7 +146,9 @@ class GroupAdminHandler:
         clock = self._context.store.clock
         now_ms, now_s = clock.now_ms(), clock.monotonic()
         return [
-            Connection(written(member.session.address[:2]), *member.client, now_ms - round((now_s - member.beat_s) * 1000))
+            Connection(
+                str(Address(*member.session.address[:2])), *member.client, now_ms - round((now_s - member.beat_s) * 1000)
+            )
             for member in members
         ]
 

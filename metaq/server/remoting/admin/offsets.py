@@ -9,6 +9,7 @@ from typing import Final
 
 import gevent
 
+from metaq.address import Address
 from metaq.engine.context import Context
 from metaq.engine.tables.consumergroup import ConsumerGroup
 from metaq.engine.tables.topics import Topic
@@ -27,7 +28,7 @@ from metaq.protocol.remoting.adminbodies import (
     encode_queue_entries,
     encode_time_spans,
 )
-from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.codes import VERSION_WITH_RESET, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import (
     BrokerConsumeStats,
@@ -44,7 +45,6 @@ from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.admin.groups import topics_of
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
-from metaq.server.wire.listeners import written
 from metaq.store.files.filecache import Read, Run, read_through
 from metaq.store.queues.consumequeue import UNIT, ConsumeQueue
 
@@ -54,8 +54,6 @@ BEYOND: Final = (1 << 63) - 1
 """Stands for "no limit" in the answer to 308."""
 MOST_ENTRIES: Final = 1024
 """Entries in one answer to 321."""
-OLDEST_CLIENT: Final = 28
-"""V3_0_7: older clients do not know request 220."""
 CPP: Final = "CPP"
 REST_S: Final = 0.001
 """Pause after each topic when all are requested; with a sleep of 0, connections would not go on."""
@@ -64,12 +62,12 @@ REST_S: Final = 0.001
 class OffsetAdminHandler:
     """Shows and sets the offsets of groups."""
 
-    def __init__(self, context: Context, later: Later, address: tuple[str, int], run: Run) -> None:
+    def __init__(self, context: Context, later: Later, address: Address, run: Run) -> None:
         """Prepare. ``address`` is the one that clients receive."""
         self._context = context
         self._store = context.store
         self._later = later
-        self._address = written(address)
+        self._address = str(address)
         self._read = read_through(run)
 
     def requests(self) -> dict[int, RequestHandler]:
@@ -94,12 +92,12 @@ class OffsetAdminHandler:
         self._context.clients.administer(session)
         names = [header.topic] if header.topic else self._consumed(group)
 
-        def look(read: Read) -> Answer:
+        def work(read: Read) -> Answer:
             each = [self._progress(group, topic, read) for topic in self._known(names)]
             queues = {queue: progress for stats in each for queue, progress in stats.queues.items()}
             return Answer(body=(encode_consume_stats(ConsumeStats(sum(stats.tps for stats in each), queues)),))
 
-        self._later.read(session, request, look)
+        self._later.read(session, request, work)
 
     def all_stats(self, session: RemotingSession, request: RemotingCommand) -> None:
         """Return the progress of all groups (317); with ``is_order`` only in ordered topics."""
@@ -153,11 +151,11 @@ class OffsetAdminHandler:
         demand(session.principal, Action.INSPECT, header.group)
         topic = self._topic(header.topic or "")
 
-        def look(read: Read) -> Answer:
+        def work(read: Read) -> Answer:
             spans = [self._time_span(header.group, topic, number, read) for number in range(topic.all_partitions)]
             return Answer(body=(encode_time_spans(spans),))
 
-        self._later.read(session, request, look)
+        self._later.read(session, request, work)
 
     def _time_span(self, group: str, topic: Topic, number: int, read: Read) -> TimeSpan:
         queue = self._store.queues.get(TopicPartition(topic.name, number))
@@ -206,7 +204,7 @@ class OffsetAdminHandler:
         if group is None:
             raise RequestFailed(Response.CONSUMER_NOT_ONLINE, f"no consumer of the group {name} is connected")
         for member in group.members.values():
-            if member.client.version < OLDEST_CLIENT:
+            if member.client.version < VERSION_WITH_RESET:
                 who = f"the client {member.client.client_id} of version {member.client.version}"
                 raise RequestFailed(Response.SYSTEM_ERROR, f"{who} cannot reset its offsets: its version is too old")
         return group

@@ -10,9 +10,9 @@ from gevent.event import Event
 
 from metaq.engine.context import Context
 from metaq.engine.halfmessages import pairs_of
-from metaq.engine.tables.topics import HALF_TOPIC
 from metaq.engine.turn import Short, Turns
 from metaq.errors import BadRequest, CorruptRecord, MetaqError, RequestFailed
+from metaq.message import HALF_TOPIC
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import PRODUCER_GROUP, REAL_QUEUE, REAL_TOPIC, UNIQUE_KEY
 from metaq.protocol.record import Record, decode_record

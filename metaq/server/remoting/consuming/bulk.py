@@ -10,15 +10,16 @@ from typing import Final
 from gevent.lock import BoundedSemaphore
 
 from metaq.engine.context import Context
-from metaq.errors import MetaqError, Overloaded
+from metaq.errors import Overloaded
 from metaq.message import TopicPartition
 from metaq.protocol.remoting.bulk import UNIT_SIZE, BulkFetch, encode_bulk_head
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import decode_header
 from metaq.server.remoting.consuming.pull import check_readable
-from metaq.server.remoting.session import Answer, Kept, RemotingSession, RequestHandler, failure
-from metaq.server.wire.look import Looks, Question
+from metaq.server.remoting.reads import RemotingRead
+from metaq.server.remoting.session import Answer, Kept, RemotingSession, RequestHandler
+from metaq.server.wire.reads import StoreReads
 from metaq.server.wire.session import Buffer
 from metaq.store.bulk import BulkReader, Piece
 from metaq.store.files.filecache import ColdRead, Read
@@ -41,13 +42,13 @@ RETRY_MS: Final = 100
 class BulkHandler:
     """Handles bulk fetches."""
 
-    def __init__(self, context: Context, looks: Looks) -> None:
+    def __init__(self, context: Context, reads: StoreReads) -> None:
         self.context = context
         self.reader = BulkReader(context.store.log, context.store.reader)
         self.line = BoundedSemaphore(MOST_READING)
         self.owing: set[RemotingSession] = set()
         """Sessions with a fetch that reads from the disk, or waits in line for that."""
-        self._looks = looks
+        self._reads = reads
 
     def requests(self) -> dict[int, RequestHandler]:
         return {Request.BULK_FETCH: self.fetch}
@@ -64,19 +65,18 @@ class BulkHandler:
         check_readable(self.context, session.principal, header.topic, header.queue_id)
         if session in self.owing:
             raise Overloaded("a connection can have one bulk fetch at a time", retry_after_ms=RETRY_MS)
-        self._looks.look(_Fetch(self, session, request, header))
+        self._reads.start(_Fetch(self, session, request, header))
         return None
 
 
-class _Fetch(Question):
+class _Fetch(RemotingRead):
     """A fetch in progress."""
 
-    __slots__ = ("_handler", "_header", "_request", "session")
+    __slots__ = ("_handler", "_header")
 
     def __init__(self, handler: BulkHandler, session: RemotingSession, request: RemotingCommand, header: BulkFetch) -> None:
+        super().__init__(session, request)
         self._handler = handler
-        self.session: RemotingSession = session
-        self._request: RemotingCommand | Kept = request
         self._header = header
 
     @property
@@ -84,16 +84,16 @@ class _Fetch(Question):
         """True when it may wait for the disk."""
         return isinstance(self._request, Kept)
 
-    def look(self, read: Read) -> Answer:
+    def read(self, read: Read) -> Answer:
         if not self._owed:
-            return self._look(read)
+            return self._build(read)
         try:
             with self._handler.line:
-                return self._look(read)
+                return self._build(read)
         finally:
             self._handler.owing.discard(self.session)
 
-    def _look(self, read: Read) -> Answer:
+    def _build(self, read: Read) -> Answer:
         header, store = self._header, self._handler.context.store
         queue = store.queues.get(TopicPartition(header.topic, header.queue_id))
         offset, least, end = header.queue_offset, 0, 0
@@ -136,15 +136,9 @@ class _Fetch(Question):
             offset += len(piece.units) // UNIT_SIZE
         return pieces
 
-    def owe(self) -> None:
+    def defer(self) -> None:
         self._handler.owing.add(self.session)
-        self._request = self.session.owe(self._request)
-
-    def found(self, answer: Answer) -> None:
-        self.session.settle(self._request, answer)
-
-    def fail(self, error: MetaqError) -> None:
-        self.found(failure(error))
+        super().defer()
 
 
 def _answer(

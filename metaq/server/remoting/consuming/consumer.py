@@ -73,12 +73,12 @@ class ConsumerHandler:
         if queue is None or not queue.readable:
             return _offset(0)
 
-        def look(read: Read) -> Answer:
+        def work(read: Read) -> Answer:
             if self._is_young(queue, read):
                 return _offset(0)
             raise _no_offset(header)
 
-        self._later.read(session, request, look)
+        self._later.read(session, request, work)
         return None
 
     def _is_young(self, queue: ConsumeQueue, read: Read) -> bool:
@@ -145,12 +145,12 @@ class ConsumerHandler:
         if queue is None:
             return Answer(fields={"timestamp": "-1"})
 
-        def look(read: Read) -> Answer:
+        def work(read: Read) -> Answer:
             stored = next(self._store.records(queue, self._store.first(queue, read)[0], 1, read), None)
             time_ms = -1 if stored is None else decode_record(stored.buffer[stored.at : stored.at + stored.size]).store_ms
             return Answer(fields={"timestamp": str(time_ms)})
 
-        self._later.read(session, request, look)
+        self._later.read(session, request, work)
         return None
 
     def _queue(self, session: RemotingSession, header: QueueOnly) -> ConsumeQueue | None:

@@ -7,7 +7,7 @@ import orjson
 from metaq.engine.context import Context
 from metaq.engine.tables.topics import Topic
 from metaq.errors import RequestFailed
-from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.codes import INNER_PRODUCER, UNIT_SUBSCRIBED, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import ConsumerGroupOnly, UnregisterClient, decode_header
 from metaq.protocol.remoting.heartbeats import ConsumerData, Heartbeat, decode_client_check, decode_heartbeat
@@ -16,10 +16,6 @@ from metaq.protocol.subscription import ExpressionKind
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
 
-INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
-"""The producer group that every Java client joins, whatever it does."""
-UNIT_SUBSCRIBED: Final = 2
-"""Bit of a topic's system flag: consumed by units of a partitioned application."""
 NO_SQL_FILTER: Final = "this broker does not filter by SQL92 expressions (sql_filter)"
 
 EMPTY: Final = Answer(fields={})

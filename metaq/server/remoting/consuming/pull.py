@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from metaq.engine.context import Context
 from metaq.engine.hold import Holds
 from metaq.engine.tables.groups import Group
-from metaq.errors import AccessDenied, MetaqError, RequestFailed, UnknownTopic, WrongPartition
+from metaq.errors import AccessDenied, RequestFailed, UnknownTopic, WrongPartition
 from metaq.message import TopicPartition
 from metaq.protocol import properties
 from metaq.protocol.record import decode_record
@@ -21,8 +21,9 @@ from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.remoting.consuming.consumer import commit
 from metaq.server.remoting.consuming.heartbeat import NO_SQL_FILTER
+from metaq.server.remoting.reads import RemotingRead
 from metaq.server.remoting.session import Answer, Kept, RemotingSession, RequestHandler
-from metaq.server.wire.look import Looks, Question
+from metaq.server.wire.reads import StoreReads
 from metaq.server.wire.session import Buffer
 from metaq.store.files.filecache import Read
 from metaq.store.messagestore import MessageStore
@@ -33,11 +34,11 @@ MOST_MESSAGES: Final = 1024
 MOST_BYTES: Final = 256 * 1024
 """Bytes in one answer, unless the first message alone is larger."""
 MOST_SCANNED: Final = 800
-"""Units that one look at a partition compares with the filter when few match; more when more messages are requested."""
+"""Units that one read of a partition compares with the filter when few match; more when more messages are requested."""
 MOST_EXAMINED_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of records on which one look evaluates an SQL92 expression."""
+"""Bytes of records on which one read evaluates an SQL92 expression."""
 MOST_S: Final = 0.008
-"""Processor seconds of one look with an SQL92 expression, during which the loop does nothing else; then the look ends."""
+"""Processor seconds of one read with an SQL92 expression, during which the loop does nothing else; then the read ends."""
 FILTERS_KEPT: Final = 512
 """Parsed subscriptions and compiled expressions that are cached."""
 LONG: Final = 1024
@@ -58,7 +59,7 @@ class Filter(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The result of one look at a partition."""
+    """The result of one read of a partition."""
 
     code: int
     status: str
@@ -77,9 +78,9 @@ class Found(NamedTuple):
 class PullHandler:
     """Answers pulls. A pull at the end of its partition is held until a message arrives."""
 
-    def __init__(self, context: Context, holds: Holds, looks: Looks, loop: Any) -> None:
+    def __init__(self, context: Context, holds: Holds, reads: StoreReads, loop: Any) -> None:
         self.context = context
-        self.looks = looks
+        self.reads = reads
         self.loop = loop
         self.holds = holds
         self.stopping = False
@@ -99,7 +100,7 @@ class PullHandler:
             online.reads(session, header.topic, header.queue_id)
         if header.sys_flag & PULL_COMMITS_OFFSET and self.context.replicas.is_master:
             commit(self.context, group.name, TopicPartition(header.topic, header.queue_id), header.commit_offset)
-        self.looks.look(_Pull(self, session, request, header, wanted))
+        self.reads.start(_Pull(self, session, request, header, wanted))
         return None
 
     def _check(self, session: RemotingSession, header: PullMessage) -> Group:
@@ -169,10 +170,10 @@ def check_readable(context: Context, principal: Principal, name: str, partition:
         )
 
 
-class _Pull(Question):
+class _Pull(RemotingRead):
     """A pull in progress."""
 
-    __slots__ = ("_deadline", "_filter", "_handler", "_header", "_hold", "_offset", "_request", "session")
+    __slots__ = ("_deadline", "_filter", "_handler", "_header", "_hold", "_offset")
 
     def __init__(
         self,
@@ -182,9 +183,8 @@ class _Pull(Question):
         header: PullMessage,
         wanted: Filter,
     ) -> None:
+        super().__init__(session, request)
         self._handler = handler
-        self.session: RemotingSession = session
-        self._request: RemotingCommand | Kept = request
         self._header = header
         self._filter = wanted
         self._offset = header.queue_offset
@@ -193,12 +193,12 @@ class _Pull(Question):
         self._deadline = time.monotonic() + wait_ms / 1000 if wait_ms > 0 else 0.0
         self._hold: Any = None
 
-    def look(self, read: Read) -> Found:
+    def read(self, read: Read) -> Found:
         header = self._header
         store = self._handler.context.store
         most = min(max(header.max_msg_nums, 1), MOST_MESSAGES)
         key = TopicPartition(header.topic, header.queue_id)
-        found = look(store, key, self._offset, most, self._filter, read)
+        found = read_partition(store, key, self._offset, most, self._filter, read)
         if self._offset > found.most and not self._handler.context.replicas.is_master:
             # This slave has yet to copy what the reader has already read from the master: moving it back would repeat messages.
             return found._replace(code=Response.PULL_NOT_FOUND, next=self._offset)
@@ -207,27 +207,27 @@ class _Pull(Question):
             return found._replace(behind_bytes=store.log.end - log_offset)
         return found
 
-    def found(self, answer: Found) -> None:
+    def found(self, result: Found) -> None:
         """Answer; at the end of the partition, hold the pull for as long as the consumer is willing to wait.
 
         A pull that has not been held yet and has skipped messages is answered at once, so that the consumer moves on.
         """
-        self._offset = answer.next
-        nothing = answer.code in (Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY)
-        moved = self._hold is None and answer.next != self._header.queue_offset
-        if nothing and answer.next >= answer.most and not moved and self._wait():
+        self._offset = result.next
+        nothing = result.code in (Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY)
+        moved = self._hold is None and result.next != self._header.queue_offset
+        if nothing and result.next >= result.most and not moved and self._wait():
             return
-        self._count(answer)
-        code = answer.code
-        if code == Response.PULL_NOT_FOUND and answer.next != self._header.queue_offset:
+        self._count(result)
+        code = result.code
+        if code == Response.PULL_NOT_FOUND and result.next != self._header.queue_offset:
             code = Response.PULL_RETRY_IMMEDIATELY  # messages that did not match were skipped: 19 would not move the consumer
         fields = {
-            "suggestWhichBrokerId": str(self._suggested(answer)),
-            "nextBeginOffset": str(answer.next),
-            "minOffset": str(answer.least),
-            "maxOffset": str(answer.most),
+            "suggestWhichBrokerId": str(self._suggested(result)),
+            "nextBeginOffset": str(result.next),
+            "minOffset": str(result.least),
+            "maxOffset": str(result.most),
         }
-        self._answer(Answer(code, fields, answer.status, answer.body))
+        self.session.settle(self._request, Answer(code, fields, result.status, result.body))
 
     def _suggested(self, answer: Found) -> int:
         context = self._handler.context
@@ -248,7 +248,7 @@ class _Pull(Question):
         remaining = self._deadline - time.monotonic()
         if remaining <= 0 or not handler.may_hold(self.session):
             return False
-        self.owe()
+        self.defer()
         key = TopicPartition(self._header.topic, self._header.queue_id)
         self._hold = handler.holds.hold(key, handler.loop.timer(remaining), self._woken)
         self.session.closing.append(self._hold.cancel)
@@ -257,24 +257,18 @@ class _Pull(Question):
     def _woken(self) -> None:
         if self._hold.cancel in self.session.closing:
             self.session.closing.remove(self._hold.cancel)
-        self._handler.looks.look(self)
+        self._handler.reads.start(self)
 
-    def owe(self) -> None:
+    def defer(self) -> None:
         if not isinstance(self._request, Kept):
-            self._request = self.session.owe(self._request)
+            super().defer()
             self._header = self._header._replace(subscription=None)  # it may be long, and the filter has it
-
-    def fail(self, error: MetaqError) -> None:
-        self._answer(Answer(error.code, remark=str(error)))
-
-    def _answer(self, answer: Answer) -> None:
-        self.session.settle(self._request, answer)
 
 
 # -- reading a partition ----------------------------------------------------------------------------------------------
 
 
-def look(store: MessageStore, key: TopicPartition, offset: int, most: int, wanted: Filter, read: Read) -> Found:
+def read_partition(store: MessageStore, key: TopicPartition, offset: int, most: int, wanted: Filter, read: Read) -> Found:
     """Return at most ``most`` messages of a partition from an offset on that readers may see and that match ``wanted``.
 
     Raise ``ColdRead`` as ``read`` does.

@@ -10,30 +10,34 @@ from typing import Final
 
 from metaq.engine.context import Context
 from metaq.engine.tables.groups import Group
-from metaq.engine.tables.topics import DEAD_PREFIX, Topic
+from metaq.engine.tables.topics import Topic
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, delayed, stage
 from metaq.errors import AccessDenied, RequestFailed
+from metaq.message import DEAD_PREFIX
 from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record
-from metaq.protocol.remoting.codes import VERSION_WITH_MAX_RECONSUME, WRITE, Request, Response
+from metaq.protocol.remoting.codes import (
+    FIRST_RETRY_LEVEL,
+    UNIT_SUBSCRIBED,
+    VERSION_WITH_MAX_RECONSUME,
+    WRITE,
+    Request,
+    Response,
+)
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import SendBack, decode_header
 from metaq.protocol.text.messages import Stored
 from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.change import Change
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
-from metaq.server.wire.look import Looks
+from metaq.server.wire.reads import StoreReads
 from metaq.store.files.filecache import Read
 
 logger = logging.getLogger(__name__)
 
-FIRST_LEVEL: Final = 3
-"""Delay level of the first retry when the consumer leaves it to the broker; each further retry is one level higher."""
 MOST_TIMES: Final = (1 << 31) - 1
 """How often a message can have been sent back: the field has 32 bits, and its first value comes from the sender."""
-UNIT_SUBSCRIBED: Final = 2
-"""Bit of a topic's system flag: consumed by units of a partitioned application."""
 
 
 def most_retries(group: Group, version: int, wanted: int | None) -> int:
@@ -64,10 +68,10 @@ def report_dead_letter(context: Context, draft: Draft) -> None:
 class SendBackHandler:
     """Handles messages that consumers send back."""
 
-    def __init__(self, context: Context, turns: Turns, looks: Looks) -> None:
+    def __init__(self, context: Context, turns: Turns, reads: StoreReads) -> None:
         self.context = context
         self.turns = turns
-        self._looks = looks
+        self._reads = reads
 
     def requests(self) -> dict[int, RequestHandler]:
         return {Request.CONSUMER_SEND_MSG_BACK: self.send_back}
@@ -85,7 +89,7 @@ class SendBackHandler:
         if group.retry_queue_nums <= 0:
             return DONE
         check_retry_topic(self.context, group, unit=header.unit_mode)
-        self._looks.look(_SendBack(self, session, request, header, group))
+        self._reads.start(_SendBack(self, session, request, header, group))
         return None
 
 
@@ -109,10 +113,10 @@ class _SendBack(Change):
         self._header = header
         self._group = group
 
-    def look(self, read: Read) -> Stored | None:
+    def read(self, read: Read) -> Stored | None:
         return self._context.store.record_at_offset(self._header.offset, read)
 
-    def change(self, stored: Stored | None) -> None:
+    def found(self, stored: Stored | None) -> None:
         context = self._context
         if stored is None:
             raise RequestFailed(Response.SYSTEM_ERROR, f"there is no message at the log offset {self._header.offset}")
@@ -142,5 +146,5 @@ class _SendBack(Change):
         most = most_retries(group, self._request.version, header.max_reconsume_times)
         if record.reconsume_times >= most or header.delay_level < 0:
             return dead_letter(self._context, group, draft)
-        pairs[properties.DELAY] = str(header.delay_level or FIRST_LEVEL + record.reconsume_times)
+        pairs[properties.DELAY] = str(header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times)
         return delayed(draft)

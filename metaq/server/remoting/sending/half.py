@@ -8,9 +8,9 @@ import logging
 from typing import Final
 
 from metaq.engine.halfmessages import HalfMessages, pairs_of, parked
-from metaq.engine.tables.topics import GIVEN_UP_TOPIC, HALF_TOPIC
 from metaq.engine.writing import stage
 from metaq.errors import BadRequest, MetaqError, RequestFailed
+from metaq.message import GIVEN_UP_TOPIC, HALF_TOPIC
 from metaq.protocol import properties
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.record import Record, decode_record
@@ -22,7 +22,7 @@ from metaq.protocol.text.messages import Stored
 from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.change import Change
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
-from metaq.server.wire.look import Looks
+from metaq.server.wire.reads import StoreReads
 from metaq.store.files.filecache import Read
 from metaq.tx.halves import Fate, Origin, origin_of
 
@@ -34,9 +34,9 @@ UNKNOWN: Final = 0
 class HalfHandler:
     """Handles decisions about transactional messages."""
 
-    def __init__(self, messages: HalfMessages, looks: Looks) -> None:
+    def __init__(self, messages: HalfMessages, reads: StoreReads) -> None:
         self._messages = messages
-        self._looks = looks
+        self._reads = reads
 
     def requests(self) -> dict[int, RequestHandler]:
         return {Request.END_TRANSACTION: self.end, Request.RESUME_CHECK_HALF_MESSAGE: self.resume}
@@ -54,7 +54,7 @@ class HalfHandler:
             raise BadRequest(
                 f"commitOrRollback is {header.commit_or_rollback}; it must be 8 (commit), 12 (roll back) or 0 (unknown)"
             )
-        self._looks.look(_End(self._messages, session, request, header))
+        self._reads.start(_End(self._messages, session, request, header))
         return None
 
     def resume(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
@@ -62,7 +62,7 @@ class HalfHandler:
         (323)."""
         header = decode_header(ResumeCheck, request.fields)
         demand(session.principal, Action.ADMINISTER)
-        self._looks.look(_Resume(self._messages, session, request, decode_offset_id(header.msg_id).log_offset))
+        self._reads.start(_Resume(self._messages, session, request, decode_offset_id(header.msg_id).log_offset))
         return None
 
 
@@ -78,13 +78,13 @@ class _End(Change):
         self._messages = messages
         self._header = header
 
-    def look(self, read: Read) -> Stored | None:
+    def read(self, read: Read) -> Stored | None:
         messages = self._messages
         messages.halves.follow(read)
         half = messages.halves.find(self._header.tran_state_table_offset)
         return None if half is None else messages.context.store.record_at_offset(half.log_offset, read)
 
-    def change(self, stored: Stored | None) -> None:
+    def found(self, stored: Stored | None) -> None:
         messages, header = self._messages, self._header
         ordinal = header.tran_state_table_offset
         if stored is None or messages.halves.find(ordinal) is None:
@@ -126,11 +126,11 @@ class _Resume(Change):
         self._messages = messages
         self._log_offset = log_offset
 
-    def look(self, read: Read) -> Stored | None:
+    def read(self, read: Read) -> Stored | None:
         self._messages.halves.follow(read)
         return self._messages.context.store.record_at_offset(self._log_offset, read)
 
-    def change(self, stored: Stored | None) -> None:
+    def found(self, stored: Stored | None) -> None:
         messages, store = self._messages, self._messages.context.store
         record = None if stored is None else decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
         if record is None or record.topic not in (HALF_TOPIC, GIVEN_UP_TOPIC):

@@ -12,6 +12,7 @@ import logging
 from functools import partial
 from typing import Final, NamedTuple
 
+from metaq.address import Address
 from metaq.engine.context import Context
 from metaq.engine.tables.topics import reply_topic
 from metaq.engine.turn import Turns
@@ -25,7 +26,6 @@ from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.owed import owe
 from metaq.server.remoting.sending.send import SendHandler, read_header
 from metaq.server.remoting.session import Answer, Kept, RemotingSession, RequestHandler
-from metaq.server.wire.listeners import written
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class ReplyHandler:
         text = header.properties or ""
         separator = "" if text.endswith("\x02") or not text else "\x02"
         own = f"{text}{separator}{PUSH_TIME}\x01{now_ms}\x02"
-        hosts = (written(session.address[:2]), self._store_host)
+        hosts = (str(Address(*session.address[:2])), self._store_host)
         return encode_header(PushReply(*header[:8], *hosts, now_ms, own, header.reconsume_times, header.unit_mode))
 
     def _answered(self, reply: _Reply, requester: str, answer: RemotingCommand | None) -> None:

@@ -11,10 +11,11 @@ from metaq.config import Settings
 from metaq.engine.context import Context
 from metaq.engine.figures.counters import Counters
 from metaq.engine.halfmessages import HalfMessages, half_of, is_half, is_transactional
-from metaq.engine.tables.topics import DEFAULT_TOPIC, FORBIDDEN, HALF_TOPIC, RETRY_PREFIX, Topic
+from metaq.engine.tables.topics import FORBIDDEN, Topic
 from metaq.engine.turn import Short, Turns
 from metaq.engine.writing import CLEARED, Draft, Placed, delayed, stage
 from metaq.errors import AccessDenied, MessageIllegal, MetaqError, UnknownTopic, WrongPartition
+from metaq.message import DEFAULT_TOPIC, HALF_TOPIC, RETRY_PREFIX
 from metaq.protocol import properties
 from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, HEADER_SIZE, constant_middle, java_hash, longer_tail
 from metaq.protocol.remoting.batch import decode_batch

@@ -9,9 +9,9 @@ from metaq.message import Durability
 from metaq.store.copies.discarding import cut_at_next_opening
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
-from tests.store.test_together import FIRST as T0
-from tests.store.test_together import SECOND as T1
-from tests.store.test_together import bodies, put
+from tests.store.test_record_groups import FIRST as T0
+from tests.store.test_record_groups import SECOND as T1
+from tests.store.test_record_groups import bodies, put
 from tests.support.faultydisk import DATA, ROOT, FaultyDisk
 
 SETTINGS: Final = StoreSettings(segment_bytes=8192, queue_file_bytes=4096, index_slots=5, durability=Durability.REPLICA)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreStatistics:
+class StoreFigures:
     """A snapshot of a store's figures. Counters run from the opening of the store."""
 
     begin: int

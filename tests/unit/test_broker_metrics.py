@@ -23,8 +23,8 @@ from metaq.engine.tables.offsets import OffsetTable
 from metaq.errors import DiskFailed
 from metaq.message import TopicPartition
 from metaq.protocol.text.commands import Get
-from metaq.server.http import measures
-from metaq.server.http.measured import Measured
+from metaq.server.http import metrics
+from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.filecache import FileCache, run_here
 from metaq.store.queues.consumequeue import ConsumeQueue
@@ -103,14 +103,16 @@ class Bench:
         }
         memory = SimpleNamespace(held=0, evicted=0)
         sessions = {object() for _ in range(GROUPS * PARTITIONS)}
-        front: Any = SimpleNamespace(sessions=sessions, connections=len(sessions), memory=memory)
+        endpoint: Any = SimpleNamespace(sessions=sessions, connections=len(sessions), memory=memory)
         context: Any = SimpleNamespace(**parts, groups=nobody, clients=nobody, replicas=NoReplicas())
         unused: Any = SimpleNamespace(cold_reads=0, waiting=0)
         export = OffsetExport(cast(Context, context), None, run_here)
-        self.measured = Measured(context, front, unused, Holds(), unused, dict, unused, export, lambda: None, None, run_here)
+        self.metrics = BrokerMetrics(
+            context, endpoint, unused, Holds(), unused, dict, unused, export, lambda: None, None, run_here
+        )
 
     def find(self, part: str, rest: Callable[[], None] = lambda: None) -> dict[Metric, list[object]]:
-        found: Iterator[Family] = getattr(self.measured, part)(rest)
+        found: Iterator[Family] = getattr(self.metrics, part)(rest)
         return {metric: list(samples) for metric, samples in found}
 
 
@@ -132,7 +134,7 @@ def test_others_go_on_after_every_few_steps(part: str) -> None:
     gc.disable()  # what it would call are no steps of ours
     sys.settrace(trace)
     try:
-        found = getattr(bench.measured, part)(rest)
+        found = getattr(bench.metrics, part)(rest)
         samples = {metric: _taken(values, rest) for metric, values in found}
     finally:
         sys.settrace(before)
@@ -153,10 +155,10 @@ def _taken(samples: Any, rest: Callable[[], None]) -> int:
 def test_what_is_found() -> None:
     """E-01: the same as without rests."""
     bench = Bench()
-    assert bench.find("_lags")[measures.LAG][0] == (("g0", "t"), 7 * PARTITIONS)
-    assert bench.find("_ages_of_lags")[measures.LAG_AGE][0] == (("g0", "t"), (60_000 - 1003) / 1000)
-    assert bench.find("_readers")[measures.READER_LAG][0] == (("r0", "t"), 990 * PARTITIONS)
-    assert bench.find("_reads")[measures.CONNECTIONS][2] == (("none_yet",), GROUPS * PARTITIONS)
+    assert bench.find("_lags")[metrics.LAG][0] == (("g0", "t"), 7 * PARTITIONS)
+    assert bench.find("_ages_of_lags")[metrics.LAG_AGE][0] == (("g0", "t"), (60_000 - 1003) / 1000)
+    assert bench.find("_readers")[metrics.READER_LAG][0] == (("r0", "t"), 990 * PARTITIONS)
+    assert bench.find("_reads")[metrics.CONNECTIONS][2] == (("none_yet",), GROUPS * PARTITIONS)
 
 
 def test_a_damaged_message_is_counted_once_however_often_it_is_scraped() -> None:
@@ -168,15 +170,15 @@ def test_a_damaged_message_is_counted_once_however_often_it_is_scraped() -> None
     for _ in range(3):
         assert (bench.find("_ages_of_lags"), bench.find("_age_of_log")) == first
     assert bench.store.damaged == 2
-    assert first[1][measures.OLDEST] == [((), 0.0)]
+    assert first[1][metrics.OLDEST] == [((), 0.0)]
 
 
 def test_what_was_written_is_counted_from_the_opening_of_the_store() -> None:
     """E-01: as every counter."""
     bench = Bench()
-    assert bench.find("_log")[measures.WRITTEN] == [((), 0)]
+    assert bench.find("_log")[metrics.WRITTEN] == [((), 0)]
     bench.store.log.end += 100
-    assert bench.find("_log")[measures.WRITTEN] == [((), 100)]
+    assert bench.find("_log")[metrics.WRITTEN] == [((), 100)]
 
 
 def test_a_source_that_fails_takes_only_its_own_metrics_away(
@@ -185,11 +187,11 @@ def test_a_source_that_fails_takes_only_its_own_metrics_away(
     """E-01: which is said once, until it is another reason; afterwards they are back."""
     bench = Bench()
     for part in ("_answers", "_sizes", "_transactions", "_replicas"):  # they need a whole broker
-        monkeypatch.setattr(Measured, part, lambda self, rest: iter(()))
-    lost = {measures.DISK_FREE, measures.DISK_USED}
+        monkeypatch.setattr(BrokerMetrics, part, lambda self, rest: iter(()))
+    lost = {metrics.DISK_FREE, metrics.DISK_USED}
 
     def names() -> set[Metric]:
-        return {metric for metric, _ in bench.measured.families(lambda: None)}
+        return {metric for metric, _ in bench.metrics.families(lambda: None)}
 
     whole = names()
     assert lost < whole

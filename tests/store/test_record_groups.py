@@ -33,7 +33,7 @@ from metaq.store.files.filecache import read_here
 from metaq.store.log.retention import RetentionRules
 from metaq.store.log.walk import Gap
 from metaq.store.messagestore import LOG, MessageStore
-from metaq.store.recordgroups import END_SIZE, Ready, group_end, put_together, ready_size
+from metaq.store.recordgroups import END_SIZE, Ready, group_end, put_record_group, ready_size
 from metaq.store.recovery.recovery import QUARANTINE, Recovery, open_store
 from metaq.store.recovery.verify import repair, verify
 from metaq.store.settings import StoreSettings
@@ -124,7 +124,7 @@ def written(*, roll: bool, behind: bool, trusted: bool = False) -> Written:
         put(store, SECOND, b"padding".ljust(SEGMENT - store.log.end - 600, b"."))
     mark, rest = ready(store, MARKS, b'{"do":"commit"}'), [ready(store, *each) for each in GROUP]
     sizes = [ready_size(mark) + END_SIZE, *map(ready_size, rest)]
-    offsets = put_together(store, mark, rest)
+    offsets = put_record_group(store, mark, rest)
     store.append()
     ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
     assert (offsets[1] // SEGMENT != offsets[2] // SEGMENT) == roll
@@ -166,7 +166,7 @@ def expect_without_group(store: MessageStore, folder: Written) -> None:
 def test_the_bytes_of_a_mark() -> None:
     """MQ-107, RD-105: golden bytes of a mark whose members follow it, and the bit of the first member."""
     store, _ = open_store(DATA, SETTINGS, disk=FaultyDisk(random.Random(0)))
-    offsets = put_together(store, ready(store, MARKS, b"{}"), [ready(store, FIRST, b"m")])
+    offsets = put_record_group(store, ready(store, MARKS, b"{}"), [ready(store, FIRST, b"m")])
     store.append()
     assert offsets == [0, 168]
     mark, member = [store.log.record_at(each) for each in offsets]
@@ -191,7 +191,7 @@ def test_a_mark_alone_is_an_ordinary_record() -> None:
     """MQ-107: nothing is added to it."""
     store, _ = open_store(DATA, SETTINGS, disk=FaultyDisk(random.Random(0)))
     mark = ready(store, MARKS, b"{}")
-    (offset,) = put_together(store, mark, [])
+    (offset,) = put_record_group(store, mark, [])
     store.append()
     stored = store.log.record_at(offset)
     assert stored is not None
@@ -204,7 +204,7 @@ def test_the_marks_own_properties_stay() -> None:
     store, _ = open_store(DATA, SETTINGS, disk=FaultyDisk(random.Random(0)))
     op = TopicPartition("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0)
     mark = ready(store, op, b"17")._replace(tail=record_tail(op.topic, encode_properties([("TAGS", "d")])))
-    offset, _ = put_together(store, mark, [ready(store, FIRST, b"m")])
+    offset, _ = put_record_group(store, mark, [ready(store, FIRST, b"m")])
     store.append()
     stored = store.log.record_at(offset)
     assert stored is not None
@@ -235,10 +235,10 @@ def test_the_end_is_known_before_anything_is_staged(before: list[int], members: 
         with pytest.raises(
             BadRequest, match=f"{1 + len(members)} records that must stay together take {total} bytes.* room for 2040"
         ):
-            put_together(store, mark, rest)
+            put_record_group(store, mark, rest)
         assert (store.log.staged_end, store.queue(*MARKS).next, store.queue(*FIRST).next) == (staged, 0, 0)
         return
-    offsets = put_together(store, mark, rest)
+    offsets = put_record_group(store, mark, rest)
     store.append()
     stored = store.log.record_at(offsets[0])
     last = store.log.record_at(offsets[-1])
@@ -257,10 +257,10 @@ def test_a_full_disk_refuses_the_group_whole() -> None:
     staged = store.log.staged_end
     mark, rest = ready(store, MARKS, b"{}"), [ready(store, FIRST, bytes(500))]
     with pytest.raises(DiskFull):
-        put_together(store, mark, rest)
+        put_record_group(store, mark, rest)
     assert (store.log.staged_end, store.queue(*MARKS).next, store.settled) == (staged, 0, True)
     disk.full_from = None
-    put_together(store, mark, rest)
+    put_record_group(store, mark, rest)
     store.append()
     assert bodies(store, FIRST) == [bytes(1400), bytes(500)]
 
@@ -297,7 +297,7 @@ def test_a_group_that_is_cut_anywhere_is_gone(roll: bool) -> None:
         assert not any(store.log.file(store.log.segments[-1]).read(SEGMENT, folder.offsets[0] % SEGMENT))
         expect_without_group(store, folder)
         assert read_document(disk, DATA / QUARANTINE)[0] is None
-        again = put_together(store, ready(store, MARKS, b'{"do":"commit"}'), [ready(store, *each) for each in GROUP])
+        again = put_record_group(store, ready(store, MARKS, b'{"do":"commit"}'), [ready(store, *each) for each in GROUP])
         assert again == folder.offsets
         store.append()
         disk.killed()
@@ -361,7 +361,9 @@ def test_a_damaged_group_with_records_behind_is_put_into_quarantine(roll: bool) 
 def test_verify_tells_of_a_group_in_quarantine(tmp_path: Path) -> None:
     """MQ-107: how much of it is intact, so that its owner knows that there is something to examine."""
     store, _ = open_store(tmp_path, SETTINGS)
-    offsets = put_together(store, ready(store, MARKS, b"{}"), [ready(store, FIRST, b"lost"), ready(store, SECOND, b"intact")])
+    offsets = put_record_group(
+        store, ready(store, MARKS, b"{}"), [ready(store, FIRST, b"lost"), ready(store, SECOND, b"intact")]
+    )
     behind = put(store, FIRST, b"behind")
     store.files.clear()
     assert store.lock is not None
@@ -387,7 +389,9 @@ def test_a_group_in_quarantine_stays_there(roll: bool, lost: int) -> None:
         expect_without_group(store, folder)
         disk.killed()
     store, _ = folder.opened(disk)
-    put_together(store, ready(store, MARKS, b"second"), [ready(store, FIRST, b"later one"), ready(store, FIRST, b"later two")])
+    put_record_group(
+        store, ready(store, MARKS, b"second"), [ready(store, FIRST, b"later one"), ready(store, FIRST, b"later two")]
+    )
     store.append()
     store.index_keys()
     store.close()
@@ -424,7 +428,7 @@ def test_groups_behind_one_another() -> None:
         groups = []
         for name in (b"a", b"b"):
             members = [ready(store, FIRST, name + b"1"), ready(store, FIRST, name + b"2")]
-            groups.append(put_together(store, ready(store, MARKS, name), members))
+            groups.append(put_record_group(store, ready(store, MARKS, name), members))
         store.append()
         disk.killed()
         damage(disk, groups[0][1] + 3)
@@ -463,7 +467,7 @@ def test_members_outlive_their_mark(tmp_path: Path) -> None:
     store, _ = open_store(tmp_path, SETTINGS)
     put(store, FIRST, b"before")
     put(store, SECOND, b"padding".ljust(SEGMENT - store.log.end - 640, b"."))
-    offsets = put_together(
+    offsets = put_record_group(
         store, ready(store, MARKS, b"{}"), [ready(store, FIRST, bytes(100)), ready(store, FIRST, b"m" * 200)]
     )
     store.append()

@@ -1,24 +1,26 @@
-"""The two sides of replication in a broker: the master that feeds its slaves, and the slave that follows its master."""
+"""The two roles of a replica: the master that feeds its slaves, and the slave that follows its master."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from metaq.address import Address
 from metaq.config import Settings
 from metaq.engine.offsets.offsetlog import load_offsets
 from metaq.engine.pool import run_sync
-from metaq.engine.role import Health
+from metaq.engine.role import Health, RoleParts
 from metaq.engine.tables.groups import GROUPS
-from metaq.engine.tables.topics import FOLDER, OFFSETS_TOPIC, TOPICS
-from metaq.registry.routes import MASTER
+from metaq.engine.tables.topics import FOLDER, TOPICS
+from metaq.engine.turn import Turns
+from metaq.message import OFFSETS_TOPIC
+from metaq.protocol.remoting.codes import MASTER
 from metaq.replication.documents import Documents
 from metaq.replication.feeder import Feeder, Identity
-from metaq.replication.follower import Address, Follower, Seen
+from metaq.replication.follower import Follower, Seen
 from metaq.replication.insync import Agree, InSync
 from metaq.replication.peers import Certificate
 from metaq.server.broker import Broker
-from metaq.server.replicas.masteronly import MasterOnlyHandler
-from metaq.server.wire.listeners import written
+from metaq.server.opened import Opened
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 
@@ -27,14 +29,14 @@ def identity_of(settings: Settings) -> Identity:
     return Identity(settings.cluster_name, settings.broker_name, settings.broker_number, settings.replica_number)
 
 
-class MasterSide:
+class MasterRole:
     """Feeds slaves, and tracks how far the log is safely replicated: the ``Copies`` of the broker's turns."""
 
     is_master: Final = True
 
-    def __init__(self, broker: Broker, settings: Settings, agree: Agree) -> None:
-        self._broker = broker
-        self._store = store = broker.store
+    def __init__(self, opened: Opened, settings: Settings, agree: Agree) -> None:
+        self._epochs = opened.epochs
+        self._store = store = opened.store
         self._on_disk = settings.durability.on_disk
         self._waits = settings.durability.on_replicas
         self._hot_bytes = settings.hot_bytes
@@ -42,22 +44,24 @@ class MasterSide:
         self.in_sync = InSync(
             *(settings.replica_number, minimum, settings.replica_lag_ms / 1000, store.clock.monotonic),
             *(self._own_end, agree, self._progress),
-            held_before=broker.role.readable_end,
-            eligible=broker.role.eligible,
+            held_before=opened.role.readable_end,
+            eligible=opened.role.eligible,
         )
         self._least = settings.min_in_sync
         folder = settings.data / FOLDER
         self.feeder = Feeder(
-            *(store, broker.epochs, self.in_sync, identity_of(settings), self),
-            *(lambda: Documents(folder, store.disk), broker.run),
-            keeper=broker.gate if broker.gate.has_users else None,
+            *(store, opened.epochs, self.in_sync, identity_of(settings), self),
+            *(lambda: Documents(folder, store.disk), opened.run),
+            keeper=opened.authentication if opened.authentication.has_users else None,
             certificate=Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None,
-            damaged=broker.recovery.damaged,
+            damaged=opened.recovery.damaged,
         )
-        broker.turns.grown = self.feeder.wake
-        if self._waits:
-            broker.turns.copies = self.in_sync
-        broker.context.replicas = self
+        self.parts = RoleParts(self, copies=self.in_sync if self._waits else None, grown=self.feeder.wake)
+        self._turns: Turns
+
+    def attach(self, broker: Broker) -> None:
+        """Take the broker that is built with these parts: its puts wait for the slaves."""
+        self._turns = broker.turns
 
     def start(self) -> None:
         self.feeder.start()
@@ -93,7 +97,7 @@ class MasterSide:
         in_sync, standings = self.in_sync, self.in_sync.standings()
         return {
             "role": "master",
-            "epoch": self._broker.epochs.current.number,
+            "epoch": self._epochs.current.number,
             "in_sync": len(in_sync.members),
             "min_in_sync": self._least,
             "slaves": len(standings),
@@ -115,40 +119,42 @@ class MasterSide:
     def _progress(self) -> None:
         """Release waiting puts and wake the feeder, after replicas hold more or the in-sync set has changed."""
         if self._waits:
-            self._broker.turns.release()
+            self._turns.release()
         self.feeder.wake()
 
 
-class SlaveSide:
+class SlaveRole:
     """Follows the master. As a ``Keeper``, it keeps the segments of the log that the master keeps."""
 
     is_master: Final = False
 
     def __init__(
-        self, broker: Broker, settings: Settings, find_master: Callable[[], Address | None], replaced: Callable[[], None]
+        self, opened: Opened, settings: Settings, find_master: Callable[[], Address | None], replaced: Callable[[], None]
     ) -> None:
-        self._broker = broker
+        self._epochs, self._store = opened.epochs, opened.store
         folder: Path = settings.data / FOLDER
         self.follower = Follower(
-            *(broker.store, broker.epochs, identity_of(settings), written(broker.addresses.text)),
+            *(opened.store, opened.epochs, identity_of(settings), str(opened.addresses.text)),
             find_master=find_master,
             folder=folder,
-            run=broker.run,
+            run=opened.run,
             run_sync=run_sync,
             took=self._take_tables,
             published=self._published,
             replaced=replaced,
-            peers=broker.peers,
-            proved_end=broker.recovery.right_end,
+            peers=opened.peers,
+            proved_end=opened.recovery.right_end,
         )
         # until the master reports more: other messages will take the place of what was cut off meanwhile
-        self.follower.seen.readable_end = min(broker.role.readable_end, broker.store.log.end)
-        broker.turns.waits = False  # it refuses all puts, and answers them at once
-        broker.keep(self)
-        broker.add_family(MasterOnlyHandler())
-        broker.context.replicas = self
+        self.follower.seen.readable_end = min(opened.role.readable_end, opened.store.log.end)
         self._hot_bytes = settings.hot_bytes
         self._number = settings.replica_number
+        self.parts = RoleParts(self, keeper=self)
+        self._broker: Broker
+
+    def attach(self, broker: Broker) -> None:
+        """Take the broker that is built with these parts: its readers see what comes from the master."""
+        self._broker = broker
 
     def start(self) -> None:
         self.follower.start()
@@ -158,7 +164,7 @@ class SlaveSide:
 
     def _take_tables(self, names: Collection[str]) -> None:
         """Put in force the tables that the master has sent: clients read from this slave while there is no master."""
-        context, disk = self._broker.context, self._broker.store.disk
+        context, disk = self._broker.context, self._store.disk
         if TOPICS in names:
             context.topics.reload(disk, {key: queue.next for key, queue in context.store.queues.items()})
             for key, end in context.topics.deleted.items():
@@ -191,16 +197,16 @@ class SlaveSide:
         seen = self.seen
         return {
             "role": "slave",
-            "epoch": self._broker.epochs.current.number,
+            "epoch": self._epochs.current.number,
             "in_sync": len(seen.in_sync),
             "master": seen.address or "none",
-            "lag_bytes": max(0, seen.log_end - self._broker.store.log.end),
+            "lag_bytes": max(0, seen.log_end - self._store.log.end),
             "following": seen.problem or ("yes" if seen.address else "nobody yet"),
         }
 
     def health(self) -> Health:
         seen = self.seen
-        lag_bytes = max(0, seen.log_end - self._broker.store.log.end)
+        lag_bytes = max(0, seen.log_end - self._store.log.end)
         problem = None
         if not seen.address:
             problem = f"this slave follows no master: {seen.problem or 'it knows none'}"
@@ -211,7 +217,7 @@ class SlaveSide:
     @property
     def readable_end(self) -> int:
         """The log offset before which readers may see everything, as far as this slave has it."""
-        return min(self.follower.seen.readable_end, self._broker.store.log.end)
+        return min(self.follower.seen.readable_end, self._store.log.end)
 
     @property
     def oldest(self) -> int | None:

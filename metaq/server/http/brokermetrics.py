@@ -18,17 +18,16 @@ from metaq.engine.figures.statistics import NOTHING
 from metaq.engine.hold import Holds
 from metaq.engine.offsets.offsetexport import OffsetExport
 from metaq.engine.registry import Registry
-from metaq.engine.tables.topics import SCHEDULE_TOPIC
 from metaq.engine.turn import Turns
 from metaq.errors import MetaqError
-from metaq.message import INTERNAL_TOPICS, TopicPartition
+from metaq.message import INTERNAL_TOPICS, SCHEDULE_TOPIC, TopicPartition
 from metaq.protocol.record import store_ms
 from metaq.protocol.remoting.codes import Response
-from metaq.server.front import Front
-from metaq.server.http import measures
+from metaq.server.endpoint import Endpoint
+from metaq.server.http import metrics
 from metaq.server.remoting.session import RemotingSession
 from metaq.server.text.session import TextSession
-from metaq.server.wire.look import Looks
+from metaq.server.wire.reads import StoreReads
 from metaq.store.files.filecache import Read, Rest, Run
 from metaq.store.queues.consumequeue import ConsumeQueue
 
@@ -46,14 +45,14 @@ LEAVES: Final = "this broker stops, or changes its role"
 
 
 @dataclass(slots=True)
-class Measured:
+class BrokerMetrics:
     """The source of one broker's metrics and readiness."""
 
     context: Context
-    front: Front
+    endpoint: Endpoint
     turns: Turns
     holds: Holds
-    looks: Looks
+    reads: StoreReads
     positions: Callable[[], Mapping[int, int]]
     """Returns, for each delay level, the ordinal up to which its messages are delivered."""
     transactions: Callable[[Read], Mapping[str, object]]
@@ -125,26 +124,26 @@ class Measured:
     def _messages(self, rest: Rest) -> Iterator[Family]:
         statistics = self.context.statistics
         topics = [topic for topic in resting(statistics.topics(), rest) if topic not in INTERNAL_TOPICS]
-        yield measures.MESSAGES_IN, (((topic,), statistics.put_to(topic).messages) for topic in topics)
-        yield measures.BYTES_IN, (((topic,), statistics.put_to(topic).size) for topic in topics)
+        yield metrics.MESSAGES_IN, (((topic,), statistics.put_to(topic).messages) for topic in topics)
+        yield metrics.BYTES_IN, (((topic,), statistics.put_to(topic).size) for topic in topics)
         given = [(key, totals) for key, totals in resting(statistics.got_by_group(), rest) if totals != NOTHING]
-        yield measures.MESSAGES_OUT, ((key, totals.messages) for key, totals in given)
-        yield measures.BYTES_OUT, ((key, totals.size) for key, totals in given)
+        yield metrics.MESSAGES_OUT, ((key, totals.messages) for key, totals in given)
+        yield metrics.BYTES_OUT, ((key, totals.size) for key, totals in given)
 
     def _answers(self, rest: Rest) -> Iterator[Family]:
         counters, turns = self.context.counters, self.turns
-        yield _one(measures.ASKED, counters.get.count)
-        yield _one(measures.MISSED, counters.get_miss.count)
-        yield measures.REFUSED, [((_reason(error),), count) for error, count in counters.refused.items()]
-        yield measures.LATE, [((lacks,), turns.late[code]) for code, lacks in LACKS.items()]
-        yield measures.SEND, [((), turns.send_times)]
-        yield measures.SYNC, [((), turns.sync_times)]
-        pace = self.front.pace
-        yield measures.TURN, [((), pace.times)]
-        yield _one(measures.LONGEST_TURN, pace.longest_s)
-        yield _one(measures.WAITING_BYTES, turns.waiting_bytes)
-        yield _one(measures.SENT_BACK, counters.sent_back.count)
-        yield _one(measures.DEAD, counters.dead_letter.count)
+        yield _one(metrics.ASKED, counters.get.count)
+        yield _one(metrics.MISSED, counters.get_miss.count)
+        yield metrics.REFUSED, [((_reason(error),), count) for error, count in counters.refused.items()]
+        yield metrics.LATE, [((lacks,), turns.late[code]) for code, lacks in LACKS.items()]
+        yield metrics.SEND, [((), turns.send_times)]
+        yield metrics.SYNC, [((), turns.sync_times)]
+        pace = self.endpoint.pace
+        yield metrics.TURN, [((), pace.times)]
+        yield _one(metrics.LONGEST_TURN, pace.longest_s)
+        yield _one(metrics.WAITING_BYTES, turns.waiting_bytes)
+        yield _one(metrics.SENT_BACK, counters.sent_back.count)
+        yield _one(metrics.DEAD, counters.dead_letter.count)
 
     def _groups(self, rest: Rest) -> Iterator[tuple[str, str]]:
         """Return the groups with the topics in which they have offsets, except the groups of tools."""
@@ -152,10 +151,10 @@ class Measured:
         return ((group, topic) for group, topic in pairs if not self.context.groups.is_system(group))
 
     def _lags(self, rest: Rest) -> Iterator[Family]:
-        yield measures.LAG, ((key, self._lag(*key, rest)) for key in self._groups(rest))
+        yield metrics.LAG, ((key, self._lag(*key, rest)) for key in self._groups(rest))
 
     def _ages_of_lags(self, rest: Rest) -> Iterator[Family]:
-        yield measures.LAG_AGE, ((key, self._age_of_lag(*key, rest)) for key in self._groups(rest))
+        yield metrics.LAG_AGE, ((key, self._age_of_lag(*key, rest)) for key in self._groups(rest))
 
     def _behind(self, group: str, topic: str, rest: Rest) -> Iterator[tuple[ConsumeQueue, int]]:
         """Yield the partitions in which a group has lag, each with the group's next ordinal."""
@@ -172,9 +171,9 @@ class Measured:
         return self._seconds_since(min((time_ms for time_ms in times if time_ms is not None), default=None))
 
     def _readers(self, rest: Rest) -> Iterator[Family]:
-        yield measures.READER_LAG, self._reader_lags(rest)
+        yield metrics.READER_LAG, self._reader_lags(rest)
         members = self.context.clients.consumer_groups()
-        yield measures.MEMBERS, (((group.name,), len(group.members)) for group in members)
+        yield metrics.MEMBERS, (((group.name,), len(group.members)) for group in members)
 
     def _reader_lags(self, rest: Rest) -> Iterator[Sample]:
         queues = self.context.store.queues
@@ -186,25 +185,25 @@ class Measured:
             yield (group, topic), lag
 
     def _reads(self, rest: Rest) -> Iterator[Family]:
-        front = self.front
-        kinds = Counter(type(session) for session in resting(list(front.sessions), rest))
+        endpoint = self.endpoint
+        kinds = Counter(type(session) for session in resting(list(endpoint.sessions), rest))
         known = {"text": kinds[TextSession], "remoting": kinds[RemotingSession]}
-        silent = max(0, front.connections - sum(known.values()))
-        yield _one(measures.HELD, self.holds.of_clients)
-        yield _one(measures.COLD, self.looks.cold_reads)
-        yield _one(measures.COLD_NOW, self.looks.waiting)
-        yield measures.CONNECTIONS, [((kind,), count) for kind, count in (*known.items(), ("none_yet", silent))]
-        yield _one(measures.CONNECTIONS_BYTES, front.memory.held)
-        yield _one(measures.EVICTED, front.memory.evicted)
+        silent = max(0, endpoint.connections - sum(known.values()))
+        yield _one(metrics.HELD, self.holds.of_clients)
+        yield _one(metrics.COLD, self.reads.cold_reads)
+        yield _one(metrics.COLD_NOW, self.reads.waiting)
+        yield metrics.CONNECTIONS, [((kind,), count) for kind, count in (*known.items(), ("none_yet", silent))]
+        yield _one(metrics.CONNECTIONS_BYTES, endpoint.memory.held)
+        yield _one(metrics.EVICTED, endpoint.memory.evicted)
 
     def _log(self, rest: Rest) -> Iterator[Family]:
-        statistics = self.context.store.statistics()
-        yield _one(measures.LOG_BYTES, statistics.end - statistics.begin)
-        yield _one(measures.WRITTEN, statistics.end - self._opened_at)
-        yield _one(measures.UNSYNCED, statistics.end - statistics.durable_end)
+        figures = self.context.store.figures()
+        yield _one(metrics.LOG_BYTES, figures.end - figures.begin)
+        yield _one(metrics.WRITTEN, figures.end - self._opened_at)
+        yield _one(metrics.UNSYNCED, figures.end - figures.durable_end)
 
     def _age_of_log(self, rest: Rest) -> Iterator[Family]:
-        yield _one(measures.OLDEST, self._seconds_since(self.export.read_now(self._oldest_ms)))
+        yield _one(metrics.OLDEST, self._seconds_since(self.export.read_now(self._oldest_ms)))
 
     def _oldest_ms(self, read: Read) -> int | None:
         """Return when the log's first message was stored.
@@ -223,23 +222,23 @@ class Measured:
     def _disk(self, rest: Rest) -> Iterator[Family]:
         store = self.context.store
         usage = self.run(partial(store.disk.usage, store.directory))
-        yield _one(measures.DISK_FREE, usage.available)
-        yield _one(measures.DISK_USED, usage.ratio)
+        yield _one(metrics.DISK_FREE, usage.available)
+        yield _one(metrics.DISK_USED, usage.ratio)
 
     def _store(self, rest: Rest) -> Iterator[Family]:
-        statistics = self.context.store.statistics()
-        yield _one(measures.WRITABLE, self.context.replicas.is_master and self._refusal() is None)
-        yield _one(measures.KEYS_BEHIND, statistics.index_behind_bytes)
-        yield _one(measures.KEYS_PAUSED, statistics.index_paused is not None)
-        yield _one(measures.DAMAGED, statistics.damaged_reads)
+        figures = self.context.store.figures()
+        yield _one(metrics.WRITABLE, self.context.replicas.is_master and self._refusal() is None)
+        yield _one(metrics.KEYS_BEHIND, figures.index_behind_bytes)
+        yield _one(metrics.KEYS_PAUSED, figures.index_paused is not None)
+        yield _one(metrics.DAMAGED, figures.damaged_reads)
 
     def _sizes(self, rest: Rest) -> Iterator[Family]:
-        yield _one(measures.PARTITIONS, len(self.context.store.queues))
-        yield _one(measures.TOPICS, len(self.context.topics))
-        yield _one(measures.GROUPS, len(self.context.groups))
+        yield _one(metrics.PARTITIONS, len(self.context.store.queues))
+        yield _one(metrics.TOPICS, len(self.context.topics))
+        yield _one(metrics.GROUPS, len(self.context.groups))
 
     def _delays(self, rest: Rest) -> Iterator[Family]:
-        yield measures.DELAYED, self._delayed()
+        yield metrics.DELAYED, self._delayed()
 
     def _delayed(self) -> Iterator[Sample]:
         for level, position in self.positions().items():
@@ -248,22 +247,22 @@ class Measured:
 
     def _transactions(self, rest: Rest) -> Iterator[Family]:
         numbers = self.export.read_now(self.transactions)
-        yield from (_one(metric, _whole(numbers[name])) for name, metric in measures.OF_TRANSACTIONS.items())
+        yield from (_one(metric, _whole(numbers[name])) for name, metric in metrics.OF_TRANSACTIONS.items())
 
     def _replicas(self, rest: Rest) -> Iterator[Family]:
         settings, health, is_master = self.context.settings, self.context.replicas.health(), self.context.replicas.is_master
-        yield _one(measures.MASTER, is_master)
-        yield _one(measures.EPOCH, self.context.epochs.current.number)
-        yield _one(measures.IN_SYNC, health.in_sync)
-        yield _one(measures.LEAST_IN_SYNC, settings.min_in_sync if settings.durability.on_replicas else 1)
+        yield _one(metrics.MASTER, is_master)
+        yield _one(metrics.EPOCH, self.context.epochs.current.number)
+        yield _one(metrics.IN_SYNC, health.in_sync)
+        yield _one(metrics.LEAST_IN_SYNC, settings.min_in_sync if settings.durability.on_replicas else 1)
         lags: Sequence[Sample] = [((str(slave.replica),), slave.lag_bytes) for slave in health.slaves]
-        yield measures.REPLICA_LAG, lags if is_master else [((str(settings.replica_number),), health.lag_bytes)]
+        yield metrics.REPLICA_LAG, lags if is_master else [((str(settings.replica_number),), health.lag_bytes)]
         caught_up = [slave for slave in health.slaves if slave.lag_ms >= 0]
-        yield measures.REPLICA_LAG_AGE, [((str(slave.replica),), slave.lag_ms / 1000) for slave in caught_up]
-        yield measures.REPLICA_IN_SYNC, [((str(slave.replica),), slave.in_sync) for slave in health.slaves]
+        yield metrics.REPLICA_LAG_AGE, [((str(slave.replica),), slave.lag_ms / 1000) for slave in caught_up]
+        yield metrics.REPLICA_IN_SYNC, [((str(slave.replica),), slave.in_sync) for slave in health.slaves]
 
     def _registries(self, rest: Rest) -> Iterator[Family]:
-        yield _one(measures.REGISTERED, self.registered() is None)
+        yield _one(metrics.REGISTERED, self.registered() is None)
         if self.registry is not None:
             yield from registry_families(self.registry)
 
@@ -281,8 +280,8 @@ def resting(things: Iterable[T], rest: Rest) -> Iterator[T]:
 def registry_families(registry: Registry) -> Iterator[Family]:
     """Yield the metrics of a registry, embedded or not."""
     tables = registry.tables
-    yield _one(measures.REGISTRY_TOPICS, len(tables.topics()))
-    yield _one(measures.REGISTRY_BROKERS, sum(len(broker.addresses) for broker in tables.cluster_info().brokers.values()))
+    yield _one(metrics.REGISTRY_TOPICS, len(tables.topics()))
+    yield _one(metrics.REGISTRY_BROKERS, sum(len(broker.addresses) for broker in tables.cluster_info().brokers.values()))
 
 
 def _one(metric: Metric, value: float) -> Family:

@@ -1,4 +1,4 @@
-"""The gate, which decides who may ask: what it checks, in which order, and what a stranger can learn from it."""
+"""Authentication, which decides who may ask: what it checks, in which order, and what a stranger can learn from it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +11,8 @@ from metaq.errors import AccessDenied, Overloaded
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
 from metaq.protocol.remoting.signature import Credentials
-from metaq.server.access import gate as gate_module
-from metaq.server.access.gate import MOST_WAITING, WRONG, Gate
+from metaq.server.access import authentication as authentication_module
+from metaq.server.access.authentication import MOST_WAITING, WRONG, Authentication
 from metaq.server.access.guesses import ALL_TIMES
 from metaq.server.access.permissions import Action
 from metaq.server.access.users import User, hashed
@@ -26,29 +26,29 @@ DEADLINE_S: Final = 60.0
 
 
 class FakeSession:
-    """A connection, as far as the gate looks at it."""
+    """A connection, as far as authentication looks at it."""
 
-    def __init__(self, gate: Gate, address: str = HERE) -> None:
+    def __init__(self, authentication: Authentication, address: str = HERE) -> None:
         self.address = (address, 1)
-        self.principal = gate.anonymous
+        self.principal = authentication.anonymous
 
 
 class Opened:
-    """A gate, and the file of its users."""
+    """An authentication, and the file of its users."""
 
     def __init__(self, folder: Path) -> None:
         self.path = write_users(folder / "users.yaml", f"{USERS}  ann: {{password: {hashed(HASHED)}}}\n")
         self.now_s = 0.0
-        self.gate = Gate(str(self.path), A_MINUTE, lambda: self.now_s)
+        self.authentication = Authentication(str(self.path), A_MINUTE, lambda: self.now_s)
 
     def session(self, address: str = HERE) -> RemotingSession:
-        return cast(RemotingSession, FakeSession(self.gate, address))
+        return cast(RemotingSession, FakeSession(self.authentication, address))
 
     def left(self, address: str = HERE, name: str = "nemo") -> int:
         """How many guesses are looked at now; none is after it."""
         for number in range(1000):
             try:
-                self.gate._guesses.take(address, name)
+                self.authentication._guesses.take(address, name)
             except AccessDenied:
                 return number
         raise AssertionError("there is no limit")
@@ -85,21 +85,21 @@ def counted(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, before: Call
 @pytest.mark.parametrize("name", ["nemo", "anonymous", WRITER.name, "ann"])
 def test_a_wrong_password_takes_one_hash(opened: Opened, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """E-05: whether there is such a user, and whatever is kept of its password: names cannot be told apart by time."""
-    hashes = counted(monkeypatch, gate_module, "run_in_pool")
-    made = counted(monkeypatch, gate_module, "no_user")
+    hashes = counted(monkeypatch, authentication_module, "run_in_pool")
+    made = counted(monkeypatch, authentication_module, "no_user")
     with pytest.raises(AccessDenied, match=f"^{WRONG}$"):
-        opened.gate.check(name, "wrong-password", HERE)
+        opened.authentication.check(name, "wrong-password", HERE)
     assert (len(hashes), len(made)) == (1, 0)
 
 
 def test_what_was_no_guess_is_given_back(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """E-05: when too many passwords wait, none has been looked at, and who was right has not guessed."""
-    monkeypatch.setattr(opened.gate, "_waiting", MOST_WAITING)
+    monkeypatch.setattr(opened.authentication, "_waiting", MOST_WAITING)
     for name in ("nemo", WRITER.name, "ann"):
         for _ in range(A_MINUTE):
             with pytest.raises(Overloaded):
-                opened.gate.check(name, "wrong-password", HERE)
-    assert opened.gate.check(WRITER.name, WRITER.secret, HERE).name == WRITER.name
+                opened.authentication.check(name, "wrong-password", HERE)
+    assert opened.authentication.check(WRITER.name, WRITER.secret, HERE).name == WRITER.name
     assert opened.left() == A_MINUTE
 
 
@@ -110,10 +110,10 @@ def test_users_that_are_read_again_meanwhile(opened: Opened, monkeypatch: pytest
     def reload() -> None:
         if len(hashes) == 1:
             write_users(opened.path, text.replace("admin: true", "admin: false"))
-            opened.gate.reload()
+            opened.authentication.reload()
 
-    hashes = counted(monkeypatch, gate_module, "run_in_pool", reload)
-    assert opened.gate.check("ann", HASHED, HERE).name == "ann"
+    hashes = counted(monkeypatch, authentication_module, "run_in_pool", reload)
+    assert opened.authentication.check("ann", HASHED, HERE).name == "ann"
     assert len(hashes) == 2
     assert opened.left() == A_MINUTE
 
@@ -124,27 +124,27 @@ def test_a_password_that_is_taken_away_meanwhile(opened: Opened, monkeypatch: py
     def remove() -> None:
         if len(hashes) == 1:
             write_users(opened.path)
-            opened.gate.reload()
+            opened.authentication.reload()
 
-    hashes = counted(monkeypatch, gate_module, "run_in_pool", remove)
+    hashes = counted(monkeypatch, authentication_module, "run_in_pool", remove)
     with pytest.raises(AccessDenied, match=WRONG):
-        opened.gate.check("ann", HASHED, HERE)
+        opened.authentication.check("ann", HASHED, HERE)
 
 
 def test_many_clients_of_one_host_log_in_at_once(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """E-05: who says the same shares one check, and none of them is a guess."""
-    hashes = counted(monkeypatch, gate_module, "run_in_pool")
-    logins = [gevent.spawn(opened.gate.check, "ann", HASHED, HERE) for _ in range(10 * A_MINUTE)]
+    hashes = counted(monkeypatch, authentication_module, "run_in_pool")
+    logins = [gevent.spawn(opened.authentication.check, "ann", HASHED, HERE) for _ in range(10 * A_MINUTE)]
     gevent.joinall(logins, timeout=DEADLINE_S, raise_error=True)
-    assert all(login.value is opened.gate.check("ann", HASHED, HERE) for login in logins)
+    assert all(login.value is opened.authentication.check("ann", HASHED, HERE) for login in logins)
     assert len(hashes) == 1
     assert (opened.left(), opened.left(name="ann")) == (A_MINUTE, A_MINUTE)
 
 
 def test_the_same_wrong_password_at_once_is_guessed_once_by_each(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """E-05: nobody gets to know more by asking at the same time."""
-    hashes = counted(monkeypatch, gate_module, "run_in_pool")
-    logins = [gevent.spawn(opened.gate.check, "ann", "wrong-password", HERE) for _ in range(2 * A_MINUTE)]
+    hashes = counted(monkeypatch, authentication_module, "run_in_pool")
+    logins = [gevent.spawn(opened.authentication.check, "ann", "wrong-password", HERE) for _ in range(2 * A_MINUTE)]
     gevent.joinall(logins, timeout=DEADLINE_S)
     assert all(isinstance(login.exception, AccessDenied) for login in logins)
     assert (len(hashes), opened.left()) == (A_MINUTE, 0)
@@ -157,38 +157,38 @@ def test_one_secret_opens_no_way_to_guess_others(opened: Opened, monkeypatch: py
     """E-05, P33: who holds one, at many addresses, guesses no more than others from many addresses."""
     addresses = [f"10.1.0.{number}" for number in range(100)]
     for address in addresses:
-        opened.gate.holder(READER.secret, address)
+        opened.authentication.holder(READER.secret, address)
     looked_at = counted(monkeypatch, User, "proves")
     for address in addresses * (2 * A_MINUTE):
         with pytest.raises(AccessDenied):
-            opened.gate.holder("wrong-secret", address)
-    writer = opened.gate._users[WRITER.name]
+            opened.authentication.holder("wrong-secret", address)
+    writer = opened.authentication._users[WRITER.name]
     assert sum(user is writer for user in looked_at) == A_MINUTE * ALL_TIMES
     with pytest.raises(AccessDenied, match="too many wrong"):
-        opened.gate.holder(WRITER.secret, "10.1.0.99")  # although it is right: it is not looked at
+        opened.authentication.holder(WRITER.secret, "10.1.0.99")  # although it is right: it is not looked at
 
 
 def test_a_holder_who_is_known_is_not_hindered_by_others(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """E-05: every secret is looked at, and what was right is not counted."""
     for secret in (READER.secret, WRITER.secret) * (3 * A_MINUTE):
-        opened.gate.holder(secret, HERE)
+        opened.authentication.holder(secret, HERE)
     opened.left()
     looked_at = counted(monkeypatch, User, "proves")
-    assert opened.gate.holder(WRITER.secret, HERE).name == WRITER.name
+    assert opened.authentication.holder(WRITER.secret, HERE).name == WRITER.name
     assert len(looked_at) == 2
     with pytest.raises(AccessDenied):
-        opened.gate.holder(ADMIN.secret, HERE)  # was never right here
+        opened.authentication.holder(ADMIN.secret, HERE)  # was never right here
 
 
 def test_guesses_of_one_secret_keep_no_other_holder_out(opened: Opened) -> None:
     """E-05: who was right here before is counted apart from everybody else who was."""
     for secret in (READER.secret, WRITER.secret):
-        opened.gate.holder(secret, HERE)
+        opened.authentication.holder(secret, HERE)
     assert (opened.left(name=READER.name), opened.left()) == (A_MINUTE, A_MINUTE)
-    assert opened.gate.holder(WRITER.secret, HERE).name == WRITER.name
+    assert opened.authentication.holder(WRITER.secret, HERE).name == WRITER.name
     opened.left(name=WRITER.name)
     with pytest.raises(AccessDenied, match="too many wrong"):
-        opened.gate.holder(WRITER.secret, HERE)
+        opened.authentication.holder(WRITER.secret, HERE)
 
 
 # -- signatures -------------------------------------------------------------------------------------------------------
@@ -196,11 +196,11 @@ def test_guesses_of_one_secret_keep_no_other_holder_out(opened: Opened) -> None:
 
 def test_wrong_signatures_are_told_alike(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """E-05: no such user, one without a secret, a wrong secret: the same words after the same work."""
-    computed = counted(monkeypatch, gate_module, "is_signed_with")
+    computed = counted(monkeypatch, authentication_module, "is_signed_with")
     said = set()
     for name in ("nemo", "ann", "anonymous", WRITER.name):
         with pytest.raises(AccessDenied) as caught:
-            opened.gate.identify(opened.session(), signed(Credentials(name, "wrong-secret")))
+            opened.authentication.identify(opened.session(), signed(Credentials(name, "wrong-secret")))
         said.add(str(caught.value).replace(repr(name), "NAME"))
     assert len(said) == 1
     assert len(computed) == 4
@@ -209,39 +209,39 @@ def test_wrong_signatures_are_told_alike(opened: Opened, monkeypatch: pytest.Mon
 def test_no_signature_is_computed_that_may_not_be_looked_at(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """E-05: a body may have 16 MB; a session that is that user already is looked at all the same."""
     known, stranger = opened.session(), opened.session()
-    opened.gate.identify(known, signed(WRITER))
+    opened.authentication.identify(known, signed(WRITER))
     opened.left()
-    computed = counted(monkeypatch, gate_module, "is_signed_with")
+    computed = counted(monkeypatch, authentication_module, "is_signed_with")
     for name in ("nemo", "anonymous", READER.name):
         with pytest.raises(AccessDenied, match="too many wrong"):
-            opened.gate.identify(stranger, signed(Credentials(name, "wrong-secret")))
+            opened.authentication.identify(stranger, signed(Credentials(name, "wrong-secret")))
     assert computed == []
-    opened.gate.identify(known, signed(WRITER, b"body"))
+    opened.authentication.identify(known, signed(WRITER, b"body"))
     with pytest.raises(AccessDenied, match="wrong signature"):
-        opened.gate.identify(known, signed(WRITER, Signature="wrong"))
+        opened.authentication.identify(known, signed(WRITER, Signature="wrong"))
     assert known.principal.name == WRITER.name
 
 
 def test_a_user_who_is_added_again_is_another_one(opened: Opened) -> None:
     """E-05: sessions of the one before stay what they are: nobody's."""
-    session, before = opened.session(), opened.gate.check(WRITER.name, WRITER.secret, HERE)
-    opened.gate.identify(session, signed(WRITER))
+    session, before = opened.session(), opened.authentication.check(WRITER.name, WRITER.secret, HERE)
+    opened.authentication.identify(session, signed(WRITER))
     for text in (USERS.replace("writer:", "writer2:"), USERS):
         write_users(opened.path, text)
-        opened.gate.reload()
+        opened.authentication.reload()
         assert not before.named
         assert not session.principal.named
-    opened.gate.identify(session, signed(WRITER))
+    opened.authentication.identify(session, signed(WRITER))
     assert session.principal.named
-    assert session.principal is opened.gate.check(WRITER.name, WRITER.secret, HERE)
+    assert session.principal is opened.authentication.check(WRITER.name, WRITER.secret, HERE)
 
 
 def test_nobody_stays_nobody(opened: Opened) -> None:
     """E-05: what the file grants to those who have not logged in holds for connections that are open, again and again."""
-    nobody = opened.gate.anonymous
+    nobody = opened.authentication.anonymous
     for topics in ("{t: SUB}", "{}", "{t: SUB}"):
         for text in (USERS, f"{USERS}  anonymous: {{topics: {topics}}}\n"):
             write_users(opened.path, text)
-            opened.gate.reload()
-        assert opened.gate.anonymous is nobody
+            opened.authentication.reload()
+        assert opened.authentication.anonymous is nobody
         assert nobody.may(Action.SUBSCRIBE, "t") == (topics != "{}")

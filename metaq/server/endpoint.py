@@ -1,4 +1,4 @@
-"""The front of a process: its listeners, its connections, and the handlers that answer them.
+"""The endpoint of a process: its listeners, its connections, and the handlers that answer them.
 
 Every address speaks both protocols, with the same handlers.
 """
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import gevent
 
+from metaq.address import Address
 from metaq.config import Settings
 from metaq.errors import MetaqError
 from metaq.protocol.remoting.codes import Response
@@ -19,11 +20,11 @@ from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
 from metaq.protocol.text.codec import CommandReader, PutHead, TextLimits
 from metaq.protocol.text.commands import Command
 from metaq.protocol.text.replies import write_result
-from metaq.server.access.gate import Gate
+from metaq.server.access.authentication import Authentication
 from metaq.server.remoting.admission import Admission, admission
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, SendsHandler, failure
 from metaq.server.text.session import TextSession
-from metaq.server.wire.listeners import IPV4_IN_IPV6, Address, Listener, resolve
+from metaq.server.wire.listeners import IPV4_IN_IPV6, Listener, resolve
 from metaq.server.wire.memory import Memory
 from metaq.server.wire.opening import Opening
 from metaq.server.wire.pace import Pace
@@ -40,7 +41,7 @@ ACCEPT_PAUSE_S: Final = 0.2
 BUSY_RETRY_MS: Final = 1000
 
 
-class Front:
+class Endpoint:
     """All listeners and sessions of a process. It is the ``Host`` of its sessions and the ``Door`` of new connections."""
 
     def __init__(
@@ -49,19 +50,19 @@ class Front:
         loop: Any,
         tls: TlsContext | None,
         bound: Mapping[str, "Listener"] | None = None,
-        gate: Gate | None = None,
+        authentication: Authentication | None = None,
     ) -> None:
-        """Prepare a front without handlers, which the owner fills in before ``start``.
+        """Prepare an endpoint without handlers, which the owner fills in before ``start``.
 
-        ``bound`` are listeners, by setting, that are bound already; ``gate`` is one that has loaded the users already.
+        ``bound`` are listeners, by setting, that are bound already; ``authentication`` has loaded the users already.
         """
         self.sessions: set[Session] = set()
         self.memory = Memory(self.sessions, self.now)
         self.configure(settings)
         self._loop = loop
         self.tls = tls
-        self.gate = gate or Gate(settings.users_file, settings.failed_logins_per_minute, self.now)
-        self.anonymous = self.gate.anonymous
+        self.authentication = authentication or Authentication(settings.users_file, settings.failed_logins_per_minute, self.now)
+        self.anonymous = self.authentication.anonymous
         self._bound = dict(bound or {})
         self.listeners: dict[str, Listener] = {}
         self.puts: PutsHandler = _no_puts
@@ -108,7 +109,7 @@ class Front:
 
     def release(self) -> Mapping[str, "Listener"]:
         """Accept no more connections, close those that have sent nothing, and return the listeners, still bound, for another
-        front."""
+        endpoint."""
         for watcher in self._watchers:
             watcher.close()
         self._watchers = []
@@ -119,7 +120,7 @@ class Front:
         self._pause()
         return self.listeners
 
-    def close_listeners(self) -> None:
+    def close(self) -> None:
         """Stop accepting connections, close the listeners, and close connections that have sent nothing."""
         for listener in self.release().values():
             listener.socket.close()
@@ -209,7 +210,7 @@ class Front:
         needs, handler = found
         try:
             needs.check_size(request)  # first: checking a signature reads the whole body
-            self.gate.identify(session, request)
+            self.authentication.identify(session, request)
             needs.check_right(session.principal)
             answer = handler(session, request)
         except MetaqError as error:
@@ -227,7 +228,7 @@ class Front:
         self._pause()
 
     def _pause(self) -> None:
-        """Stop measuring turns once no connection is left and none will come: the loop may belong to another front by then."""
+        """Stop measuring turns once no connection is left and none will come: by then the loop may belong to another one."""
         if not (self._watchers or self.sessions):
             self.pace.stop()
 

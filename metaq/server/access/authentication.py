@@ -1,7 +1,7 @@
 """Authentication: by the signature of a request, by name and password, or as ``anonymous``.
 
-All ports of a process share one gate. It reads the users file at the start, and again whenever the file has changed; a file
-with errors leaves the users as they were. ``metaq.server.access.permissions`` decides what each user may do.
+All ports of a process share it. The users file is read at the start, and again whenever it has changed; a file with errors
+leaves the users as they were. ``metaq.server.access.permissions`` decides what each user may do.
 """
 
 import hashlib
@@ -51,8 +51,8 @@ class Caller(Protocol):
     principal: Principal
 
 
-class Gate:
-    """The users of one process."""
+class Authentication:
+    """The users of one process, and the proof of who a client is."""
 
     def __init__(self, users_file: str, failed_logins_per_minute: int, now: Callable[[], float]) -> None:
         """Load the users. Raise ``ConfigError`` when the file cannot be used.
@@ -86,7 +86,7 @@ class Gate:
 
     # -- the file -----------------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def reload_if_changed(self) -> None:
         """Read the users again if their file has changed."""
         if self._path is not None and (stamp := self._stamp_now(self._path)) != self._stamp:
             self._stamp = stamp
