@@ -12,11 +12,11 @@ from typing import Final
 from metaq.engine.context import Context
 from metaq.engine.tables.topics import HALF_OP_TOPIC, HALF_TOPIC
 from metaq.engine.turn import Turns
-from metaq.engine.writing import Draft, delayed, note, ready
+from metaq.engine.writing import Draft, again, delayed, internal, note, ready
 from metaq.errors import MetaqError, StoreError, UnknownTopic
 from metaq.protocol import properties
 from metaq.protocol.record import TAGS, Record
-from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_TYPE
+from metaq.protocol.sysflag import TRANSACTION_COMMIT
 from metaq.store.files.filecache import ColdRead, read_cached
 from metaq.store.recordgroups import put_together
 from metaq.tx.halves import LONGEST_ORIGIN, Fate, Halves
@@ -48,11 +48,8 @@ def half_of(draft: Draft, producer_group: str) -> Draft:
     pairs.setdefault(properties.PRODUCER_GROUP, producer_group)  # whom to check with; not every client sets it
     kept = {**pairs, properties.REAL_TOPIC: draft.topic, properties.REAL_QUEUE: str(draft.partition)}
     properties.encode(kept, {properties.HALF: LONGEST_ORIGIN})
-    delayed(Draft(draft.topic, draft.partition, b"", _committed(kept, LONGEST_ORDINAL), 0, 0, 0, draft.born_host))
-    return Draft(
-        *(HALF_TOPIC, 0, draft.body, kept, draft.flag, draft.sys_flag & ~TRANSACTION_TYPE),
-        *(draft.born_ms, draft.born_host, draft.reconsume_times),
-    )
+    delayed(draft.moved(draft.topic, draft.partition, _committed(kept, LONGEST_ORDINAL)))
+    return draft.moved(HALF_TOPIC, 0, kept)
 
 
 def _committed(pairs: dict[str, str], ordinal: str) -> dict[str, str]:
@@ -64,14 +61,6 @@ def _committed(pairs: dict[str, str], ordinal: str) -> dict[str, str]:
 def pairs_of(record: Record) -> dict[str, str]:
     """Return a record's properties."""
     return properties.parse(record.properties.decode(errors="replace"))
-
-
-def parked(record: Record, pairs: dict[str, str], topic: str) -> Draft:
-    """Return a half message to store once more: in the half topic, or in the topic of messages that were given up."""
-    return Draft(
-        *(topic, 0, record.body, pairs, record.flag, record.sys_flag),
-        *(record.born_ms, record.born_host, record.reconsume_times),
-    )
 
 
 class HalfMessages:
@@ -100,8 +89,7 @@ class HalfMessages:
         ``own`` are properties of that message that only the broker may set.
         """
         context = self.context
-        now_ms = context.store.clock.now_ms()
-        op = Draft(HALF_OP_TOPIC, 0, str(ordinal).encode(), {TAGS: DECIDED}, 0, 0, now_ms, context.store_host)
+        op = internal(context, HALF_OP_TOPIC, str(ordinal).encode(), {TAGS: DECIDED})
         members = [] if message is None else [ready(context, message, own)]
         put_together(context.store, ready(context, op), members)
         self.halves.claim(ordinal)
@@ -127,8 +115,7 @@ class HalfMessages:
             topic = topics.ensure(name, number + 1)  # a killed broker may forget a topic that holds no message yet
         if topic is None or not topic.all_partitions:
             raise UnknownTopic(f"the topic {name} was deleted: make it again, or the message is given up in the end")
-        draft = Draft(
-            *(name, number % topic.all_partitions, record.body, _committed(pairs, str(ordinal)), record.flag),  # it may shrink
-            *(record.sys_flag | TRANSACTION_COMMIT, record.born_ms, record.born_host, record.reconsume_times),
-        )
+        partition = number % topic.all_partitions  # the topic may have shrunk
+        draft = again(record, name, partition, _committed(pairs, str(ordinal)))
+        draft.sys_flag |= TRANSACTION_COMMIT
         return delayed(draft)

@@ -12,7 +12,7 @@ from metaq.engine.context import Context
 from metaq.engine.tables.groups import Group
 from metaq.engine.tables.topics import DEAD_PREFIX, Topic
 from metaq.engine.turn import Turns
-from metaq.engine.writing import Draft, delayed, stage
+from metaq.engine.writing import Draft, again, delayed, stage
 from metaq.errors import AccessDenied, RequestFailed
 from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record
@@ -45,9 +45,7 @@ def dead_letter(context: Context, group: Group, draft: Draft) -> Draft:
     """Return the message as a draft for a group's dead-letter topic, which is created if needed."""
     topic = context.topics.get(group.dead_topic) or context.topics.put(Topic(group.dead_topic, 1, 1))
     pairs = {name: value for name, value in draft.properties.items() if name != properties.DELAY}
-    return Draft(
-        *(topic.name, 0, draft.body, pairs, draft.flag, draft.sys_flag, draft.born_ms, draft.born_host, draft.reconsume_times)
-    )
+    return draft.moved(topic.name, 0, pairs)
 
 
 def report_dead_letter(context: Context, draft: Draft) -> None:
@@ -57,7 +55,11 @@ def report_dead_letter(context: Context, draft: Draft) -> None:
     message_id = pairs.get(properties.UNIQUE_KEY) or pairs.get(properties.ORIGIN_ID)
     logger.warning(
         "dead_letter group=%s topic=%s id=%s reconsume_times=%d kept_in=%s",
-        *(group, pairs.get(properties.RETRY_TOPIC, ""), message_id, draft.reconsume_times, draft.topic),
+        group,
+        pairs.get(properties.RETRY_TOPIC, ""),
+        message_id,
+        draft.reconsume_times,
+        draft.topic,
     )
 
 
@@ -135,10 +137,8 @@ class _SendBack(Change):
         pairs.setdefault(properties.RETRY_TOPIC, record.topic)
         if properties.ORIGIN_ID not in pairs:
             pairs[properties.ORIGIN_ID] = f"{record.store_host.hex().upper()}{record.log_offset:016X}"
-        draft = Draft(
-            *(group.retry_topic, random.randrange(group.retry_queue_nums), record.body, pairs, record.flag),
-            *(record.sys_flag, record.born_ms, record.born_host, min(record.reconsume_times, MOST_TIMES - 1) + 1),
-        )
+        draft = again(record, group.retry_topic, random.randrange(group.retry_queue_nums), pairs)
+        draft.reconsume_times = min(record.reconsume_times, MOST_TIMES - 1) + 1
         most = most_retries(group, self._request.version, header.max_reconsume_times)
         if record.reconsume_times >= most or header.delay_level < 0:
             return dead_letter(self._context, group, draft)

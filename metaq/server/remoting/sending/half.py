@@ -7,9 +7,9 @@ whatever could be wrong with the message is refused when it is sent.
 import logging
 from typing import Final
 
-from metaq.engine.halfmessages import HalfMessages, pairs_of, parked
+from metaq.engine.halfmessages import HalfMessages, pairs_of
 from metaq.engine.tables.topics import GIVEN_UP_TOPIC, HALF_TOPIC
-from metaq.engine.writing import stage
+from metaq.engine.writing import again, stage
 from metaq.errors import BadRequest, MetaqError, RequestFailed
 from metaq.protocol import properties
 from metaq.protocol.ids import decode_offset_id
@@ -143,8 +143,8 @@ class _Resume(Change):
         if record.topic == HALF_TOPIC:
             raise RequestFailed(Response.SYSTEM_ERROR, f"the message at the log offset {self._log_offset} is decided")
         self.check_load()
-        again = Origin(origin.ordinal, origin.log_offset, now_ms)
-        stage(messages.context, parked(record, pairs, HALF_TOPIC), {properties.HALF: str(again)})
+        renewed = Origin(origin.ordinal, origin.log_offset, now_ms)
+        stage(messages.context, again(record, HALF_TOPIC, 0, pairs), {properties.HALF: str(renewed)})
         messages.staged()
         self.answer_stored(len(record.body))
 

@@ -125,8 +125,15 @@ class ReplyHandler:
         self._turns.check_load()
         self._context.store.check_writable()
         draft = Draft(
-            *(queue.topic, queue.partition, body, properties.parse(header.properties or ""), header.flag),
-            *(header.sys_flag & CLEARED, header.born_timestamp, session.born_host, header.reconsume_times),
+            topic=queue.topic,
+            partition=queue.partition,
+            body=body,
+            properties=properties.parse(header.properties or ""),
+            flag=header.flag,
+            sys_flag=header.sys_flag & CLEARED,
+            born_ms=header.born_timestamp,
+            born_host=session.born_host,
+            reconsume_times=header.reconsume_times,
         )
         placed = stage(self._context, draft)
         message_id = self._sends.message_id(placed).decode()

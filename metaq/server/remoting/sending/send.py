@@ -237,8 +237,15 @@ class SendHandler:
             group = self._context.groups.ensure(header.topic.removeprefix(RETRY_PREFIX))  # no topic without its group
         queue = self.admit(session, header, request.body)
         draft = Draft(
-            *(queue.topic, queue.partition, request.body, properties.parse(header.properties or ""), header.flag),
-            *(header.sys_flag & CLEARED, header.born_timestamp, session.born_host, header.reconsume_times),
+            topic=queue.topic,
+            partition=queue.partition,
+            body=request.body,
+            properties=properties.parse(header.properties or ""),
+            flag=header.flag,
+            sys_flag=header.sys_flag & CLEARED,
+            born_ms=header.born_timestamp,
+            born_host=session.born_host,
+            reconsume_times=header.reconsume_times,
         )
         if group is not None and header.reconsume_times >= most_retries(group, request.version, header.max_reconsume_times):
             draft = dead_letter(self._context, group, draft)
@@ -278,8 +285,12 @@ class SendHandler:
         queue = self.admit(session, header, request.body)
         store, ordinal = self._store, queue.next
         middle = constant_middle(
-            *(header.sys_flag & CLEARED, header.born_timestamp, session.born_host, store.clock.now_ms()),
-            *(self._context.store_host, header.reconsume_times),
+            sys_flag=header.sys_flag & CLEARED,
+            born_ms=header.born_timestamp,
+            born_host=session.born_host,
+            store_ms=store.clock.now_ms(),
+            store_host=self._context.store_host,
+            reconsume_times=header.reconsume_times,
         )
         messages, size = self._read_batch(queue, middle, header.properties or "", request.body)
         store.log.reserve(size)
@@ -408,9 +419,19 @@ def read_header(request: RemotingCommand) -> SendMessage:
     get = fields.get
     try:
         header = SendMessage(
-            *(fields["a"], fields["b"], fields["c"], Int32(int(fields["d"])), Int32(int(fields["e"]))),
-            *(Int32(int(fields["f"])), int(fields["g"]), Int32(int(fields["h"])), get("i"), Int32(int(get("j", "0")))),
-            *(get("k") == "true", None if "l" not in fields else Int32(int(fields["l"])), get("m") == "true"),
+            producer_group=fields["a"],
+            topic=fields["b"],
+            default_topic=fields["c"],
+            default_topic_queue_nums=Int32(int(fields["d"])),
+            queue_id=Int32(int(fields["e"])),
+            sys_flag=Int32(int(fields["f"])),
+            born_timestamp=int(fields["g"]),
+            flag=Int32(int(fields["h"])),
+            properties=get("i"),
+            reconsume_times=Int32(int(get("j", "0"))),
+            unit_mode=get("k") == "true",
+            max_reconsume_times=None if "l" not in fields else Int32(int(fields["l"])),
+            batch=get("m") == "true",
         )
         numbers = (header.sys_flag, header.flag, header.reconsume_times)
         struct.pack(">iiiq", *numbers, header.born_timestamp)
