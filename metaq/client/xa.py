@@ -380,7 +380,8 @@ class XaSession:
             host, _, port = address.rpartition(":")
             access = self._access
             self._clients[address] = TextClient(
-                *(host, int(port)),
+                host,
+                int(port),
                 timeout_s=self.timeout_s,
                 user=access.user,
                 password=access.password,

@@ -303,7 +303,7 @@ class Broker:
         puts = PutHandler(self.context, self.turns)
         self._front.puts = puts.puts
         self._branches = TransactionHandler(
-            *(self.context, self.turns, self._looks, puts, self.transactions, self._local, self.run)
+            self.context, self.turns, self._looks, puts, self.transactions, self._local, self.run
         )
         self._front.transactional_puts = self._branches.puts
         self._duties.keepers.append(self._branches)
@@ -370,7 +370,11 @@ class Broker:
         recovery = self.recovery
         logger.info(
             "recovered ending=%s walked_from=%d end=%d records=%d gaps=%d",
-            *(recovery.ending, recovery.walked_from, recovery.end, recovery.records, len(recovery.gaps)),
+            recovery.ending,
+            recovery.walked_from,
+            recovery.end,
+            recovery.records,
+            len(recovery.gaps),
         )
         self._front.start()
         self._duties.start()

@@ -69,7 +69,13 @@ class Attack:
         self._port = int(port)
         self._leeches: list[socket.socket] = []
         self._kinds: list[Callable[[Chance], list[bytes]]] = [
-            *(self._noise, self._rocketmq, self._mutated, self._odd_values, self._lengths, self._claims, self._reports)
+            self._noise,
+            self._rocketmq,
+            self._mutated,
+            self._odd_values,
+            self._lengths,
+            self._claims,
+            self._reports,
         ]
         self.details: Counter[str] = Counter()
         self._standing = master.status()

@@ -51,8 +51,17 @@ DEAD_PREFIX: Final = "%DLQ%"
 
 FORBIDDEN: Final = frozenset(
     (
-        *(SCHEDULE_TOPIC, HALF_TOPIC, HALF_OP_TOPIC, GIVEN_UP_TOPIC, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, EPOCHS_TOPIC),
-        *(LOCKS_TOPIC, HISTORY_TOPIC, "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        HALF_OP_TOPIC,
+        GIVEN_UP_TOPIC,
+        OFFSETS_TOPIC,
+        TRANSACTIONS_TOPIC,
+        EPOCHS_TOPIC,
+        LOCKS_TOPIC,
+        HISTORY_TOPIC,
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
     )
 )
 """Topics to which no client may send (specs: remoting protocol, section 3.1)."""

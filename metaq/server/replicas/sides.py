@@ -40,16 +40,26 @@ class MasterSide:
         self._hot_bytes = settings.hot_bytes
         minimum = settings.min_in_sync if self._waits else 1  # without waiting, the master acknowledges alone
         self.in_sync = InSync(
-            *(settings.replica_number, minimum, settings.replica_lag_ms / 1000, store.clock.monotonic),
-            *(self._own_end, agree, self._progress),
+            own=settings.replica_number,
+            minimum=minimum,
+            lag_s=settings.replica_lag_ms / 1000,
+            monotonic=store.clock.monotonic,
+            own_end=self._own_end,
+            agree=agree,
+            changed=self._progress,
             held_before=broker.role.readable_end,
             eligible=broker.role.eligible,
         )
         self._least = settings.min_in_sync
         folder = settings.data / FOLDER
         self.feeder = Feeder(
-            *(store, broker.epochs, self.in_sync, identity_of(settings), self),
-            *(lambda: Documents(folder, store.disk), broker.run),
+            store,
+            broker.epochs,
+            self.in_sync,
+            identity_of(settings),
+            state=self,
+            documents=lambda: Documents(folder, store.disk),
+            run=broker.run,
             keeper=broker.gate if broker.gate.has_users else None,
             certificate=Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None,
             damaged=broker.recovery.damaged,
@@ -130,7 +140,10 @@ class SlaveSide:
         self._broker = broker
         folder: Path = settings.data / FOLDER
         self.follower = Follower(
-            *(broker.store, broker.epochs, identity_of(settings), written(broker.addresses.text)),
+            broker.store,
+            broker.epochs,
+            identity_of(settings),
+            written(broker.addresses.text),
             find_master=find_master,
             folder=folder,
             run=broker.run,

@@ -171,7 +171,12 @@ class TransactionAdminHandler:
             problem = str(error)
         messages = [
             BranchMessage(
-                *(each.queue.topic, each.queue.partition, each.message_id, each.attribute, len(each.payload), each.born_ms)
+                topic=each.queue.topic,
+                partition=each.queue.partition,
+                message_id=each.message_id,
+                attribute=each.attribute,
+                size=len(each.payload),
+                born_ms=each.born_ms,
             )
             for each in held[:MOST_MESSAGES]
         ]
@@ -312,8 +317,17 @@ def _half_row(record: Record, half: UndecidedHalf) -> Half:
     origin = origin_of(record, pairs)
     offset_id = _offset_id(record, half.log_offset)
     return Half(
-        *(offset_id, pairs.get(UNIQUE_KEY, offset_id), pairs[REAL_TOPIC], int(pairs[REAL_QUEUE]), pairs[PRODUCER_GROUP]),
-        *(half.since_ms, half.checks, half.due_ms, len(record.body), origin.ordinal, origin.log_offset),
+        offset_id=offset_id,
+        message_id=pairs.get(UNIQUE_KEY, offset_id),
+        topic=pairs[REAL_TOPIC],
+        partition=int(pairs[REAL_QUEUE]),
+        group=pairs[PRODUCER_GROUP],
+        since_ms=half.since_ms,
+        checks=half.checks,
+        due_ms=half.due_ms,
+        size=len(record.body),
+        ordinal=origin.ordinal,
+        log_offset=origin.log_offset,
     )
 
 
