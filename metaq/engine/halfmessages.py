@@ -12,7 +12,7 @@ from typing import Final
 from metaq.engine.context import Context
 from metaq.engine.tables.topics import HALF_OP_TOPIC, HALF_TOPIC
 from metaq.engine.turn import Turns
-from metaq.engine.writing import Draft, again, delayed, internal, note, ready
+from metaq.engine.writing import Draft, again, delayed, internal, new_record, note
 from metaq.errors import MetaqError, StoreError, UnknownTopic
 from metaq.protocol import properties
 from metaq.protocol.record import TAGS, Record
@@ -90,8 +90,8 @@ class HalfMessages:
         """
         context = self.context
         op = internal(context, HALF_OP_TOPIC, str(ordinal).encode(), {TAGS: DECIDED})
-        members = [] if message is None else [ready(context, message, own)]
-        put_together(context.store, ready(context, op), members)
+        members = [] if message is None else [new_record(context, message, own)]
+        put_together(context.store, new_record(context, op), members)
         self.halves.claim(ordinal)
         note(self.turns, partial(self._decided, ordinal, fate))
 

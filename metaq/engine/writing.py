@@ -14,8 +14,8 @@ from metaq.protocol.keys import keys_of
 from metaq.protocol.record import TAGS, Record, constant_middle, java_hash, record_tail
 from metaq.protocol.sysflag import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_TYPE
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
+from metaq.store.newrecord import NewRecord
 from metaq.store.queues.consumequeue import ConsumeQueue
-from metaq.store.recordgroups import Ready
 
 CLEARED: Final = ~(TRANSACTION_TYPE | BORN_HOST_IPV6 | STORE_HOST_IPV6)
 """The mask that clears the bits of a sender's sysFlag that only the broker may set."""
@@ -111,7 +111,7 @@ def delayed(draft: Draft) -> Draft:
     return draft.moved(SCHEDULE_TOPIC, min(int(level), LEVELS) - 1, kept)
 
 
-def ready(context: Context, draft: Draft, own: Mapping[str, str] = properties.NONE) -> Ready:
+def new_record(context: Context, draft: Draft, own: Mapping[str, str] = properties.NONE) -> NewRecord:
     """Return a message as the store takes it, unchanged; raise ``MessageIllegal`` for properties that are too long.
 
     ``own`` are properties that only the broker may set.
@@ -127,28 +127,28 @@ def ready(context: Context, draft: Draft, own: Mapping[str, str] = properties.NO
         store_host=context.store_host,
         reconsume_times=draft.reconsume_times,
     )
-    return Ready(
-        store.queue(draft.topic, draft.partition),
-        draft.flag,
-        body,
-        zlib.crc32(body) & 0x7FFFFFFF,
-        middle,
-        HEADER_SIZE_TEXT + len(body) + (0 if tag is None else 4 + len(tag.encode())),
-        record_tail(draft.topic, kept) if kept else None,
-        0 if tag is None else java_hash(tag),
-        keys_of(draft.topic, draft.sys_flag, kept),
+    return NewRecord(
+        queue=store.queue(draft.topic, draft.partition),
+        flag=draft.flag,
+        body=body,
+        crc=zlib.crc32(body) & 0x7FFFFFFF,
+        middle=middle,
+        text_size=HEADER_SIZE_TEXT + len(body) + (0 if tag is None else 4 + len(tag.encode())),
+        tail=record_tail(draft.topic, kept) if kept else None,
+        tag=0 if tag is None else java_hash(tag),
+        keys=keys_of(draft.topic, draft.sys_flag, kept),
     )
 
 
 def stage(context: Context, draft: Draft, own: Mapping[str, str] = properties.NONE) -> Placed:
     """Stage a message unchanged and return its place.
 
-    The caller has checked that the topic may be written, and stages an outcome (``Turns.staged``). Raises what ``ready``
-    raises, and ``DiskFull`` when the log cannot grow.
+    The caller has checked that the topic may be written, and stages an outcome (``Turns.staged``). Raises what
+    ``new_record`` raises, and ``DiskFull`` when the log cannot grow.
     """
-    message = ready(context, draft, own)
-    ordinal = message.queue.next
-    return Placed(message.queue, ordinal, context.store.put(*message))
+    new = new_record(context, draft, own)
+    ordinal = new.queue.next
+    return Placed(new.queue, ordinal, context.store.put(*new))
 
 
 class Noted:

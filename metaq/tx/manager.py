@@ -30,7 +30,8 @@ from metaq.store.copies.snapshots import moment, read_snapshot
 from metaq.store.files.documents import write_document
 from metaq.store.files.filecache import Read, Run, read_here, run_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.recordgroups import Ready, put_together
+from metaq.store.newrecord import NewRecord
+from metaq.store.recordgroups import put_together
 from metaq.tx.branches import Branches, Outcome, Room, Work, XaCode, XaError
 from metaq.tx.journal import MARKS, TOPIC, Held, Journal, Prepared, content_of
 from metaq.tx.topics import BranchTopics, Topics, topics_of
@@ -264,7 +265,7 @@ class Transactions:
         failed = partial(self._refused, key, value)
         return Step(self._staged(place), succeeded, failed, XaCode.RBOTHER)
 
-    def _mark(self, content: dict[str, Any]) -> Ready:
+    def _mark(self, content: dict[str, Any]) -> NewRecord:
         """Return a mark with the next id: ids of messages in the log are never given out again, whatever the clock says."""
         return self._journal.mark({**content, "ids": self._next_id})
 
