@@ -20,6 +20,7 @@ from metaq.engine.tables.topics import GIVEN_UP_TOPIC, HALF_TOPIC
 from metaq.engine.writing import again, note, stage
 from metaq.errors import MetaqError
 from metaq.protocol import properties
+from metaq.protocol.ids import offset_id_of
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
@@ -141,7 +142,7 @@ class CheckBack:
         if not members:
             return True
         unique = pairs.get(properties.UNIQUE_KEY)
-        offset_id = f"{record.store_host.hex().upper()}{origin.log_offset:016X}"
+        offset_id = offset_id_of(record.store_host, origin.log_offset)
         fields = encode_header(CheckTransaction(origin.ordinal, origin.log_offset, unique, unique, offset_id))
         shown = as_sent(record, pairs, origin)
         for _ in members:

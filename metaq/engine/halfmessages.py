@@ -12,7 +12,7 @@ from typing import Final
 from metaq.engine.context import Context
 from metaq.engine.tables.topics import HALF_OP_TOPIC, HALF_TOPIC
 from metaq.engine.turn import Turns
-from metaq.engine.writing import Draft, again, delayed, internal, new_record, note
+from metaq.engine.writing import Draft, Placed, again, delayed, internal, new_record, note, stage
 from metaq.errors import MetaqError, StoreError, UnknownTopic
 from metaq.protocol import properties
 from metaq.protocol.record import TAGS, Record
@@ -39,19 +39,6 @@ def is_half(draft: Draft) -> bool:
     return is_transactional(draft.properties) and not delayed_retry
 
 
-def half_of(draft: Draft, producer_group: str) -> Draft:
-    """Return the same message for the half topic, where it is parked.
-
-    Raises ``MessageIllegal`` when it could not be stored once it is committed.
-    """
-    pairs = draft.properties
-    pairs.setdefault(properties.PRODUCER_GROUP, producer_group)  # whom to check with; not every client sets it
-    kept = {**pairs, properties.REAL_TOPIC: draft.topic, properties.REAL_QUEUE: str(draft.partition)}
-    properties.encode(kept, {properties.HALF: LONGEST_ORIGIN})
-    delayed(draft.moved(draft.topic, draft.partition, _committed(kept, LONGEST_ORDINAL)))
-    return draft.moved(HALF_TOPIC, 0, kept)
-
-
 def _committed(pairs: dict[str, str], ordinal: str) -> dict[str, str]:
     """Return the properties of a half message as consumers get them."""
     own = (properties.TRANSACTION, properties.REAL_TOPIC, properties.REAL_QUEUE)
@@ -71,6 +58,20 @@ class HalfMessages:
         self.turns = turns
         self.halves = halves
         self._noted = -1  # the turn at whose end the table of halves is brought up to date
+
+    def park(self, draft: Draft, producer_group: str) -> Placed:
+        """Stage a message in the half topic, where it waits for its decision, and return its place there.
+
+        Raises what ``stage`` raises, and ``MessageIllegal`` when the message could not be stored once it is committed.
+        """
+        pairs = draft.properties
+        pairs.setdefault(properties.PRODUCER_GROUP, producer_group)  # whom to check with; not every client sets it
+        kept = {**pairs, properties.REAL_TOPIC: draft.topic, properties.REAL_QUEUE: str(draft.partition)}
+        properties.encode(kept, {properties.HALF: LONGEST_ORIGIN})
+        delayed(draft.moved(draft.topic, draft.partition, _committed(kept, LONGEST_ORDINAL)))
+        placed = stage(self.context, draft.moved(HALF_TOPIC, 0, kept))
+        self.staged()
+        return placed
 
     def staged(self) -> None:
         """Note that a half message was staged in this turn: it is undecided as soon as readers can see it."""

@@ -61,6 +61,7 @@ from metaq.server.remoting.identity import IdentityHandler
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.registry import RegistryHandler
 from metaq.server.remoting.sending.half import HalfHandler
+from metaq.server.remoting.sending.partitions import Partitions
 from metaq.server.remoting.sending.reply import ReplyHandler
 from metaq.server.remoting.sending.send import SendHandler
 from metaq.server.remoting.session import RequestHandler
@@ -325,7 +326,8 @@ class Broker:
         decisions = HalfHandler(half_messages, self._looks)
         self._check_back = CheckBack(half_messages, self._duties.rest, self.run)
         self._duties.keepers.append(self._check_back)
-        self._sends = SendHandler(self.context, self.turns, half_messages)
+        partitions = Partitions(self.context, self.turns)
+        self._sends = SendHandler(self.context, self.turns, half_messages, partitions)
         self._front.sends = signed(self.gate, self._sends.sends)
         self._pulls = PullHandler(self.context, self.holds, self._looks, self._hub.loop)
         later = self.later
@@ -333,7 +335,7 @@ class Broker:
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks, self._offsets)
         families: list[Family] = [self._sends, decisions, self._pulls, sent_back, DelayHandler(self._schedule), self._identity]
         families += self._administration(later)
-        replies = ReplyHandler(self.context, self.turns, self._sends)
+        replies = ReplyHandler(self.context, self.turns, partitions)
         families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._looks)]
         if self._registry is not None:
             families.append(RegistryHandler(self.settings, self._registry, self.run))

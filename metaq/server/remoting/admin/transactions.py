@@ -13,7 +13,7 @@ from metaq.engine.halfmessages import pairs_of
 from metaq.engine.tables.topics import HALF_TOPIC
 from metaq.engine.turn import Short, Turns
 from metaq.errors import BadRequest, CorruptRecord, MetaqError, RequestFailed
-from metaq.protocol.ids import decode_offset_id
+from metaq.protocol.ids import decode_offset_id, offset_id_of
 from metaq.protocol.properties import PRODUCER_GROUP, REAL_QUEUE, REAL_TOPIC, UNIQUE_KEY
 from metaq.protocol.record import Record, decode_record
 from metaq.protocol.remoting.codes import Request, Response
@@ -188,7 +188,8 @@ class TransactionAdminHandler:
         stored = self._context.store.record_at_offset(log_offset, read)
         if stored is not None:
             record = decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
-            if record.topic == HALF_TOPIC and offset_id.upper() == _offset_id(record, log_offset):  # not another broker's
+            ours = offset_id.upper() == offset_id_of(record.store_host, log_offset)
+            if ours and record.topic == HALF_TOPIC:
                 half = self._halves.find(origin_of(record, pairs_of(record)).ordinal)
                 if half is not None:
                     return Answer(body=(encode_half(_half_row(record, half)),))
@@ -308,14 +309,10 @@ def _cut(rows: Iterable[T], limit: int) -> tuple[list[T], bool]:
     return chosen[:limit], len(chosen) > limit
 
 
-def _offset_id(record: Record, log_offset: int) -> str:
-    return f"{record.store_host.hex().upper()}{log_offset:016X}"
-
-
 def _half_row(record: Record, half: UndecidedHalf) -> Half:
     pairs = pairs_of(record)
     origin = origin_of(record, pairs)
-    offset_id = _offset_id(record, half.log_offset)
+    offset_id = offset_id_of(record.store_host, half.log_offset)
     return Half(
         offset_id=offset_id,
         message_id=pairs.get(UNIQUE_KEY, offset_id),

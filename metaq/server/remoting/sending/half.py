@@ -12,7 +12,7 @@ from metaq.engine.tables.topics import GIVEN_UP_TOPIC, HALF_TOPIC
 from metaq.engine.writing import again, stage
 from metaq.errors import BadRequest, MetaqError, RequestFailed
 from metaq.protocol import properties
-from metaq.protocol.ids import decode_offset_id
+from metaq.protocol.ids import decode_offset_id, offset_id_of
 from metaq.protocol.record import Record, decode_record
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -101,7 +101,7 @@ class _End(Change):
     def _check(self, record: Record, pairs: dict[str, str]) -> None:
         """Raise ``RequestFailed`` when the message is not the one meant: after a power cut another one may have its ordinal."""
         header, origin = self._header, origin_of(record, pairs)
-        offset_id = f"{record.store_host.hex().upper()}{origin.log_offset:016X}"
+        offset_id = offset_id_of(record.store_host, origin.log_offset)
         if header.producer_group != pairs[properties.PRODUCER_GROUP]:
             raise _nothing(header, f"the message is of the group {pairs[properties.PRODUCER_GROUP]}")
         if header.commit_log_offset != origin.log_offset:
