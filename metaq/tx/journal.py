@@ -98,10 +98,10 @@ class Journal:
 
     # -- making -------------------------------------------------------------------------------------------------------
 
-    def mark(self, content: dict[str, Any]) -> NewRecord:
-        """Return a mark, to be staged."""
+    def mark(self, content: dict[str, Any], ids: int) -> NewRecord:
+        """Return a mark, to be staged, with the next id: whatever the clock says, ids in the log are not given out again."""
         now_ms = self._store.clock.now_ms()
-        body = orjson.dumps(content)
+        body = orjson.dumps({**content, "ids": ids})
         middle = constant_middle(0, now_ms, self._host, now_ms, self._host)
         return NewRecord(
             queue=self._queues[MARKS],

@@ -30,7 +30,6 @@ from metaq.store.copies.snapshots import moment, read_snapshot
 from metaq.store.files.documents import write_document
 from metaq.store.files.filecache import Read, Run, read_here, run_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.newrecord import NewRecord
 from metaq.store.recordgroups import put_together
 from metaq.tx.branches import Branches, Outcome, Room, Work, XaCode, XaError
 from metaq.tx.journal import MARKS, TOPIC, Held, Journal, Prepared, content_of
@@ -254,7 +253,7 @@ class Transactions:
         try:
             self._check_room(size)
             counts = {"messages": len(messages), "bytes": size}
-            mark = self._mark({"do": "prepare", "key": key, **counts, "topics": topics})
+            mark = self._journal.mark({"do": "prepare", "key": key, **counts, "topics": topics}, self._next_id)
             place = put_together(self._store, mark, self._journal.parked(messages))[0]
         except MetaqError as error:
             self.branches.refused(key)
@@ -264,10 +263,6 @@ class Transactions:
         succeeded = partial(self._prepared, key, value, messages, size, topics)
         failed = partial(self._refused, key, value)
         return Step(self._staged(place), succeeded, failed, XaCode.RBOTHER)
-
-    def _mark(self, content: dict[str, Any]) -> NewRecord:
-        """Return a mark with the next id: ids of messages in the log are never given out again, whatever the clock says."""
-        return self._journal.mark({**content, "ids": self._next_id})
 
     def _prepared(self, key: str, value: int, messages: list[Held], size: int, topics: Topics) -> None:
         self._recent.add(value, messages, size)
@@ -341,7 +336,7 @@ class Transactions:
             if refusal is XaCode.RBOTHER:  # room is reserved only for prepared branches
                 self._store.check_writable()
             self._store.check_healthy()
-            return put_together(self._store, self._mark(mark), self._journal.real(messages))[0]
+            return put_together(self._store, self._journal.mark(mark, self._next_id), self._journal.real(messages))[0]
         except MetaqError as error:
             self.branches.failed(key)
             state = "is rolled back" if refusal is XaCode.RBOTHER else "stays as it was"
@@ -352,7 +347,7 @@ class Transactions:
         if not messages:
             return None
         self._store.check_writable()
-        mark = self._mark({"do": "commit", "key": key, "messages": len(messages)})
+        mark = self._journal.mark({"do": "commit", "key": key, "messages": len(messages)}, self._next_id)
         place = put_together(self._store, mark, self._journal.real(messages))[0]
         return Step(self._staged(place), _nothing, _nothing, None)
 
@@ -431,7 +426,8 @@ class Transactions:
         if self.branches.is_busy(key) or self.branches.place(key) != value:  # decided while this greenlet read
             return None
         counts, topics = {"messages": len(messages), "bytes": _bytes(value)}, topics_of(messages)
-        mark = self._mark({"do": "prepare", "key": key, **counts, "topics": topics, "since_ms": since_ms})
+        content = {"do": "prepare", "key": key, **counts, "topics": topics, "since_ms": since_ms}
+        mark = self._journal.mark(content, self._next_id)
         place = put_together(self._store, mark, self._journal.parked(messages))[0]
         moved = _packed(place, _bytes(value))
         succeeded = partial(self._moved, key, value, moved, self._store.log.staged_end, topics)

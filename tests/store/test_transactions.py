@@ -199,8 +199,8 @@ def without_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Marks as an older version writes them."""
     real = Journal.mark
 
-    def mark(journal: Journal, content: dict[str, Any]) -> NewRecord:
-        return real(journal, {name: each for name, each in content.items() if name != "topics"})
+    def mark(journal: Journal, content: dict[str, Any], ids: int) -> NewRecord:
+        return real(journal, {name: each for name, each in content.items() if name != "topics"}, ids)
 
     monkeypatch.setattr(Journal, "mark", mark)
 
