@@ -57,7 +57,15 @@ class Link:
         """A request for messages of a partition, to be held while there are none."""
         flags = PULL_HAS_SUBSCRIPTION | (PULL_SUSPENDS if hold_ms else 0)
         header = PullMessage(
-            *(GROUP, topic, Int32(partition), ordinal, Int32(32), Int32(flags), 0, hold_ms, 0),
+            consumer_group=GROUP,
+            topic=topic,
+            queue_id=Int32(partition),
+            queue_offset=ordinal,
+            max_msg_nums=Int32(32),
+            sys_flag=Int32(flags),
+            commit_offset=0,
+            suspend_timeout_millis=hold_ms,
+            sub_version=0,
             subscription="*",
             expression_type="TAG",
         )
@@ -66,8 +74,15 @@ class Link:
     def message(self, topic: str, partition: int, body: bytes, partitions: int = 1) -> bytes:
         """A request that stores a message; a topic that is not there gets so many partitions."""
         header = SendMessage(
-            *(GROUP, topic, TEMPLATE_TOPIC, Int32(partitions), Int32(partition), Int32(0)),
-            *(1_790_000_000_000, Int32(0), ""),
+            producer_group=GROUP,
+            topic=topic,
+            default_topic=TEMPLATE_TOPIC,
+            default_topic_queue_nums=Int32(partitions),
+            queue_id=Int32(partition),
+            sys_flag=Int32(0),
+            born_timestamp=1_790_000_000_000,
+            flag=Int32(0),
+            properties="",
         )
         return encode_request(Request.SEND_MESSAGE_V2, next(self._opaques), with_letters(encode_header(header)), body)
 

@@ -21,17 +21,28 @@ ENVIRONMENT_OF_CLIENTS: Final = frozenset(("METAQ_BROKER", "METAQ_REGISTRY", "ME
 """Variables that the client commands of the command line read; they are not settings of the broker."""
 
 REGISTRY_SETTINGS: Final = (
-    *("data", "registry_listen", "http_listen", "allow_public", "users_file", "failed_logins_per_minute"),
-    *("tls_certificate", "tls_key", "log_format", "log_level"),
-    *(
-        "max_connections",
-        "max_connections_bytes",
-        "max_unsent_bytes",
-        "idle_timeout_ms",
-        "handshake_timeout_ms",
-        "drain_timeout_ms",
-    ),
-    *("registry_expiry_ms", "registry_scan_ms", "order_message_enable"),
+    # the process, and who may use it
+    "data",
+    "registry_listen",
+    "http_listen",
+    "allow_public",
+    "users_file",
+    "failed_logins_per_minute",
+    "tls_certificate",
+    "tls_key",
+    "log_format",
+    "log_level",
+    # connections
+    "max_connections",
+    "max_connections_bytes",
+    "max_unsent_bytes",
+    "idle_timeout_ms",
+    "handshake_timeout_ms",
+    "drain_timeout_ms",
+    # routes
+    "registry_expiry_ms",
+    "registry_scan_ms",
+    "order_message_enable",
 )
 """The settings that a standalone registry takes."""
 

@@ -38,8 +38,15 @@ HISTORY_TOPIC: Final = "METAQ_SYS_OFFSET_HISTORY"
 
 INTERNAL_TOPICS: Final = frozenset(
     (
-        *(SCHEDULE_TOPIC, HALF_TOPIC, HALF_OP_TOPIC, GIVEN_UP_TOPIC, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, EPOCHS_TOPIC),
-        *(LOCKS_TOPIC, HISTORY_TOPIC),
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        HALF_OP_TOPIC,
+        GIVEN_UP_TOPIC,
+        OFFSETS_TOPIC,
+        TRANSACTIONS_TOPIC,
+        EPOCHS_TOPIC,
+        LOCKS_TOPIC,
+        HISTORY_TOPIC,
     )
 )
 """The broker's own topics: clients cannot send to them, text readers cannot read them, and their messages have no key index."""

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
-from metaq.engine.halfmessages import HalfMessages, pairs_of, parked
-from metaq.engine.writing import note, stage
+from metaq.engine.halfmessages import HalfMessages, pairs_of
+from metaq.engine.writing import again, note, stage
 from metaq.errors import MetaqError
 from metaq.message import GIVEN_UP_TOPIC, HALF_TOPIC
 from metaq.protocol import properties
+from metaq.protocol.ids import offset_id_of
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
@@ -141,7 +142,7 @@ class CheckBack:
         if not members:
             return True
         unique = pairs.get(properties.UNIQUE_KEY)
-        offset_id = f"{record.store_host.hex().upper()}{origin.log_offset:016X}"
+        offset_id = offset_id_of(record.store_host, origin.log_offset)
         fields = encode_header(CheckTransaction(origin.ordinal, origin.log_offset, unique, unique, offset_id))
         shown = as_sent(record, pairs, origin)
         for _ in members:
@@ -153,12 +154,15 @@ class CheckBack:
         return False
 
     def _give_up(self, record: Record, pairs: dict[str, str], origin: Origin, half: Half) -> None:
-        moved = parked(record, pairs, GIVEN_UP_TOPIC)
+        moved = again(record, GIVEN_UP_TOPIC, 0, pairs)
         self._messages.decide(origin.ordinal, Fate.GIVEN_UP, moved, {properties.HALF: str(origin)})
         logger.warning(
             "transactional message given up group=%s topic=%s id=%s checks=%d moved_to=%s",
-            *(pairs[properties.PRODUCER_GROUP], pairs[properties.REAL_TOPIC], pairs.get(properties.UNIQUE_KEY)),
-            *(half.checks, GIVEN_UP_TOPIC),
+            pairs[properties.PRODUCER_GROUP],
+            pairs[properties.REAL_TOPIC],
+            pairs.get(properties.UNIQUE_KEY),
+            half.checks,
+            GIVEN_UP_TOPIC,
         )
 
     # -- keeping ------------------------------------------------------------------------------------------------------
@@ -193,7 +197,7 @@ class CheckBack:
             if record is not None and half is not None and self._halves.find(ordinal) is half:
                 pairs = pairs_of(record)
                 own = {properties.HALF: str(origin_of(record, pairs))}
-                stage(self._context, parked(record, pairs, HALF_TOPIC), own)
+                stage(self._context, again(record, HALF_TOPIC, 0, pairs), own)
         self._moving = _Moving(oldest, self._store.log.staged_end)
         note(self._messages.turns, self._was_put_again)
 
@@ -209,7 +213,12 @@ def as_sent(record: Record, pairs: dict[str, str], origin: Origin) -> bytes:
     tail = record_tail(pairs[properties.REAL_TOPIC], kept)
     body = bytes(record.body)
     middle = constant_middle(
-        *(record.sys_flag, record.born_ms, record.born_host, origin.since_ms, record.store_host, record.reconsume_times)
+        sys_flag=record.sys_flag,
+        born_ms=record.born_ms,
+        born_host=record.born_host,
+        store_ms=origin.since_ms,
+        store_host=record.store_host,
+        reconsume_times=record.reconsume_times,
     )
     size = HEADER_SIZE + len(body) + len(tail) + CHECKSUM_SIZE
     place = (int(pairs[properties.REAL_QUEUE]), record.flag, origin.ordinal, origin.log_offset)

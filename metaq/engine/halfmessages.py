@@ -11,12 +11,12 @@ from typing import Final
 
 from metaq.engine.context import Context
 from metaq.engine.turn import Turns
-from metaq.engine.writing import Draft, delayed, note, ready
+from metaq.engine.writing import Draft, Placed, again, delayed, internal, new_record, note, stage
 from metaq.errors import MetaqError, StoreError, UnknownTopic
 from metaq.message import HALF_OP_TOPIC, HALF_TOPIC
 from metaq.protocol import properties
 from metaq.protocol.record import TAGS, Record
-from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_TYPE
+from metaq.protocol.sysflag import TRANSACTION_COMMIT
 from metaq.store.files.filecache import ColdRead, read_cached
 from metaq.store.recordgroups import put_record_group
 from metaq.tx.halves import LONGEST_ORIGIN, Fate, Halves
@@ -39,22 +39,6 @@ def is_half(draft: Draft) -> bool:
     return is_transactional(draft.properties) and not delayed_retry
 
 
-def half_of(draft: Draft, producer_group: str) -> Draft:
-    """Return the same message for the half topic, where it is parked.
-
-    Raises ``MessageIllegal`` when it could not be stored once it is committed.
-    """
-    pairs = draft.properties
-    pairs.setdefault(properties.PRODUCER_GROUP, producer_group)  # whom to check with; not every client sets it
-    kept = {**pairs, properties.REAL_TOPIC: draft.topic, properties.REAL_QUEUE: str(draft.partition)}
-    properties.encode(kept, {properties.HALF: LONGEST_ORIGIN})
-    delayed(Draft(draft.topic, draft.partition, b"", _committed(kept, LONGEST_ORDINAL), 0, 0, 0, draft.born_host))
-    return Draft(
-        *(HALF_TOPIC, 0, draft.body, kept, draft.flag, draft.sys_flag & ~TRANSACTION_TYPE),
-        *(draft.born_ms, draft.born_host, draft.reconsume_times),
-    )
-
-
 def _committed(pairs: dict[str, str], ordinal: str) -> dict[str, str]:
     """Return the properties of a half message as consumers get them."""
     own = (properties.TRANSACTION, properties.REAL_TOPIC, properties.REAL_QUEUE)
@@ -66,14 +50,6 @@ def pairs_of(record: Record) -> dict[str, str]:
     return properties.parse(record.properties.decode(errors="replace"))
 
 
-def parked(record: Record, pairs: dict[str, str], topic: str) -> Draft:
-    """Return a half message to store once more: in the half topic, or in the topic of messages that were given up."""
-    return Draft(
-        *(topic, 0, record.body, pairs, record.flag, record.sys_flag),
-        *(record.born_ms, record.born_host, record.reconsume_times),
-    )
-
-
 class HalfMessages:
     """The half messages of one broker."""
 
@@ -82,6 +58,20 @@ class HalfMessages:
         self.turns = turns
         self.halves = halves
         self._noted = -1  # the turn at whose end the table of halves is brought up to date
+
+    def park(self, draft: Draft, producer_group: str) -> Placed:
+        """Stage a message in the half topic, where it waits for its decision, and return its place there.
+
+        Raises what ``stage`` raises, and ``MessageIllegal`` when the message could not be stored once it is committed.
+        """
+        pairs = draft.properties
+        pairs.setdefault(properties.PRODUCER_GROUP, producer_group)  # whom to check with; not every client sets it
+        kept = {**pairs, properties.REAL_TOPIC: draft.topic, properties.REAL_QUEUE: str(draft.partition)}
+        properties.encode(kept, {properties.HALF: LONGEST_ORIGIN})
+        delayed(draft.moved(draft.topic, draft.partition, _committed(kept, LONGEST_ORDINAL)))
+        placed = stage(self.context, draft.moved(HALF_TOPIC, 0, kept))
+        self.staged()
+        return placed
 
     def staged(self) -> None:
         """Note that a half message was staged in this turn: it is undecided as soon as readers can see it."""
@@ -100,10 +90,9 @@ class HalfMessages:
         ``own`` are properties of that message that only the broker may set.
         """
         context = self.context
-        now_ms = context.store.clock.now_ms()
-        op = Draft(HALF_OP_TOPIC, 0, str(ordinal).encode(), {TAGS: DECIDED}, 0, 0, now_ms, context.store_host)
-        members = [] if message is None else [ready(context, message, own)]
-        put_record_group(context.store, ready(context, op), members)
+        op = internal(context, HALF_OP_TOPIC, str(ordinal).encode(), {TAGS: DECIDED})
+        members = [] if message is None else [new_record(context, message, own)]
+        put_record_group(context.store, new_record(context, op), members)
         self.halves.claim(ordinal)
         note(self.turns, partial(self._decided, ordinal, fate))
 
@@ -127,8 +116,7 @@ class HalfMessages:
             topic = topics.ensure(name, number + 1)  # a killed broker may forget a topic that holds no message yet
         if topic is None or not topic.all_partitions:
             raise UnknownTopic(f"the topic {name} was deleted: create it again, or the message is finally given up")
-        draft = Draft(
-            *(name, number % topic.all_partitions, record.body, _committed(pairs, str(ordinal)), record.flag),  # it may shrink
-            *(record.sys_flag | TRANSACTION_COMMIT, record.born_ms, record.born_host, record.reconsume_times),
-        )
+        partition = number % topic.all_partitions  # the topic may have shrunk
+        draft = again(record, name, partition, _committed(pairs, str(ordinal)))
+        draft.sys_flag |= TRANSACTION_COMMIT
         return delayed(draft)

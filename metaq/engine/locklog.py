@@ -21,7 +21,7 @@ import orjson
 from metaq.engine.context import Context
 from metaq.engine.tables.locks import LOCK_S, QueueLocks
 from metaq.engine.turn import Outcome, Turns
-from metaq.engine.writing import Draft, note, stage
+from metaq.engine.writing import internal, note, stage
 from metaq.errors import DiskFull, MetaqError
 from metaq.message import LOCKS_TOPIC, MessageQueue, TopicPartition
 from metaq.protocol.record import decode_record
@@ -116,11 +116,10 @@ class LockLog:
         self._locks.expire(self._store.clock.monotonic())
 
     def _stage(self, whose: QueueSet, queues: Sequence[MessageQueue], *, held: bool) -> None:
-        now_ms, host = self._store.clock.now_ms(), self._context.store_host
         for start in range(0, len(queues), self._most):
             rows = [list(queue) for queue in queues[start : start + self._most]]
             row: dict[str, Any] = {"group": whose.group, "client": whose.client_id, "held": held, "queues": rows}
-            stage(self._context, Draft(*_KEY, orjson.dumps(row), {}, 0, 0, now_ms, host))
+            stage(self._context, internal(self._context, LOCKS_TOPIC, orjson.dumps(row)))
 
 
 def _not_kept(error: MetaqError | None) -> None:

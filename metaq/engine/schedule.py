@@ -28,7 +28,7 @@ from metaq.engine.context import Context
 from metaq.engine.hold import Holds
 from metaq.engine.tables.topics import FOLDER, LEVELS
 from metaq.engine.turn import Turns
-from metaq.engine.writing import Draft, note, stage
+from metaq.engine.writing import again, note, stage
 from metaq.errors import BadRequest, MessageIllegal, MetaqError
 from metaq.message import SCHEDULE_TOPIC, TopicPartition
 from metaq.protocol import properties
@@ -43,10 +43,8 @@ from metaq.store.queues.consumequeue import ConsumeQueue
 logger = logging.getLogger(__name__)
 
 MINUTE: Final = 60
-LEVEL_SECONDS: Final = (
-    *(1, 5, 10, 30),
-    *(minutes * MINUTE for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)),
-)
+_LEVEL_MINUTES: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)
+LEVEL_SECONDS: Final = (1, 5, 10, 30, *(minutes * MINUTE for minutes in _LEVEL_MINUTES))
 assert len(LEVEL_SECONDS) == LEVELS
 
 POSITIONS: Final = "delayOffset.json"
@@ -336,11 +334,9 @@ class _Level:
         if topic is None or not topic.all_partitions:
             self._dropped(record, f"the topic {name} was deleted")
             return
-        draft = Draft(
-            *(name, number % topic.all_partitions, record.body, pairs, record.flag, record.sys_flag),  # it may have shrunk
-            *(record.born_ms, record.born_host, record.reconsume_times),
-        )
-        placed = stage(self._context, draft, {properties.SCHEDULED: f"{self.number}:{ordinal}"})
+        partition = number % topic.all_partitions  # the topic may have shrunk
+        copy = again(record, name, partition, pairs)
+        placed = stage(self._context, copy, {properties.SCHEDULED: f"{self.number}:{ordinal}"})
         if self.in_flight_from is None:
             self.in_flight_from = placed.log_offset
 

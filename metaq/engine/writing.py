@@ -12,11 +12,11 @@ from metaq.errors import MessageIllegal, MetaqError
 from metaq.message import SCHEDULE_TOPIC
 from metaq.protocol import properties
 from metaq.protocol.keys import keys_of
-from metaq.protocol.record import TAGS, constant_middle, java_hash, record_tail
+from metaq.protocol.record import TAGS, Record, constant_middle, java_hash, record_tail
 from metaq.protocol.sysflag import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_TYPE
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
+from metaq.store.newrecord import NewRecord
 from metaq.store.queues.consumequeue import ConsumeQueue
-from metaq.store.recordgroups import Ready
 
 CLEARED: Final = ~(TRANSACTION_TYPE | BORN_HOST_IPV6 | STORE_HOST_IPV6)
 """The mask that clears the bits of a sender's sysFlag that only the broker may set."""
@@ -37,6 +37,49 @@ class Draft:
     born_ms: int
     born_host: bytes
     reconsume_times: int = 0
+
+    def moved(self, topic: str, partition: int, pairs: dict[str, str]) -> "Draft":
+        """Return the same message for another partition, with other properties."""
+        return Draft(
+            topic=topic,
+            partition=partition,
+            body=self.body,
+            properties=pairs,
+            flag=self.flag,
+            sys_flag=self.sys_flag,
+            born_ms=self.born_ms,
+            born_host=self.born_host,
+            reconsume_times=self.reconsume_times,
+        )
+
+
+def again(record: Record, topic: str, partition: int, pairs: dict[str, str]) -> Draft:
+    """Return a stored message as a draft for another partition, with other properties."""
+    return Draft(
+        topic=topic,
+        partition=partition,
+        body=record.body,
+        properties=pairs,
+        flag=record.flag,
+        sys_flag=record.sys_flag,
+        born_ms=record.born_ms,
+        born_host=record.born_host,
+        reconsume_times=record.reconsume_times,
+    )
+
+
+def internal(context: Context, topic: str, body: bytes, pairs: Mapping[str, str] = properties.NONE, sys_flag: int = 0) -> Draft:
+    """Return a message of the broker itself, for partition 0 of an internal topic."""
+    return Draft(
+        topic=topic,
+        partition=0,
+        body=body,
+        properties=dict(pairs),
+        flag=0,
+        sys_flag=sys_flag,
+        born_ms=context.store.clock.now_ms(),
+        born_host=context.store_host,
+    )
 
 
 class Placed(NamedTuple):
@@ -66,14 +109,10 @@ def delayed(draft: Draft) -> Draft:
         return draft
     kept = {**pairs, properties.REAL_TOPIC: draft.topic, properties.REAL_QUEUE: str(draft.partition)}
     properties.encode(kept, {properties.SCHEDULED: LONGEST_SOURCE})
-    partition = min(int(level), LEVELS) - 1
-    return Draft(
-        *(SCHEDULE_TOPIC, partition, draft.body, kept, draft.flag, draft.sys_flag, draft.born_ms, draft.born_host),
-        draft.reconsume_times,
-    )
+    return draft.moved(SCHEDULE_TOPIC, min(int(level), LEVELS) - 1, kept)
 
 
-def ready(context: Context, draft: Draft, own: Mapping[str, str] = properties.NONE) -> Ready:
+def new_record(context: Context, draft: Draft, own: Mapping[str, str] = properties.NONE) -> NewRecord:
     """Return a message as the store takes it, unchanged; raise ``MessageIllegal`` for properties that are too long.
 
     ``own`` are properties that only the broker may set.
@@ -82,26 +121,35 @@ def ready(context: Context, draft: Draft, own: Mapping[str, str] = properties.NO
     kept = properties.encode(pairs, own)
     tag = pairs.get(TAGS)
     middle = constant_middle(
-        *(draft.sys_flag, draft.born_ms, draft.born_host, store.clock.now_ms(), context.store_host, draft.reconsume_times)
+        sys_flag=draft.sys_flag,
+        born_ms=draft.born_ms,
+        born_host=draft.born_host,
+        store_ms=store.clock.now_ms(),
+        store_host=context.store_host,
+        reconsume_times=draft.reconsume_times,
     )
-    return Ready(
-        *(store.queue(draft.topic, draft.partition), draft.flag, body, zlib.crc32(body) & 0x7FFFFFFF, middle),
-        HEADER_SIZE_TEXT + len(body) + (0 if tag is None else 4 + len(tag.encode())),
-        record_tail(draft.topic, kept) if kept else None,
-        0 if tag is None else java_hash(tag),
-        keys_of(draft.topic, draft.sys_flag, kept),
+    return NewRecord(
+        queue=store.queue(draft.topic, draft.partition),
+        flag=draft.flag,
+        body=body,
+        crc=zlib.crc32(body) & 0x7FFFFFFF,
+        middle=middle,
+        text_size=HEADER_SIZE_TEXT + len(body) + (0 if tag is None else 4 + len(tag.encode())),
+        tail=record_tail(draft.topic, kept) if kept else None,
+        tag=0 if tag is None else java_hash(tag),
+        keys=keys_of(draft.topic, draft.sys_flag, kept),
     )
 
 
 def stage(context: Context, draft: Draft, own: Mapping[str, str] = properties.NONE) -> Placed:
     """Stage a message unchanged and return its place.
 
-    The caller has checked that the topic may be written, and stages an outcome (``Turns.staged``). Raises what ``ready``
-    raises, and ``DiskFull`` when the log cannot grow.
+    The caller has checked that the topic may be written, and stages an outcome (``Turns.staged``). Raises what
+    ``new_record`` raises, and ``DiskFull`` when the log cannot grow.
     """
-    message = ready(context, draft, own)
-    ordinal = message.queue.next
-    return Placed(message.queue, ordinal, context.store.put(*message))
+    new = new_record(context, draft, own)
+    ordinal = new.queue.next
+    return Placed(new.queue, ordinal, context.store.put(*new))
 
 
 class Noted:

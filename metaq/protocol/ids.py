@@ -56,6 +56,11 @@ def encode_offset_id(where: OffsetId) -> str:
     return (_packed(where.address) + _PLACE.pack(where.port, where.log_offset)).hex().upper()
 
 
+def offset_id_of(store_host: bytes, log_offset: int) -> str:
+    """Return an offset id; ``store_host`` is the broker's address and port as records have them."""
+    return f"{store_host.hex().upper()}{log_offset:016X}"
+
+
 def decode_offset_id(text: str) -> OffsetId:
     """Return what an offset id says; its digits may be in either case. ``BadRequest`` when the text is not such an id."""
     address, rest = _split(text)

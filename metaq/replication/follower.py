@@ -246,9 +246,18 @@ class Follower:
         if found is not None and (stored := store.log.record_at(found[0])) is not None:
             last = [*found, checksum_text(stored.buffer)]
         return Hello(
-            *(*own, store.settings.segment_bytes, store.log.begin, store.log.end),
-            *([list(epoch) for epoch in self._epochs.table], last, self._text_address),
-            *(self._proved_end, ranges(store.log, self._proved_end, read_through(self._run))),
+            cluster=own.cluster,
+            broker_name=own.broker_name,
+            broker_number=own.broker_number,
+            replica=own.replica,
+            segment_bytes=store.settings.segment_bytes,
+            begin=store.log.begin,
+            end=store.log.end,
+            epochs=[list(epoch) for epoch in self._epochs.table],
+            last=last,
+            text=self._text_address,
+            proved=self._proved_end,
+            ranges=ranges(store.log, self._proved_end, read_through(self._run)),
         )
 
     def _agree(self, first: Data | Control, claim: Claim) -> None:

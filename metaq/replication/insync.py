@@ -128,8 +128,13 @@ class InSync:
         end, now = self.own_end(), self.monotonic()
         return [
             Standing(
-                *(number, slave.address, slave.text, slave.held_end, max(0, end - slave.held_end)),
-                *(_milliseconds(now - slave.caught_up_at) if slave.held_end < end else 0, number in self.members),
+                replica=number,
+                address=slave.address,
+                text=slave.text,
+                held_end=slave.held_end,
+                lag_bytes=max(0, end - slave.held_end),
+                lag_ms=_milliseconds(now - slave.caught_up_at) if slave.held_end < end else 0,
+                in_sync=number in self.members,
             )
             for number, slave in sorted(self._slaves.items())
         ]

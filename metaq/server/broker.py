@@ -60,6 +60,7 @@ from metaq.server.remoting.identity import IdentityHandler
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.registry import RegistryHandler
 from metaq.server.remoting.sending.half import HalfHandler
+from metaq.server.remoting.sending.partitions import Partitions
 from metaq.server.remoting.sending.reply import ReplyHandler
 from metaq.server.remoting.sending.send import SendHandler
 from metaq.server.remoting.session import RequestHandler
@@ -274,7 +275,7 @@ class Broker:
         puts = PutHandler(self.context, self.turns)
         self._endpoint.puts = puts.puts
         self._branches = TransactionHandler(
-            *(self.context, self.turns, self._reads, puts, self.transactions, self._local, self.run)
+            self.context, self.turns, self._reads, puts, self.transactions, self._local, self.run
         )
         self._endpoint.transactional_puts = self._branches.puts
         self._endpoint.commands = {
@@ -294,7 +295,8 @@ class Broker:
         half_messages = HalfMessages(self.context, self.turns, self.halves)
         decisions = HalfHandler(half_messages, self._reads)
         self._check_back = CheckBack(half_messages, self._duties.rest, self.run)
-        self._sends = SendHandler(self.context, self.turns, half_messages)
+        partitions = Partitions(self.context, self.turns)
+        self._sends = SendHandler(self.context, self.turns, half_messages, partitions)
         self._endpoint.sends = signed(self.authentication, self._sends.sends)
         self._pulls = PullHandler(self.context, self.holds, self._reads, self._hub.loop)
         later = self.later
@@ -302,7 +304,7 @@ class Broker:
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks, self._offsets)
         families: list[Family] = [self._sends, decisions, self._pulls, sent_back, DelayHandler(self._schedule), self._identity]
         families += self._administration(later)
-        replies = ReplyHandler(self.context, self.turns, self._sends)
+        replies = ReplyHandler(self.context, self.turns, partitions)
         families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._reads)]
         if self._registry is not None:
             families.append(RegistryHandler(self.settings, self._registry, self.run))
@@ -339,7 +341,11 @@ class Broker:
         recovery = self.recovery
         logger.info(
             "recovered ending=%s walked_from=%d end=%d records=%d gaps=%d",
-            *(recovery.ending, recovery.walked_from, recovery.end, recovery.records, len(recovery.gaps)),
+            recovery.ending,
+            recovery.walked_from,
+            recovery.end,
+            recovery.records,
+            len(recovery.gaps),
         )
         self._endpoint.start()
         keeper = self._parts.keeper

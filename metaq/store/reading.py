@@ -145,7 +145,11 @@ class Reader:
             self.damaged += 1
             logger.error(
                 "message damaged topic=%s partition=%d ordinal=%d log_offset=%d size=%d hint=run metaq verify",
-                *(queue.topic, queue.partition, ordinal, unit[0], unit[1]),
+                queue.topic,
+                queue.partition,
+                ordinal,
+                unit[0],
+                unit[1],
             )
 
     def record(self, queue: ConsumeQueue, ordinal: int, read: Read) -> Stored | None:

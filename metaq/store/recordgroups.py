@@ -1,4 +1,4 @@
-"""Messages ready to be staged, and *groups* of records: recovery keeps all records of a group or none of them.
+"""*Groups* of records: recovery keeps all records of a group or none of them.
 
 ::
 
@@ -19,7 +19,8 @@ from metaq.protocol.properties import GROUP_END
 from metaq.protocol.record import BLANK_SIZE, CHECKSUM_SIZE, GROUP_MEMBER, HEADER_SIZE, identity, longer_tail
 from metaq.protocol.text.messages import Stored
 from metaq.store.log.walk import Gap
-from metaq.store.messagestore import Message, MessageStore
+from metaq.store.messagestore import MessageStore
+from metaq.store.newrecord import Fields, NewRecord
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 MARK_PARTITIONS: Final = frozenset((("METAQ_SYS_TRANSACTIONS", 0), ("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0)))
@@ -34,27 +35,7 @@ END_SIZE: Final = len(_NAME) + _DIGITS + 1
 """Bytes by which a mark grows when members follow it."""
 
 
-class Ready(NamedTuple):
-    """A message that only needs its place in the log: the arguments of ``MessageStore.put``."""
-
-    queue: ConsumeQueue
-    flag: int
-    body: bytes
-    crc: int
-    middle: bytes
-    text_size: int
-    tail: bytes | None = None
-    tag: int = 0
-    keys: tuple[str, ...] = ()
-
-
-def ready_size(ready: Ready) -> int:
-    """Return the bytes of the record in the log; a mark with members has ``END_SIZE`` more."""
-    tail = ready.queue.tail if ready.tail is None else ready.tail
-    return HEADER_SIZE + len(ready.body) + len(tail) + CHECKSUM_SIZE
-
-
-def put_record_group(store: MessageStore, mark: Ready, rest: Sequence[Message]) -> list[int]:
+def put_record_group(store: MessageStore, mark: NewRecord, rest: Sequence[Fields]) -> list[int]:
     """Stage a mark and its members so that recovery keeps all or none of them; return their log offsets.
 
     The caller has called ``store.check_writable``; ``mark`` goes to one of ``MARK_PARTITIONS``. Without members, the mark is
@@ -64,7 +45,7 @@ def put_record_group(store: MessageStore, mark: Ready, rest: Sequence[Message]) 
     assert (mark.queue.topic, mark.queue.partition) in MARK_PARTITIONS, mark.queue
     if not rest:
         return [store.put(*mark)]
-    sizes = [ready_size(mark) + END_SIZE]
+    sizes = [mark.size + END_SIZE]
     sizes += [HEADER_SIZE + len(body) + len(tail or queue.tail) + CHECKSUM_SIZE for queue, _, body, _, _, _, tail, _, _ in rest]
     total, most = sum(sizes), store.settings.segment_bytes - BLANK_SIZE
     if total > most:
@@ -72,8 +53,7 @@ def put_record_group(store: MessageStore, mark: Ready, rest: Sequence[Message]) 
     log = store.log
     log.reserve(total)
     end = log.end_of(sizes)
-    queue, flag, body, crc, middle, text_size, tail, tag, keys = mark
-    offset = store.put(queue, flag, body, crc, middle, text_size, _with_end(queue, tail, end), tag, keys)
+    offset = store.put(*mark._replace(tail=_with_end(mark.queue, mark.tail, end)))
     offsets = [offset, *store.put_all(rest, GROUP_MEMBER)]
     assert log.staged_end == end
     return offsets

@@ -47,9 +47,10 @@ from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored
 from metaq.store.files.filecache import Read
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD
-from metaq.store.messagestore import Message, MessageStore
+from metaq.store.messagestore import MessageStore
+from metaq.store.newrecord import Fields, NewRecord
 from metaq.store.queues.consumequeue import ConsumeQueue
-from metaq.store.recordgroups import Ready, group_end
+from metaq.store.recordgroups import group_end
 
 MARKS, PARKED = 0, 1
 """Partitions of the topic."""
@@ -98,30 +99,36 @@ class Journal:
 
     # -- making -------------------------------------------------------------------------------------------------------
 
-    def mark(self, content: dict[str, Any]) -> Ready:
-        """Return a mark, ready to be staged."""
+    def mark(self, content: dict[str, Any], ids: int) -> NewRecord:
+        """Return a mark, to be staged, with the next id: whatever the clock says, ids in the log are not given out again."""
         now_ms = self._store.clock.now_ms()
-        body = orjson.dumps(content)
+        body = orjson.dumps({**content, "ids": ids})
         middle = constant_middle(0, now_ms, self._host, now_ms, self._host)
-        queue = self._queues[MARKS]
-        return Ready(queue, 0, body, zlib.crc32(body) & 0x7FFFFFFF, middle, HEADER_SIZE_TEXT + len(body))
+        return NewRecord(
+            queue=self._queues[MARKS],
+            flag=0,
+            body=body,
+            crc=zlib.crc32(body) & 0x7FFFFFFF,
+            middle=middle,
+            text_size=HEADER_SIZE_TEXT + len(body),
+        )
 
-    def parked(self, messages: Sequence[Held]) -> list[Message]:
-        """Return messages, ready to be parked until the branch is decided."""
-        return self._ready(messages, self._queues[PARKED])
+    def parked(self, messages: Sequence[Held]) -> list[Fields]:
+        """Return records of messages, to be parked until the branch is decided."""
+        return self._records(messages, self._queues[PARKED])
 
-    def real(self, messages: Sequence[Held]) -> list[Message]:
-        """Return messages, ready to be stored in their own partitions."""
-        return self._ready(messages, None)
+    def real(self, messages: Sequence[Held]) -> list[Fields]:
+        """Return records of messages, to be stored in their own partitions."""
+        return self._records(messages, None)
 
     @cached_property
     def _queues(self) -> tuple[ConsumeQueue, ConsumeQueue]:
         """The two partitions, made with the first transaction: a broker without transactions does not show the topic."""
         return self._store.queue(TRANSACTIONS_TOPIC, MARKS), self._store.queue(TRANSACTIONS_TOPIC, PARKED)
 
-    def _ready(self, messages: Sequence[Held], park: ConsumeQueue | None) -> list[Message]:
+    def _records(self, messages: Sequence[Held], park: ConsumeQueue | None) -> list[Fields]:
         now_ms, host = self._store.clock.now_ms(), self._host
-        made: list[Message] = []
+        made: list[Fields] = []
         # from the previous message, since the next one usually shares them
         born, host_before, middle, real, width, tail = 0, b"", b"", None, 0, b""
         for queue, flag, payload, crc, attribute, message_id, born_ms, born_host in messages:
@@ -134,6 +141,7 @@ class Journal:
                 real, width, target = queue, len(last), park or queue
                 properties = _properties(queue, park is not None)
                 tail = longer_tail(target.tail, properties + last)[:-width]
+            # in the order of NewRecord
             if attribute is None:
                 made.append((target, flag, payload, crc, middle, HEADER_SIZE_TEXT + len(payload), tail + last, 0, ()))
             else:
@@ -164,8 +172,14 @@ class Journal:
         pairs = decode_properties(record.properties)
         queue = self._store.queue(pairs[REAL_TOPIC], int(pairs[REAL_QUEUE]))
         return Held(
-            *(queue, record.flag, bytes(record.body), record.body_crc, pairs.get(TAGS), int(pairs[MESSAGE_ID])),
-            *(record.born_ms, record.born_host),
+            queue=queue,
+            flag=record.flag,
+            payload=bytes(record.body),
+            crc=record.body_crc,
+            attribute=pairs.get(TAGS),
+            message_id=int(pairs[MESSAGE_ID]),
+            born_ms=record.born_ms,
+            born_host=record.born_host,
         )
 
     def prepared(self, place: int, read: Read) -> Prepared:

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any, Final
 
 from metaq.message import TRANSACTIONS_TOPIC, TopicPartition
-from metaq.store.messagestore import Message, MessageStore
+from metaq.store.messagestore import MessageStore
+from metaq.store.newrecord import Fields
 from metaq.store.recordgroups import put_record_group
 from metaq.tx.journal import MARKS, Journal
 from metaq.tx.xacodes import XaCode
@@ -82,9 +83,9 @@ class Steps:
         """The ordinal and the log offset of the first mark whose outcome is open; ``None`` without one."""
         return min(self._open.values(), default=None)
 
-    def stage(self, mark: dict[str, Any], messages: list[Message]) -> int:
+    def stage(self, mark: dict[str, Any], messages: list[Fields]) -> int:
         """Stage a mark and the messages of its group; return the log offset of the mark. ``begun`` must follow."""
-        return put_record_group(self._store, self._journal.mark({**mark, "ids": self.ids}), messages)[0]
+        return put_record_group(self._store, self._journal.mark(mark, self.ids), messages)[0]
 
     def begun(self, log_offset: int, succeeded: Callable[[], None], failed: Callable[[], None], refusal: XaCode | None) -> Step:
         """Return the step whose mark was just staged at ``log_offset``; its outcome is open."""

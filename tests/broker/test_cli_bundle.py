@@ -41,8 +41,17 @@ def test_a_bundle_holds_what_shows_why_a_broker_misbehaves(tmp_path: Path) -> No
             client.put("orders", b"one")
         files = bundle(tmp_path, "--broker", broker.address, "--log", str(broker.log))
     assert files.keys() == {
-        *("versions.txt", "broker-version.txt", "settings.ini", "disk.txt", "log.txt", "problems.txt"),
-        *("stats.txt", "stats-topics.txt", "stats-offsets.txt", "stats-realtime.txt", "stats-stacks.txt"),
+        "versions.txt",
+        "broker-version.txt",
+        "settings.ini",
+        "disk.txt",
+        "log.txt",
+        "problems.txt",
+        "stats.txt",
+        "stats-topics.txt",
+        "stats-offsets.txt",
+        "stats-realtime.txt",
+        "stats-stacks.txt",
     }
     assert files["problems.txt"] == ""
     assert "max_topics=77\n" in files["settings.ini"]

@@ -292,18 +292,22 @@ def test_puts_that_are_refused(broker: BrokerProcess, talk: Talk, topic: str, ke
     good = talk.put_of(topic, b"hello", key)
     refused = {
         good.replace(f"{topic} 0 5".encode(), f"{topic} -1 5".encode()): (
-            *(ERROR, "Invalid partition for transaction command:-1"),
+            ERROR,
+            "Invalid partition for transaction command:-1",
         ),
         good.replace(f"{topic} 0 5".encode(), f"{topic} 9 5".encode()): (ERROR, "wrong partition 9"),
         good.replace(b" 907060870 ", b" 12345 "): (
-            *(ERROR, "Checksum failure,message may be corrupted when transfering on networking."),
+            ERROR,
+            "Checksum failure,message may be corrupted when transfering on networking.",
         ),
         good.replace(topic.encode(), b"closed"): (FORBIDDEN, "topic closed does not accept puts (accept_publish)"),
         good.replace(topic.encode(), b"METAQ_SYS_TRANSACTIONS"): (
-            *(FORBIDDEN, "nobody may put to the topic METAQ_SYS_TRANSACTIONS"),
+            FORBIDDEN,
+            "nobody may put to the topic METAQ_SYS_TRANSACTIONS",
         ),
         good.replace(topic.encode(), b"a.b"): (
-            *(BAD_REQUEST, "the topic name 'a.b' has characters other than letters, digits, %, |, _ and -"),
+            BAD_REQUEST,
+            "the topic name 'a.b' has characters other than letters, digits, %, |, _ and -",
         ),
         good.replace(b" 5 0 907060870 ", b" 4 1 -1 ")[:-5] + b"\0\0\0\7": (BAD_REQUEST, None),
         good.replace(key.encode(), b"XID:x"): (BAD_REQUEST, None),

@@ -36,8 +36,15 @@ NOT_FOR_PROGRAMS: Final = {
     "send_async": "send is that",
 }
 MAKE_AT_ONCE: Final = {
-    *("producer", "transaction_producer", "pull_consumer", "xa_session", "xid"),
-    *("admin", "transactions", "replicas", "offset_export"),
+    "producer",
+    "transaction_producer",
+    "pull_consumer",
+    "xa_session",
+    "xid",
+    "admin",
+    "transactions",
+    "replicas",
+    "offset_export",
 }
 """Do not wait, so they are not awaited."""
 

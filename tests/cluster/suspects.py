@@ -165,7 +165,10 @@ class Process:
         self.machine, world = machine, machine.world
         self.zookeeper = ZooKeeper(world)
         self.election = Election(
-            *(self.zookeeper, "c/b", machine.number, f"h:{machine.number}"),  # type: ignore[arg-type]
+            self.zookeeper,  # type: ignore[arg-type]
+            "c/b",
+            machine.number,
+            f"h:{machine.number}",
             log=machine.describe,
             elected=lambda epoch, eligible: setattr(self, "wanted", (epoch, eligible)),
             deposed=lambda: setattr(self, "wanted", None),
@@ -196,15 +199,13 @@ class Process:
             machine.log.append(Entry(epoch, machine.number, world.number()))
             machine.suspect = None
             self.in_sync = InSync(
-                *(
-                    machine.number,
-                    MINIMUM,
-                    3.0,
-                    lambda: world.now,
-                    lambda: len(machine.log),
-                    partial(self.election.agree, epoch),
-                ),
-                *(lambda: None,),
+                own=machine.number,
+                minimum=MINIMUM,
+                lag_s=3.0,
+                monotonic=lambda: world.now,
+                own_end=lambda: len(machine.log),
+                agree=partial(self.election.agree, epoch),
+                changed=lambda: None,
                 eligible=eligible,
             )
 

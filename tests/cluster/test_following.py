@@ -115,7 +115,10 @@ def following(folder: Path, master: Master, disk: Disk, took: Callable[[Collecti
     store, _ = open_store(folder, SETTINGS)
     store.suspicion.rise("it is new")  # else that is what the disk is busy with
     slave = Follower(
-        *(store, Epochs(store), Identity("c", "b", 0, 2), "127.0.0.1:1"),
+        store,
+        Epochs(store),
+        Identity("c", "b", 0, 2),
+        "127.0.0.1:1",
         find_master=lambda: master.address,
         folder=folder / "config",
         run=disk.run,
@@ -207,7 +210,7 @@ def test_a_silent_slave_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     in_sync = InSync(1, 1, 3.0, time.monotonic, lambda: store.log.end, lambda wanted: True, lambda: None)
     state: Any = SimpleNamespace(readable_end=store.log.end)
     feeding = feeder.Feeder(
-        *(store, Epochs(store), in_sync, Identity("c", "b", 0, 1), state, lambda: Documents(tmp_path, RealDisk()), run_here)
+        store, Epochs(store), in_sync, Identity("c", "b", 0, 1), state, lambda: Documents(tmp_path, RealDisk()), run_here
     )
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

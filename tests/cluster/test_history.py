@@ -96,8 +96,14 @@ def old_epoch(case: Case) -> None:
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        *((lost, "lost: 1"), (phantom, "corrupt|phantom"), (refused, "phantom: it was refused"), (corrupt, "corrupt")),
-        *((twice, "duplicate or moved"), (another_id, "another id"), (another_ordinal, "ordinal"), (reordered, "reordered")),
+        (lost, "lost: 1"),
+        (phantom, "corrupt|phantom"),
+        (refused, "phantom: it was refused"),
+        (corrupt, "corrupt"),
+        (twice, "duplicate or moved"),
+        (another_id, "another id"),
+        (another_ordinal, "ordinal"),
+        (reordered, "reordered"),
         (old_epoch, "under an old epoch"),
     ],
 )

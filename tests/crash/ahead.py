@@ -34,7 +34,8 @@ from metaq.store.copies.discarding import cut_at_next_opening
 from metaq.store.copies.epochs import Epochs, common_end
 from metaq.store.files.filecache import read_here, run_here
 from metaq.store.log.walk import Gap
-from metaq.store.recordgroups import Ready, put_record_group
+from metaq.store.newrecord import NewRecord
+from metaq.store.recordgroups import put_record_group
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from metaq.tx.halves import HALVES, OPS, Halves
@@ -213,15 +214,23 @@ class _Group:
 
     # -- what masters do ----------------------------------------------------------------------------------------------
 
-    def _ready(self, key: TopicPartition, body: bytes, pairs: dict[str, str]) -> Ready:
+    def _new_record(self, key: TopicPartition, body: bytes, pairs: dict[str, str]) -> NewRecord:
         middle = constant_middle(0, 0, HOST, self._clock.now_ms(), HOST)
         tail = record_tail(key.topic, encode_properties(pairs.items()))
-        return Ready(self._master.store.queue(*key), 0, body, zlib.crc32(body) & 0x7FFFFFFF, middle, 20 + len(body), tail)
+        return NewRecord(
+            queue=self._master.store.queue(*key),
+            flag=0,
+            body=body,
+            crc=zlib.crc32(body) & 0x7FFFFFFF,
+            middle=middle,
+            text_size=20 + len(body),
+            tail=tail,
+        )
 
     def _append(self, key: TopicPartition, pairs: dict[str, str]) -> None:
         for _ in range(self._rng.choice((1, 3))):
             self._put += 1
-            self._master.store.put(*self._ready(key, b"%d" % self._put, pairs))
+            self._master.store.put(*self._new_record(key, b"%d" % self._put, pairs))
         self._master.store.append()
 
     def send(self) -> None:
@@ -244,7 +253,7 @@ class _Group:
     def decide(self) -> None:
         halves = self._master.halves
         for ordinal in self._rng.sample(list(halves), min(2, len(halves))):
-            put_record_group(self._master.store, self._ready(OPS, b"%d" % ordinal, {"TAGS": "d"}), [])
+            put_record_group(self._master.store, self._new_record(OPS, b"%d" % ordinal, {"TAGS": "d"}), [])
             halves.claim(ordinal)
             self._master.store.append()
             halves.follow(read_here)

@@ -320,8 +320,14 @@ def _child(case: Case, tell: int, *, ends_in_order: bool) -> None:
 BROADCAST_LIVES: Final[list[Life]] = [_iterates, _commits_by_itself]
 LIVES: Final[list[Life]] = [
     *BROADCAST_LIVES,
-    *(_share, _listens, _listens_in_order, _pulls, _is_forked),
-    *(asyncconsumers.iterates, asyncconsumers.pulls, asyncconsumers.listens),
+    _share,
+    _listens,
+    _listens_in_order,
+    _pulls,
+    _is_forked,
+    asyncconsumers.iterates,
+    asyncconsumers.pulls,
+    asyncconsumers.listens,
 ]
 
 

@@ -47,8 +47,14 @@ from tests.wire.recordings import read_recordings
 
 # Limits that are met often, holds that end soon, and little that is no leak but takes memory: topics, groups, what is mapped.
 FLAGS: Final = (
-    *("--max-message-bytes", "8192", "--max-unsent-bytes", "65536", "--max-hold-ms", "3", "--segment-bytes", str(2 << 20)),
-    *("--max-topics", "300", "--max-groups", "100", "--index-slots", "10000", "--index-entries", "40000"),
+    "--max-message-bytes=8192",
+    "--max-unsent-bytes=65536",
+    "--max-hold-ms=3",
+    f"--segment-bytes={2 << 20}",
+    "--max-topics=300",
+    "--max-groups=100",
+    "--index-slots=10000",
+    "--index-entries=40000",
 )
 MOST_TURN_MS: Final = 100
 """Of the processor for one turn of the loop: 10 for all requests together, 20 for one, and room for slow machines."""
@@ -195,8 +201,15 @@ def noise(chance: Chance) -> list[bytes]:
 
 Kind = Callable[[Chance], list[bytes]]
 KINDS: Final[list[Kind]] = [
-    *(recorded, commanded, flipped, flipped, changed, changed),
-    *(lying, json_headers, noise),
+    recorded,
+    commanded,
+    flipped,
+    flipped,
+    changed,
+    changed,
+    lying,
+    json_headers,
+    noise,
 ]
 
 

@@ -42,8 +42,12 @@ from tests.wire.corpus import read_corpus
 LIMITS: Final = TextLimits(max_body_bytes=4096)
 # Limits that garbage meets often, holds that end soon, and few topics, which are no leak but take memory.
 FLAGS: Final = (
-    *("--max-body-bytes", str(LIMITS.max_body_bytes), "--max-transfer-bytes", "16384", "--max-unsent-bytes", "65536"),
-    *("--max-topics", "20", "--max-hold-ms", "3", "--segment-bytes", str(64 << 20)),
+    f"--max-body-bytes={LIMITS.max_body_bytes}",
+    "--max-transfer-bytes=16384",
+    "--max-unsent-bytes=65536",
+    "--max-topics=20",
+    "--max-hold-ms=3",
+    f"--segment-bytes={64 << 20}",
 )
 TOPICS: Final = ["garbage-a", "garbage-b", "garbage-c", "t", "no topic", "", "x" * 200]
 LIMIT_NUMBERS: Final = [

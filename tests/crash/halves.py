@@ -23,7 +23,8 @@ from metaq.protocol.record import (
     record_tail,
 )
 from metaq.store.files.filecache import read_here, run_here
-from metaq.store.recordgroups import Ready, put_record_group
+from metaq.store.newrecord import NewRecord
+from metaq.store.recordgroups import put_record_group
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from metaq.tx.halves import HALVES, IMMUNITY, OPS, SNAPSHOT, Half, Halves, Origin
@@ -107,10 +108,18 @@ class Life:
 
     # -- what brokers do ----------------------------------------------------------------------------------------------
 
-    def _ready(self, key: TopicPartition, body: bytes, pairs: dict[str, str]) -> Ready:
+    def _new_record(self, key: TopicPartition, body: bytes, pairs: dict[str, str]) -> NewRecord:
         middle = constant_middle(0, 0, HOST, self._clock.now_ms(), HOST)
         tail = record_tail(key.topic, encode_properties(pairs.items()))
-        return Ready(self._store.queue(*key), 0, body, zlib.crc32(body) & 0x7FFFFFFF, middle, 20 + len(body), tail)
+        return NewRecord(
+            queue=self._store.queue(*key),
+            flag=0,
+            body=body,
+            crc=zlib.crc32(body) & 0x7FFFFFFF,
+            middle=middle,
+            text_size=20 + len(body),
+            tail=tail,
+        )
 
     def _append(self) -> None:
         self._store.append()
@@ -127,7 +136,7 @@ class Life:
             pairs = {"k": "v"} if immunity is None else {IMMUNITY: immunity}
             self._delays[self._store.queue(*HALVES).next] = after_ms
             body = self._rng.choice((b"x", HALF.encode(), bytes(1500)))
-            self._store.put(*self._ready(HALVES, body, pairs))
+            self._store.put(*self._new_record(HALVES, body, pairs))
         self._append()
 
     def decide(self) -> None:
@@ -136,8 +145,8 @@ class Life:
             return
         ordinal = found[0]
         text = str(ordinal).encode()
-        members = [self._ready(REAL, text, {"k": "v"})] if self._rng.random() < 0.5 else []
-        put_record_group(self._store, self._ready(OPS, text, {"TAGS": "d"}), members)
+        members = [self._new_record(REAL, text, {"k": "v"})] if self._rng.random() < 0.5 else []
+        put_record_group(self._store, self._new_record(OPS, text, {"TAGS": "d"}), members)
         self._halves.claim(ordinal)
         expect(self._halves.find(ordinal) is None, "what is on its way is decided once", ordinal)
         self._append()
@@ -148,7 +157,7 @@ class Life:
         if found is not None:
             ordinal, half = found
             origin = Origin(ordinal, 0, half.since_ms)
-            self._store.put(*self._ready(HALVES, b"x", {HALF: str(origin)}))
+            self._store.put(*self._new_record(HALVES, b"x", {HALF: str(origin)}))
             self._append()
             now = self._halves.find(ordinal)
             if now is not None:  # a copy is no younger
@@ -161,7 +170,7 @@ class Life:
         if decided:
             ordinal = self._rng.choice(decided)
             self._delays[ordinal] = CHECK_AFTER_MS
-            self._store.put(*self._ready(HALVES, b"x", {HALF: str(Origin(ordinal, 0, self._clock.now_ms()))}))
+            self._store.put(*self._new_record(HALVES, b"x", {HALF: str(Origin(ordinal, 0, self._clock.now_ms()))}))
             self._append()
 
     def ask(self) -> None:

@@ -29,8 +29,9 @@ from metaq.protocol.record import (
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored, decode_messages, encode_stored
 from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import MessageStore
+from metaq.store.newrecord import NewRecord
 from metaq.store.queues.consumequeue import ConsumeQueue
-from metaq.store.recordgroups import Ready, put_record_group
+from metaq.store.recordgroups import put_record_group
 from tests.crash.command import expect
 
 MARKS: Final = TopicPartition("METAQ_SYS_TRANSACTIONS", 0)
@@ -111,17 +112,17 @@ class Model:
 
     def put(self, store: MessageStore, put: Put) -> None:
         """Stage one message; it is remembered only when the store took it."""
-        ready, sent = _ready(store, put, [])
-        self._put(put[0], sent, store.put(*ready))
+        new, sent = _new_record(store, put, [])
+        self._put(put[0], sent, store.put(*new))
 
     def put_group(self, store: MessageStore, puts: Sequence[Put]) -> None:
         """Stage a mark and its members."""
         made: list[tuple[Put, Sent]] = []
         group = []
         for put in puts:
-            ready, sent = _ready(store, put, [before for each, before in made if each[0] == put[0]])
+            new, sent = _new_record(store, put, [before for each, before in made if each[0] == put[0]])
             made.append((put, sent))
-            group.append(ready)
+            group.append(new)
         offsets = put_record_group(store, group[0], group[1:])
         places = [self._put(put[0], sent, offset) for (put, sent), offset in zip(made, offsets, strict=True)]
         self.groups.append(places)
@@ -234,7 +235,7 @@ class Model:
         expect(store.locate(queue, queue.text_end, read_here) == end, "locate the end", queue)
 
 
-def _ready(store: MessageStore, put: Put, before: Sequence[Sent]) -> tuple[Ready, Sent]:
+def _new_record(store: MessageStore, put: Put, before: Sequence[Sent]) -> tuple[NewRecord, Sent]:
     """A message that follows those ``before`` it, which are not staged yet, in its partition."""
     key, body, flag, attribute = put
     queue = store.queue(*key)
@@ -243,9 +244,19 @@ def _ready(store: MessageStore, put: Put, before: Sequence[Sent]) -> tuple[Ready
     pairs += zip((UNIQ_KEY, KEYS_PROPERTY), keys, strict=False)
     tail = record_tail(key.topic, encode_properties(pairs)) if pairs else None
     middle = constant_middle(0, store.clock.now_ms(), _HOST, store.clock.now_ms(), _HOST)
-    tag = 0 if attribute is None else java_hash(attribute)
     sent = Sent(body, flag, attribute, keys, queue.text_end + sum(each.text_size for each in before), 0)
-    return Ready(queue, flag, body, body_crc(body), middle, sent.text_size, tail, tag, keys), sent
+    new = NewRecord(
+        queue=queue,
+        flag=flag,
+        body=body,
+        crc=body_crc(body),
+        middle=middle,
+        text_size=sent.text_size,
+        tail=tail,
+        tag=0 if attribute is None else java_hash(attribute),
+        keys=keys,
+    )
+    return new, sent
 
 
 def compare(queue: ConsumeQueue, ordinal: int, sent: Sent, stored: Stored, id_base: int) -> None:

@@ -39,19 +39,22 @@ SPEAKERS: Final = 6
 COMMANDS: Final = 6
 """Of a connection in one turn, at most."""
 FLAGS: Final = (
-    *("--segment-bytes", "65536", "--queue-file-bytes", "256", "--max-message-bytes", "16384", "--max-body-bytes", "16384"),
-    *(
-        "--keep-hours",
-        "0.00001",
-        "--clean-ratio",
-        "0.000001",
-        "--ample-free-bytes",
-        str(1 << 60),
-        "--retention-interval-ms",
-        "20",
-    ),
-    *("--checkpoint-interval-ms", "20", "--sweep-interval-ms", "10", "--check-after-ms", "0", "--check-interval-ms", "10"),
-    *("--max-branch-bytes", "16384", "--force-ratio", "1", "--refuse-ratio", "1", "--least-free-bytes", "0"),
+    "--segment-bytes=65536",
+    "--queue-file-bytes=256",
+    "--max-message-bytes=16384",
+    "--max-body-bytes=16384",
+    "--keep-hours=0.00001",
+    "--clean-ratio=0.000001",
+    f"--ample-free-bytes={1 << 60}",
+    "--retention-interval-ms=20",
+    "--checkpoint-interval-ms=20",
+    "--sweep-interval-ms=10",
+    "--check-after-ms=0",
+    "--check-interval-ms=10",
+    "--max-branch-bytes=16384",
+    "--force-ratio=1",
+    "--refuse-ratio=1",
+    "--least-free-bytes=0",
 )
 TOPICS: Final = ("a", "b", "%RETRY%g")
 GROUPS: Final = ("g", "h")

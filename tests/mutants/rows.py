@@ -8,7 +8,13 @@ from tests.mutants.rows_cluster import BROKER, REGISTRIES, REPLICAS, USERS
 from tests.mutants.rows_store import PROTOCOLS, STORE, TRANSACTIONS
 
 MUTANTS: Final[list[Mutant]] = [
-    *(*STORE, *PROTOCOLS, *TRANSACTIONS),
-    *(*BROKER, *REPLICAS, *REGISTRIES, *USERS),
-    *(*CLIENT, *TOOLS),
+    *STORE,
+    *PROTOCOLS,
+    *TRANSACTIONS,
+    *BROKER,
+    *REPLICAS,
+    *REGISTRIES,
+    *USERS,
+    *CLIENT,
+    *TOOLS,
 ]

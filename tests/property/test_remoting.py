@@ -31,7 +31,17 @@ def requests(draw: st.DrawFn) -> tuple[RemotingCommand, bytes]:
     code, opaque, fields, body = draw(INT16), draw(INT32), draw(FIELDS), draw(BODIES)
     language, oneway, serialization = draw(st.sampled_from(LANGUAGES)), draw(st.booleans()), draw(SERIALIZATIONS)
     flag = ONEWAY_FLAG if oneway else 0
-    request = RemotingCommand(code, opaque, flag, fields, body, None, language, VERSION, serialization)
+    request = RemotingCommand(
+        code=code,
+        opaque=opaque,
+        flag=flag,
+        fields=fields,
+        body=body,
+        remark=None,
+        language=language,
+        version=VERSION,
+        serialization=serialization,
+    )
     return request, encode_request(code, opaque, fields, body, oneway=oneway, language=language, serialization=serialization)
 
 
@@ -52,7 +62,15 @@ def test_responses_come_as_they_were_written(
     request, _ = sent
     (response,) = FrameReader().receive(encode_response(request, code, fields, remark, len(body)) + body)
     assert response._replace(remark=response.remark or None) == RemotingCommand(
-        *(code, request.opaque, RESPONSE_FLAG, fields or {}, body, remark or None, "JAVA", VERSION, request.serialization)
+        code=code,
+        opaque=request.opaque,
+        flag=RESPONSE_FLAG,
+        fields=fields or {},
+        body=body,
+        remark=remark or None,
+        language="JAVA",
+        version=VERSION,
+        serialization=request.serialization,
     )
 
 
@@ -68,7 +86,9 @@ def test_an_opaque_has_32_bits(opaque: int) -> None:
 HEADS: Final = st.builds(struct.Struct(">iI").pack, INT32, st.integers(0, (1 << 32) - 1))
 SMALL_HEADS: Final = st.builds(
     lambda length, kind, header: struct.pack(">iI", length, kind << 24 | header),
-    *(st.integers(0, 64), st.integers(0, 2), st.integers(0, 64)),
+    st.integers(0, 64),
+    st.integers(0, 2),
+    st.integers(0, 64),
 )
 
 

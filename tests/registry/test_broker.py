@@ -43,8 +43,11 @@ class Brokers:
     def start(self, number: int, *flags: str) -> BrokerProcess:
         broker = BrokerProcess(
             self._folder / f"broker{number}",
-            *("--zookeeper", self.server.address, "--zookeeper-session-ms", str(SESSION_MS)),
-            *("--broker-number", str(number), "--broker-name", f"b{number}", *flags),
+            f"--zookeeper={self.server.address}",
+            f"--zookeeper-session-ms={SESSION_MS}",
+            f"--broker-number={number}",
+            f"--broker-name=b{number}",
+            *flags,
         )
         return self._stack.enter_context(broker)
 
@@ -186,7 +189,7 @@ def test_two_brokers_with_one_number(brokers: Brokers, tmp_path: Path) -> None:
     brokers.wait_data("/meta/brokers/topics-sub/orders/5-m", '{"numParts":2,"broker":"5-m"}')
     owner = brokers.owner("/meta/brokers/topics-sub/orders/5-m")
     second = BrokerProcess(
-        *(tmp_path / "second", "--zookeeper", brokers.server.address, "--broker-number", "5", "--broker-name", "other")
+        tmp_path / "second", "--zookeeper", brokers.server.address, "--broker-number", "5", "--broker-name", "other"
     )
     with second, TextClient(second.host, second.port) as text:
         text.create("orders", 2)

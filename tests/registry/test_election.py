@@ -27,7 +27,10 @@ FIRST: Final = 2
 def election(server: ZooKeeperProcess, replica: int, log: Log, deposed: Callable[[], None] = lambda: None) -> Election:
     clock = SystemClock()
     return Election(
-        *(ZooKeeper(server.address, 2000, clock), GROUP, replica, f"127.0.0.1:{replica}"),
+        ZooKeeper(server.address, 2000, clock),
+        GROUP,
+        replica,
+        f"127.0.0.1:{replica}",
         log=lambda: log,
         elected=lambda epoch, eligible: None,
         deposed=deposed,

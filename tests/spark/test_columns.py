@@ -137,7 +137,9 @@ plain = st.builds(
 )
 packed = st.builds(
     lambda body, found, kind: Drawn(zlib.compress(body), found, kind),
-    *(st.binary(max_size=200), properties, st.sampled_from([COMPRESSED, COMPRESSED_ZLIB])),
+    st.binary(max_size=200),
+    properties,
+    st.sampled_from([COMPRESSED, COMPRESSED_ZLIB]),
 )
 drawns = st.lists(plain | packed | st.none(), max_size=12)
 

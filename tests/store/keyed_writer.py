@@ -23,17 +23,27 @@ SETTINGS: Final = StoreSettings(
 HOST: Final = host_bytes("127.0.0.1", 10911)
 
 
+def stage(
+    store: MessageStore, topic: str, body: bytes, pairs: list[tuple[str, str]], partition: int = 0, sys_flag: int = 0
+) -> int:
+    """Stage one message with properties, some of which are keys; returns its log offset."""
+    properties = encode_properties(pairs)
+    now_ms = store.clock.now_ms()
+    return store.put(
+        queue=store.queue(topic, partition),
+        flag=0,
+        body=body,
+        crc=zlib.crc32(body) & 0x7FFFFFFF,
+        middle=constant_middle(sys_flag, now_ms, HOST, now_ms, HOST),
+        text_size=HEADER_SIZE_TEXT + len(body),
+        tail=record_tail(topic, properties),
+        keys=keys_of(topic, sys_flag, properties),
+    )
+
+
 def put(store: MessageStore, number: int) -> int:
     """Stage one message; returns its log offset."""
-    body = b"%d" % number
-    properties = encode_properties([(KEYS, f"k{number % 1000}"), (UNIQ_KEY, f"u{number}")])
-    now_ms = store.clock.now_ms()
-    middle = constant_middle(0, now_ms, HOST, now_ms, HOST)
-    return store.put(
-        *(store.queue("t", number % 3), 0, body, zlib.crc32(body) & 0x7FFFFFFF, middle, HEADER_SIZE_TEXT + len(body)),
-        record_tail("t", properties),
-        keys=keys_of("t", 0, properties),
-    )
+    return stage(store, "t", b"%d" % number, [(KEYS, f"k{number % 1000}"), (UNIQ_KEY, f"u{number}")], number % 3)
 
 
 def main() -> None:

@@ -15,7 +15,8 @@ from metaq.store.copies.discarding import begin_at_next_opening, cut_at_next_ope
 from metaq.store.copies.epochs import FIRST, Epoch, Epochs, common_end, last_record
 from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import LOG, QUEUES, MessageStore
-from metaq.store.recordgroups import Ready, put_record_group
+from metaq.store.newrecord import NewRecord
+from metaq.store.recordgroups import put_record_group
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from tests.store.test_record_groups import FIRST as T0
@@ -33,7 +34,7 @@ SLAVE: Final = StoreSettings(
 SIZE_BYTES: Final = 4
 
 
-def plain(store: MessageStore, key: TopicPartition, body: bytes) -> Ready:
+def plain(store: MessageStore, key: TopicPartition, body: bytes) -> NewRecord:
     """A message without properties."""
     return ready(store, key, body)._replace(tail=None, keys=())
 
@@ -49,7 +50,7 @@ def fill(store: MessageStore, rng: random.Random, turns: int) -> None:
         store.append()
 
 
-def message(store: MessageStore, rng: random.Random, most: int) -> Ready:
+def message(store: MessageStore, rng: random.Random, most: int) -> NewRecord:
     key = rng.choice((T0, T1, T1))
     make = plain if key == T1 and rng.random() < 0.8 else ready
     return make(store, key, rng.randbytes(rng.randrange(most)))

@@ -1,7 +1,6 @@
 """The key index: its bytes on disk, the results of queries, and its behaviour without room or after damage."""
 
 import random
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -17,8 +16,7 @@ from metaq.clock import ManualClock
 from metaq.errors import DiskFull, Overloaded
 from metaq.message import INTERNAL_TOPICS
 from metaq.protocol.keys import KEYS, UNIQ_KEY, KeyHasher, key_hash, keys_of
-from metaq.protocol.record import constant_middle, encode_properties, host_bytes, java_hash, record_tail
-from metaq.protocol.text.messages import HEADER_SIZE_TEXT
+from metaq.protocol.record import encode_properties, host_bytes, java_hash
 from metaq.store import query
 from metaq.store.files.disk import RealDisk, Usage
 from metaq.store.files.filecache import ColdRead, FileCache, read_cached, read_here, run_here
@@ -30,6 +28,7 @@ from metaq.store.messagestore import MessageStore
 from metaq.store.recovery.recovery import open_store
 from metaq.store.recovery.verify import repair, verify
 from metaq.store.settings import StoreSettings
+from tests.store.keyed_writer import stage
 from tests.support.faultydisk import DATA, FaultyDisk, Stopped
 
 HOST: Final = host_bytes("127.0.0.1", 10911)
@@ -40,15 +39,8 @@ ALWAYS: Final = (0, 1 << 62)
 
 def put(store: MessageStore, topic: str, body: bytes, *, uniq: str = "", keys: str = "", sys_flag: int = 0) -> int:
     """Store one message with keys; returns its log offset."""
-    now_ms = store.clock.now_ms()
     pairs = [(name, value) for name, value in ((KEYS, keys), (UNIQ_KEY, uniq)) if value]
-    properties = encode_properties(pairs)
-    middle = constant_middle(sys_flag, now_ms, HOST, now_ms, HOST)
-    offset = store.put(
-        *(store.queue(topic, 0), 0, body, zlib.crc32(body) & 0x7FFFFFFF, middle, HEADER_SIZE_TEXT + len(body)),
-        record_tail(topic, properties),
-        keys=keys_of(topic, sys_flag, properties),
-    )
+    offset = stage(store, topic, body, pairs, sys_flag=sys_flag)
     store.append()
     return offset
 

@@ -33,7 +33,8 @@ from metaq.store.files.filecache import read_here
 from metaq.store.log.retention import RetentionRules
 from metaq.store.log.walk import Gap
 from metaq.store.messagestore import LOG, MessageStore
-from metaq.store.recordgroups import END_SIZE, Ready, group_end, put_record_group, ready_size
+from metaq.store.newrecord import NewRecord
+from metaq.store.recordgroups import END_SIZE, group_end, put_record_group
 from metaq.store.recovery.recovery import QUARANTINE, Recovery, open_store
 from metaq.store.recovery.verify import repair, verify
 from metaq.store.settings import StoreSettings
@@ -60,7 +61,7 @@ def _no_reports() -> Iterator[None]:
         yield
 
 
-def ready(store: MessageStore, key: TopicPartition, body: bytes, sys_flag: int = 0) -> Ready:
+def ready(store: MessageStore, key: TopicPartition, body: bytes, sys_flag: int = 0) -> NewRecord:
     """A message, with its body as its key where its topic has keys."""
     tail: bytes | None = None
     keys: tuple[str, ...] = ()
@@ -68,8 +69,27 @@ def ready(store: MessageStore, key: TopicPartition, body: bytes, sys_flag: int =
         properties = encode_properties([(KEYS, body[:8].hex())])
         tail, keys = record_tail(key.topic, properties), keys_of(key.topic, 0, properties)
     middle = constant_middle(sys_flag, 1_700_000_000_000, HOST, 1_700_000_000_001, HOST)
-    queue = store.queue(*key)
-    return Ready(queue, 0, body, body_crc(body), middle, HEADER_SIZE_TEXT + len(body), tail, 0, keys)
+    return NewRecord(
+        queue=store.queue(*key),
+        flag=0,
+        body=body,
+        crc=body_crc(body),
+        middle=middle,
+        text_size=HEADER_SIZE_TEXT + len(body),
+        tail=tail,
+        keys=keys,
+    )
+
+
+def test_a_put_takes_the_fields_of_a_record_by_name(tmp_path: Path) -> None:
+    """Its parameters are spelled out, so this compares them."""
+    store, _ = open_store(tmp_path, SETTINGS)
+    new = ready(store, FIRST, b"one")
+    offsets = [store.put(**new._asdict()), store.put(*new)]
+    store.append()
+    stored = [store.log.record_at(offset) for offset in offsets]
+    assert [each.size for each in stored if each is not None] == [new.size, new.size]
+    assert bodies(store, FIRST) == [b"one", b"one"]
 
 
 def put(store: MessageStore, key: TopicPartition, body: bytes) -> int:
@@ -123,7 +143,7 @@ def written(*, roll: bool, behind: bool, trusted: bool = False) -> Written:
     if roll:
         put(store, SECOND, b"padding".ljust(SEGMENT - store.log.end - 600, b"."))
     mark, rest = ready(store, MARKS, b'{"do":"commit"}'), [ready(store, *each) for each in GROUP]
-    sizes = [ready_size(mark) + END_SIZE, *map(ready_size, rest)]
+    sizes = [mark.size + END_SIZE, *(each.size for each in rest)]
     offsets = put_record_group(store, mark, rest)
     store.append()
     ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
@@ -195,7 +215,7 @@ def test_a_mark_alone_is_an_ordinary_record() -> None:
     store.append()
     stored = store.log.record_at(offset)
     assert stored is not None
-    assert (stored.size, group_end(stored)) == (ready_size(mark), None)
+    assert (stored.size, group_end(stored)) == (mark.size, None)
     assert decode_record(stored.buffer).properties == b""
 
 
@@ -229,7 +249,7 @@ def test_the_end_is_known_before_anything_is_staged(before: list[int], members: 
         store.append()
         store.log.prepare(lambda call: call())
     mark, rest = ready(store, MARKS, b"{}"), [ready(store, FIRST, bytes(size)) for size in members]
-    total = END_SIZE + sum(map(ready_size, (mark, *rest)))
+    total = END_SIZE + sum(each.size for each in (mark, *rest))
     staged = store.log.staged_end
     if total > SEGMENT - 8:
         with pytest.raises(

@@ -11,7 +11,7 @@ from metaq.protocol.record import constant_middle, host_bytes
 from metaq.store.files.disk import Usage
 from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.recordgroups import Ready, ready_size
+from metaq.store.newrecord import NewRecord
 from metaq.tx.xacodes import XaCode, XaError
 from tests.crash.driver import quiet
 from tests.crash.schedule import LosesAll, Schedule
@@ -116,8 +116,9 @@ def test_no_room_for_the_next_segment_at_each_step(command: str, state: str) -> 
 
 def fill_segment(store: MessageStore) -> None:
     """Leave no room for another record in the last segment."""
-    empty = Ready(store.queue("others", 0), 0, b"", 0, constant_middle(0, 0, HOST, 0, HOST), 20)
-    body = bytes(store.log.room_end - store.log.end - ready_size(empty) - 50)
+    middle = constant_middle(0, 0, HOST, 0, HOST)
+    empty = NewRecord(queue=store.queue("others", 0), flag=0, body=b"", crc=0, middle=middle, text_size=20)
+    body = bytes(store.log.room_end - store.log.end - empty.size - 50)
     store.put(*empty._replace(body=body, crc=zlib.crc32(body) & 0x7FFFFFFF, text_size=20 + len(body)))
     store.append()
     store.sync()

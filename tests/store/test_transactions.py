@@ -16,7 +16,7 @@ from metaq.protocol.record import decode_properties, decode_record, host_bytes
 from metaq.store.expiry import delete_expired
 from metaq.store.files.filecache import read_here, run_here
 from metaq.store.log.retention import RetentionRules
-from metaq.store.recordgroups import Ready
+from metaq.store.newrecord import NewRecord
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from metaq.tx.journal import Held, Journal
@@ -205,8 +205,8 @@ def without_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Marks as an older version writes them."""
     real = Journal.mark
 
-    def mark(journal: Journal, content: dict[str, Any]) -> Ready:
-        return real(journal, {name: each for name, each in content.items() if name != "topics"})
+    def mark(journal: Journal, content: dict[str, Any], ids: int) -> NewRecord:
+        return real(journal, {name: each for name, each in content.items() if name != "topics"}, ids)
 
     monkeypatch.setattr(Journal, "mark", mark)
 

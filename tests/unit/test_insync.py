@@ -19,7 +19,14 @@ class Case:
         self.agreed: list[set[int]] = []
         self.answers = True
         self.in_sync = InSync(
-            *(OWN, minimum, LAG_S, lambda: self.now, lambda: self.end, self._agree, lambda: None), eligible=eligible
+            own=OWN,
+            minimum=minimum,
+            lag_s=LAG_S,
+            monotonic=lambda: self.now,
+            own_end=lambda: self.end,
+            agree=self._agree,
+            changed=lambda: None,
+            eligible=eligible,
         )
 
     def _agree(self, wanted: frozenset[int]) -> bool:

@@ -86,6 +86,31 @@ def test_no_except_without_a_class(python_files: list[Path]) -> None:
     assert bare == []
 
 
+def arguments_and_elements(tree: ast.Module) -> Iterator[ast.expr]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from node.args
+        elif isinstance(node, ast.Tuple | ast.List | ast.Set):
+            yield from node.elts
+
+
+def packed(tree: ast.Module) -> Iterator[int]:
+    """Lines where arguments or elements are packed into a display that is unpacked at once, as in ``f(*(a, b), c)``."""
+    for node in arguments_and_elements(tree):
+        if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List | ast.Set):
+            yield node.lineno
+
+
+def test_nothing_is_packed_only_to_be_unpacked(python_files: list[Path]) -> None:
+    assert [name(path, line) for path in python_files for line in packed(ast.parse(path.read_bytes()))] == []
+
+
+def test_what_is_packed_is_found() -> None:
+    plain = "f(*names, *(a for a in b), *(x or y)); (1, *names)"
+    assert list(packed(ast.parse(plain))) == []
+    assert list(packed(ast.parse("f(*(a, b))\n(1, *(2,))\n{*[1]}\n[*{1}]"))) == [1, 2, 3, 4]
+
+
 def is_text(path: Path) -> bool:
     return path.suffix in TEXT_SUFFIXES or path.name in TEXT_NAMES
 

@@ -86,7 +86,10 @@ def test_what_else_stands_among_the_replicas() -> None:
     nodes["/metaq/groups/c/b/replicas/2"] = Candidate(Log(3, 70), -1).encode()
     nothing: Any = None
     election = Election(
-        *(cast(Any, _Tree(nodes)), "c/b", 1, "127.0.0.1:1"),
+        cast(Any, _Tree(nodes)),
+        "c/b",
+        1,
+        "127.0.0.1:1",
         log=nothing,
         elected=nothing,
         deposed=nothing,

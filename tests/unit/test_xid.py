@@ -32,8 +32,12 @@ def keys_in(commands: list[Command]) -> set[str | None]:
 @pytest.mark.parametrize(
     ("vector", "key"),
     [
-        *(("V17", GOLDEN_LOCAL), ("V18", GOLDEN_LOCAL), ("V19", GOLDEN_LOCAL)),
-        *(("V20", GOLDEN_XA), ("V21", GOLDEN_XA), ("V22", GOLDEN_XA)),
+        ("V17", GOLDEN_LOCAL),
+        ("V18", GOLDEN_LOCAL),
+        ("V19", GOLDEN_LOCAL),
+        ("V20", GOLDEN_XA),
+        ("V21", GOLDEN_XA),
+        ("V22", GOLDEN_XA),
         ("V34", LocalKey("S1", 1)),
     ],
 )

@@ -133,9 +133,14 @@ def administer(admin: ClientProcess, recorder: Recorder) -> None:
     recorder.scenario = "mqadmin"
     tool = AdminTool(admin, recorder.address)
     for command in (
-        *(["clusterList"], ["topicList"], ["topicRoute", "-t", "ways"], ["topicStatus", "-t", "ways"]),
-        *(["consumerProgress", "-g", "ways-consumers"], ["brokerStatus", "-b", recorder.address]),
-        *(["brokerConsumeStats", "-b", recorder.address], ["getBrokerConfig", "-b", recorder.address]),
+        ["clusterList"],
+        ["topicList"],
+        ["topicRoute", "-t", "ways"],
+        ["topicStatus", "-t", "ways"],
+        ["consumerProgress", "-g", "ways-consumers"],
+        ["brokerStatus", "-b", recorder.address],
+        ["brokerConsumeStats", "-b", recorder.address],
+        ["getBrokerConfig", "-b", recorder.address],
     ):
         tool.run(*command)
 

@@ -43,7 +43,10 @@ def test_a_producer_is_asked(tmp_path: Path) -> None:
         assert checked.header == (begun.ordinal, begun.log_offset, *unique)
         record = checked.record
         assert (record.topic, record.partition, record.queue_offset, record.log_offset) == (
-            *(TOPIC, 2, begun.ordinal, begun.log_offset),
+            TOPIC,
+            2,
+            begun.ordinal,
+            begun.log_offset,
         )
         assert (bytes(record.body), record.flag, record.sys_flag, record.born_ms) == (b"paid", 5, 0, BORN_MS)
         assert {"TAGS": "t", "UNIQ_KEY": "U1", "PGROUP": GROUP, "TRAN_MSG": "true"}.items() <= pairs_of(record).items()

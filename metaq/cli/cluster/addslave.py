@@ -20,8 +20,21 @@ LOOK_S: Final = 0.5
 REFUSED_WITHOUT: Final = ("cluster_name", "broker_name", "broker_number", "segment_bytes")
 """A master refuses a slave in which these differ."""
 OF_EACH: Final = (
-    *("data", "listen", "remoting_listen", "registry_listen", "registries", "advertise", "allow_public"),
-    *("tls_certificate", "tls_key", "role", "replica_number", "replication_listen", "master", "log_level", "broker_permission"),
+    "data",
+    "listen",
+    "remoting_listen",
+    "registry_listen",
+    "registries",
+    "advertise",
+    "allow_public",
+    "tls_certificate",
+    "tls_key",
+    "role",
+    "replica_number",
+    "replication_listen",
+    "master",
+    "log_level",
+    "broker_permission",
 )
 """Settings that each replica has of its own. All others should be as on the master, whose place a slave may take."""
 

@@ -23,8 +23,11 @@ from metaq.errors import ConfigError
 
 JARS: Final = ("zookeeper-3*", "zookeeper-jute-*", "slf4j-api-*", "snappy-java-*", "metrics-core-*")
 JVM_FLAGS: Final = (
-    *("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
-    *("-Dslf4j.internal.verbosity=ERROR", "-Dzookeeper.jmx.log4j.disable=true"),
+    "-Xmx128m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Dslf4j.internal.verbosity=ERROR",
+    "-Dzookeeper.jmx.log4j.disable=true",
 )
 STANDALONE: Final = "org.apache.zookeeper.server.ZooKeeperServerMain"
 MEMBER: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"

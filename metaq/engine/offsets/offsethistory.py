@@ -13,7 +13,7 @@ from typing import Final
 from metaq.engine.context import Context
 from metaq.engine.offsets.offsetexport import OffsetExport
 from metaq.engine.turn import Turns
-from metaq.engine.writing import Draft, note, stage
+from metaq.engine.writing import internal, note, stage
 from metaq.errors import MetaqError
 from metaq.message import HISTORY_TOPIC
 from metaq.protocol.sysflag import COMPRESSED
@@ -70,8 +70,7 @@ class OffsetHistory:
             return
         body = self._run(partial(zlib.compress, b"\n".join(lines), FAST))
         if not self._stopped:  # other greenlets ran meanwhile
-            now_ms = self._store.clock.now_ms()
-            stage(self._context, Draft(HISTORY_TOPIC, 0, body, {}, 0, COMPRESSED, now_ms, self._context.store_host))
+            stage(self._context, internal(self._context, HISTORY_TOPIC, body, sys_flag=COMPRESSED))
             note(self._turns, _recorded)
 
 

@@ -31,7 +31,7 @@ from metaq.engine.context import Context
 from metaq.engine.tables.offsets import Place
 from metaq.engine.tables.topics import FOLDER
 from metaq.engine.turn import Turns
-from metaq.engine.writing import Draft, note, stage
+from metaq.engine.writing import internal, note, stage
 from metaq.errors import MetaqError, Overloaded
 from metaq.message import OFFSETS_TOPIC, TopicPartition
 from metaq.protocol.record import decode_record
@@ -104,7 +104,9 @@ class OffsetLog:
             self._offsets.reset(*place, end)
             logger.warning(
                 "offset taken back to where its partition ends group=%s topic=%s partition=%d offset=%d end=%d",
-                *(*place, offset, end),
+                *place,
+                offset,
+                end,
             )
 
     # -- appending ----------------------------------------------------------------------------------------------------
@@ -135,8 +137,7 @@ class OffsetLog:
         try:
             while waiting:
                 portion = dict(islice(waiting.items(), self._most))
-                host, now_ms = self._context.store_host, self._store.clock.now_ms()
-                stage(self._context, Draft(*_KEY, orjson.dumps(rows_of(portion.items())), {}, 0, 0, now_ms, host))
+                stage(self._context, internal(self._context, OFFSETS_TOPIC, orjson.dumps(rows_of(portion.items()))))
                 self._on_their_way += 1
                 note(self._turns, partial(self._stored, portion, self._store.log.staged_end))
                 waiting = dict(islice(waiting.items(), self._most, None))

@@ -141,7 +141,10 @@ class Clients:
         elif before != client_id:
             logger.warning(
                 "client id belongs to another user, who gets the replies client=%.255r user=%s address=%s holder=%s",
-                *(client_id, name, session.address[0], user),
+                client_id,
+                name,
+                session.address[0],
+                user,
             )
 
     def _consume(self, name: str, member: Member) -> None:
@@ -164,7 +167,8 @@ class Clients:
         if differences:
             logger.warning(
                 "consumers of one group want different things, so messages will be missed group=%s wants=%s hint=%s",
-                *(group.name, " | ".join(map(str, differences))),
+                group.name,
+                " | ".join(map(str, differences)),
                 "subscribe all members alike, or give them different groups",
             )
 

@@ -79,12 +79,14 @@ class OffsetTable:
         elif self._resets and self._resets.get(place, now_s) > now_s:
             logger.info(
                 "commit ignored, its sender has not heard of the reset group=%s topic=%s partition=%d offset=%d reset_to=%d",
-                *(*place, offset, known),
+                *place,
+                offset,
+                known,
             )
         elif offset < known:
             self.ignored += 1
             logger.info(
-                "commit of a lower offset ignored group=%s topic=%s partition=%d offset=%d known=%d", *(*place, offset, known)
+                "commit of a lower offset ignored group=%s topic=%s partition=%d offset=%d known=%d", *place, offset, known
             )
         else:
             self._resets.pop(place, None)

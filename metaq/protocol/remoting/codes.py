@@ -144,7 +144,20 @@ COMPACT: Final = 1
 """The two header serializations: JSON text, and the binary one that RocketMQ calls ROCKETMQ."""
 
 LANGUAGES: Final = (
-    *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST", "NODE_JS"),
+    "JAVA",
+    "CPP",
+    "DOTNET",
+    "PYTHON",
+    "DELPHI",
+    "ERLANG",
+    "RUBY",
+    "OTHER",
+    "HTTP",
+    "GO",
+    "PHP",
+    "OMS",
+    "RUST",
+    "NODE_JS",
 )
 """The names of the languages that headers carry; the index is the number."""
 

@@ -103,9 +103,21 @@ class BrokerMetrics:
     def families(self, rest: Rest) -> Iterator[Family]:
         """Yield all metrics, without the parts whose source fails. ``rest`` is called between the steps of collecting them."""
         parts = (
-            *(self._messages, self._answers, self._lags, self._ages_of_lags, self._readers, self._reads),
-            *(self._log, self._age_of_log, self._disk, self._store, self._sizes),
-            *(self._delays, self._transactions, self._replicas, self._registries),
+            self._messages,
+            self._answers,
+            self._lags,
+            self._ages_of_lags,
+            self._readers,
+            self._reads,
+            self._log,
+            self._age_of_log,
+            self._disk,
+            self._store,
+            self._sizes,
+            self._delays,
+            self._transactions,
+            self._replicas,
+            self._registries,
         )
         for part in parts:
             if self.leaves:  # the store is about to be closed

@@ -49,7 +49,7 @@ class HttpServer(pywsgi.WSGIServer):
         """Prepare the server. ``answer`` is a WSGI application."""
         # without a name, pywsgi would look up its own in DNS and wait for that
         environ = {"SERVER_NAME": listening.getsockname()[0]}
-        super().__init__(*(listening, answer), log=None, error_log=None, environ=environ, handler_class=_Handler)
+        super().__init__(listening, answer, log=None, error_log=None, environ=environ, handler_class=_Handler)
         self._certificate = certificate
         self._connections: dict[Any, bool] = {}
         """By greenlet, the oldest first: true once the connection has sent its request."""

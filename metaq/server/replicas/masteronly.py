@@ -8,11 +8,22 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
 
 CODES: Final = (
-    *(Request.UPDATE_CONSUMER_OFFSET, Request.INVOKE_BROKER_TO_RESET_OFFSET, Request.CLONE_GROUP_OFFSET),
-    *(Request.LOCK_BATCH_MQ, Request.CONSUMER_SEND_MSG_BACK),
-    *(Request.UPDATE_AND_CREATE_TOPIC, Request.DELETE_TOPIC_IN_BROKER, Request.CLEAN_UNUSED_TOPIC),
-    *(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, Request.DELETE_SUBSCRIPTIONGROUP),
-    *(Request.END_TRANSACTION, Request.RESUME_CHECK_HALF_MESSAGE, Request.DECIDE_TRANSACTION),
+    # offsets, locks and retries of groups
+    Request.UPDATE_CONSUMER_OFFSET,
+    Request.INVOKE_BROKER_TO_RESET_OFFSET,
+    Request.CLONE_GROUP_OFFSET,
+    Request.LOCK_BATCH_MQ,
+    Request.CONSUMER_SEND_MSG_BACK,
+    # topics and groups
+    Request.UPDATE_AND_CREATE_TOPIC,
+    Request.DELETE_TOPIC_IN_BROKER,
+    Request.CLEAN_UNUSED_TOPIC,
+    Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+    Request.DELETE_SUBSCRIPTIONGROUP,
+    # decisions about transactions
+    Request.END_TRANSACTION,
+    Request.RESUME_CHECK_HALF_MESSAGE,
+    Request.DECIDE_TRANSACTION,
 )
 
 

@@ -175,7 +175,8 @@ class Replica:
         return Election(
             open_session(settings, SystemClock()),
             f"{settings.cluster_name}/{settings.broker_name}",
-            *(settings.replica_number, str(reached_at(self.address, self.broker.addresses.advertised))),
+            settings.replica_number,
+            str(reached_at(self.address, self.broker.addresses.advertised)),
             log=self._log,
             elected=lambda epoch, eligible: self._change(Role(is_master=True, epoch=epoch, eligible=eligible)),
             deposed=lambda: self._change(Role(is_master=False)),

@@ -42,16 +42,26 @@ class MasterRole:
         self._hot_bytes = settings.hot_bytes
         minimum = settings.min_in_sync if self._waits else 1  # without waiting, the master acknowledges alone
         self.in_sync = InSync(
-            *(settings.replica_number, minimum, settings.replica_lag_ms / 1000, store.clock.monotonic),
-            *(self._own_end, agree, self._progress),
+            own=settings.replica_number,
+            minimum=minimum,
+            lag_s=settings.replica_lag_ms / 1000,
+            monotonic=store.clock.monotonic,
+            own_end=self._own_end,
+            agree=agree,
+            changed=self._progress,
             held_before=opened.role.readable_end,
             eligible=opened.role.eligible,
         )
         self._least = settings.min_in_sync
         folder = settings.data / FOLDER
         self.feeder = Feeder(
-            *(store, opened.epochs, self.in_sync, identity_of(settings), self),
-            *(lambda: Documents(folder, store.disk), opened.run),
+            store,
+            opened.epochs,
+            self.in_sync,
+            identity_of(settings),
+            state=self,
+            documents=lambda: Documents(folder, store.disk),
+            run=opened.run,
             keeper=opened.authentication if opened.authentication.has_users else None,
             certificate=Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None,
             damaged=opened.recovery.damaged,
@@ -134,7 +144,10 @@ class SlaveRole:
         self._epochs, self._store = opened.epochs, opened.store
         folder: Path = settings.data / FOLDER
         self.follower = Follower(
-            *(opened.store, opened.epochs, identity_of(settings), str(opened.addresses.text)),
+            opened.store,
+            opened.epochs,
+            identity_of(settings),
+            str(opened.addresses.text),
             find_master=find_master,
             folder=folder,
             run=opened.run,

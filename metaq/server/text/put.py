@@ -69,6 +69,7 @@ class PutHandler:
                     crc = zlib.crc32(body) & 0x7FFFFFFF
                     if crc != checksum != NO_CHECKSUM:
                         raise checksum_mismatch()
+                    # by position, which is cheaper than by name
                     offset = store.put(queue, flag, body, crc, middle, HEADER_SIZE_TEXT + len(body))
             except (BrokerError, ProtocolError, StoreError) as error:
                 self._context.counters.refuse(error, 1)
@@ -154,10 +155,16 @@ class PutHandler:
         assert attribute is not None
         properties = encode_properties([(TAGS, attribute)])
         assert len(properties) <= MAX_PROPERTIES_LENGTH
-        tail = record_tail(queue.topic, properties)
-        crc = zlib.crc32(payload) & 0x7FFFFFFF
-        text_size = HEADER_SIZE_TEXT + len(put.body)
-        return self._store.put(queue, put.flag, payload, crc, middle, text_size, tail, java_hash(attribute))
+        return self._store.put(
+            queue=queue,
+            flag=put.flag,
+            body=payload,
+            crc=zlib.crc32(payload) & 0x7FFFFFFF,
+            middle=middle,
+            text_size=HEADER_SIZE_TEXT + len(put.body),
+            tail=record_tail(queue.topic, properties),
+            tag=java_hash(attribute),
+        )
 
     def _refusal(self, put: Put, error: MetaqError) -> str:
         where = TopicPartition(put.topic, put.partition)

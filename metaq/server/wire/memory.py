@@ -78,7 +78,9 @@ class Memory:
             self.evicted += closed
             logger.warning(
                 "connections closed for room count=%d held_bytes=%d freed_bytes=%d hint=%s",
-                *(closed, before, before - self.held),
+                closed,
+                before,
+                before - self.held,
                 "they kept commands unfinished or answers unread; setting: max_connections_bytes",
             )
 

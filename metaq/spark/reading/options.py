@@ -21,11 +21,31 @@ STRATEGY: Final = "startingOffsetsByTimestampStrategy"
 MAX_OFFSETS: Final = "maxOffsetsPerTrigger"
 CHOICES: Final = ("subscribe", "subscribePattern", "assign")
 READING: Final = (
-    *(SERVERS, USER, PASSWORD, TLS_CA, PATH, *CHOICES),
-    *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", STRATEGY),
-    *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
-    *(MAX_OFFSETS, "minPartitions", "failOnDataLoss", "includeHeaders", "includeErrors", "maxInflatedBytes"),
-    *("filterPushdown", "groupId", "verify"),
+    # the source
+    SERVERS,
+    USER,
+    PASSWORD,
+    TLS_CA,
+    PATH,
+    *CHOICES,
+    # the range
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    STRATEGY,
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    # the rest
+    MAX_OFFSETS,
+    "minPartitions",
+    "failOnDataLoss",
+    "includeHeaders",
+    "includeErrors",
+    "maxInflatedBytes",
+    "filterPushdown",
+    "groupId",
+    "verify",
 )
 EARLIEST: Final = -2
 LATEST: Final = -1

@@ -81,8 +81,14 @@ class Epochs:
         store, now_ms = self._store, self._store.clock.now_ms()
         body = orjson.dumps({"epochs": [list(epoch) for epoch in self.table]})
         middle = constant_middle(0, now_ms, bytes(8), now_ms, bytes(8))
-        crc, queue = zlib.crc32(body) & 0x7FFFFFFF, store.queue(EPOCHS_TOPIC, 0)
-        store.put(queue, 0, body, crc, middle, HEADER_SIZE_TEXT + len(body))
+        store.put(
+            queue=store.queue(EPOCHS_TOPIC, 0),
+            flag=0,
+            body=body,
+            crc=zlib.crc32(body) & 0x7FFFFFFF,
+            middle=middle,
+            text_size=HEADER_SIZE_TEXT + len(body),
+        )
 
     # -- a keeper (see ``metaq.engine.duties``) -----------------------------------------------------------------------
 

@@ -77,7 +77,12 @@ class TopicsHandler:
         if not 0 <= header.perm <= ANY_PERMISSION:
             raise BadRequest(f"perm is {header.perm}, not a sum of {READ} (read), {WRITE} (write) and {INHERIT} (template)")
         topic = Topic(
-            *(header.topic, header.write_queue_nums, header.read_queue_nums, header.perm, header.topic_sys_flag, header.order)
+            name=header.topic,
+            partitions=header.write_queue_nums,
+            read_partitions=header.read_queue_nums,
+            permission=header.perm,
+            sys_flag=header.topic_sys_flag,
+            order=header.order,
         )
         self._later.run(session, request, partial(self._create, session.principal, topic))
 

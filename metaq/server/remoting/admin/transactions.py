@@ -13,7 +13,7 @@ from metaq.engine.halfmessages import pairs_of
 from metaq.engine.turn import Short, Turns
 from metaq.errors import BadRequest, CorruptRecord, MetaqError, RequestFailed
 from metaq.message import HALF_TOPIC
-from metaq.protocol.ids import decode_offset_id
+from metaq.protocol.ids import decode_offset_id, offset_id_of
 from metaq.protocol.properties import PRODUCER_GROUP, REAL_QUEUE, REAL_TOPIC, UNIQUE_KEY
 from metaq.protocol.record import Record, decode_record
 from metaq.protocol.remoting.codes import Request, Response
@@ -175,7 +175,12 @@ class TransactionAdminHandler:
             problem = str(error)
         messages = [
             BranchMessage(
-                *(each.queue.topic, each.queue.partition, each.message_id, each.attribute, len(each.payload), each.born_ms)
+                topic=each.queue.topic,
+                partition=each.queue.partition,
+                message_id=each.message_id,
+                attribute=each.attribute,
+                size=len(each.payload),
+                born_ms=each.born_ms,
             )
             for each in held[:MOST_MESSAGES]
         ]
@@ -187,7 +192,8 @@ class TransactionAdminHandler:
         stored = self._context.store.record_at_offset(log_offset, read)
         if stored is not None:
             record = decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
-            if record.topic == HALF_TOPIC and offset_id.upper() == _offset_id(record, log_offset):  # not another broker's
+            ours = offset_id.upper() == offset_id_of(record.store_host, log_offset)
+            if ours and record.topic == HALF_TOPIC:
                 half = self._halves.find(origin_of(record, pairs_of(record)).ordinal)
                 if half is not None:
                     return Answer(body=(encode_half(_half_row(record, half)),))
@@ -309,17 +315,22 @@ def _cut(rows: Iterable[T], limit: int) -> tuple[list[T], bool]:
     return chosen[:limit], len(chosen) > limit
 
 
-def _offset_id(record: Record, log_offset: int) -> str:
-    return f"{record.store_host.hex().upper()}{log_offset:016X}"
-
-
 def _half_row(record: Record, half: UndecidedHalf) -> Half:
     pairs = pairs_of(record)
     origin = origin_of(record, pairs)
-    offset_id = _offset_id(record, half.log_offset)
+    offset_id = offset_id_of(record.store_host, half.log_offset)
     return Half(
-        *(offset_id, pairs.get(UNIQUE_KEY, offset_id), pairs[REAL_TOPIC], int(pairs[REAL_QUEUE]), pairs[PRODUCER_GROUP]),
-        *(half.since_ms, half.checks, half.due_ms, len(record.body), origin.ordinal, origin.log_offset),
+        offset_id=offset_id,
+        message_id=pairs.get(UNIQUE_KEY, offset_id),
+        topic=pairs[REAL_TOPIC],
+        partition=int(pairs[REAL_QUEUE]),
+        group=pairs[PRODUCER_GROUP],
+        since_ms=half.since_ms,
+        checks=half.checks,
+        due_ms=half.due_ms,
+        size=len(record.body),
+        ordinal=origin.ordinal,
+        log_offset=origin.log_offset,
     )
 
 

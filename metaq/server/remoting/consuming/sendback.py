@@ -4,27 +4,20 @@ A copy is parked at a delay level and then delivered to the group's retry topic.
 dead-letter topic, where it stays for an operator to look at.
 """
 
-import logging
 import random
 from typing import Final
 
 from metaq.engine.context import Context
+from metaq.engine.deadletters import dead_letter, most_retries, report_dead_letter
 from metaq.engine.tables.groups import Group
 from metaq.engine.tables.topics import Topic
 from metaq.engine.turn import Turns
-from metaq.engine.writing import Draft, delayed, stage
+from metaq.engine.writing import Draft, again, delayed, stage
 from metaq.errors import AccessDenied, RequestFailed
-from metaq.message import DEAD_PREFIX
 from metaq.protocol import properties
+from metaq.protocol.ids import offset_id_of
 from metaq.protocol.record import Record, decode_record
-from metaq.protocol.remoting.codes import (
-    FIRST_RETRY_LEVEL,
-    UNIT_SUBSCRIBED,
-    VERSION_WITH_MAX_RECONSUME,
-    WRITE,
-    Request,
-    Response,
-)
+from metaq.protocol.remoting.codes import FIRST_RETRY_LEVEL, UNIT_SUBSCRIBED, WRITE, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import SendBack, decode_header
 from metaq.protocol.text.messages import Stored
@@ -34,35 +27,8 @@ from metaq.server.remoting.session import DONE, Answer, RemotingSession, Request
 from metaq.server.wire.reads import StoreReads
 from metaq.store.files.filecache import Read
 
-logger = logging.getLogger(__name__)
-
 MOST_TIMES: Final = (1 << 31) - 1
 """How often a message can have been sent back: the field has 32 bits, and its first value comes from the sender."""
-
-
-def most_retries(group: Group, version: int, wanted: int | None) -> int:
-    """Return how often a message is redelivered: the client's number, if its version has that field, otherwise the group's."""
-    return group.retry_max_times if wanted is None or version < VERSION_WITH_MAX_RECONSUME else wanted
-
-
-def dead_letter(context: Context, group: Group, draft: Draft) -> Draft:
-    """Return the message as a draft for a group's dead-letter topic, which is created if needed."""
-    topic = context.topics.get(group.dead_topic) or context.topics.put(Topic(group.dead_topic, 1, 1))
-    pairs = {name: value for name, value in draft.properties.items() if name != properties.DELAY}
-    return Draft(
-        *(topic.name, 0, draft.body, pairs, draft.flag, draft.sys_flag, draft.born_ms, draft.born_host, draft.reconsume_times)
-    )
-
-
-def report_dead_letter(context: Context, draft: Draft) -> None:
-    """Count and log a message that was given up and is now in the dead-letter topic."""
-    context.counters.dead_letter.add(1)
-    pairs, group = draft.properties, draft.topic.removeprefix(DEAD_PREFIX)
-    message_id = pairs.get(properties.UNIQUE_KEY) or pairs.get(properties.ORIGIN_ID)
-    logger.warning(
-        "dead_letter group=%s topic=%s id=%s reconsume_times=%d kept_in=%s",
-        *(group, pairs.get(properties.RETRY_TOPIC, ""), message_id, draft.reconsume_times, draft.topic),
-    )
 
 
 class SendBackHandler:
@@ -138,11 +104,9 @@ class _SendBack(Change):
         pairs = properties.parse(record.properties.decode(errors="replace"))
         pairs.setdefault(properties.RETRY_TOPIC, record.topic)
         if properties.ORIGIN_ID not in pairs:
-            pairs[properties.ORIGIN_ID] = f"{record.store_host.hex().upper()}{record.log_offset:016X}"
-        draft = Draft(
-            *(group.retry_topic, random.randrange(group.retry_queue_nums), record.body, pairs, record.flag),
-            *(record.sys_flag, record.born_ms, record.born_host, min(record.reconsume_times, MOST_TIMES - 1) + 1),
-        )
+            pairs[properties.ORIGIN_ID] = offset_id_of(record.store_host, record.log_offset)
+        draft = again(record, group.retry_topic, random.randrange(group.retry_queue_nums), pairs)
+        draft.reconsume_times = min(record.reconsume_times, MOST_TIMES - 1) + 1
         most = most_retries(group, self._request.version, header.max_reconsume_times)
         if record.reconsume_times >= most or header.delay_level < 0:
             return dead_letter(self._context, group, draft)

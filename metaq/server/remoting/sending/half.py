@@ -7,12 +7,12 @@ whatever could be wrong with the message is refused when it is sent.
 import logging
 from typing import Final
 
-from metaq.engine.halfmessages import HalfMessages, pairs_of, parked
-from metaq.engine.writing import stage
+from metaq.engine.halfmessages import HalfMessages, pairs_of
+from metaq.engine.writing import again, stage
 from metaq.errors import BadRequest, MetaqError, RequestFailed
 from metaq.message import GIVEN_UP_TOPIC, HALF_TOPIC
 from metaq.protocol import properties
-from metaq.protocol.ids import decode_offset_id
+from metaq.protocol.ids import decode_offset_id, offset_id_of
 from metaq.protocol.record import Record, decode_record
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -103,7 +103,7 @@ class _End(Change):
     def _check(self, record: Record, pairs: dict[str, str]) -> None:
         """Raise ``RequestFailed`` when the message is not the one meant: after a power cut another one may have its ordinal."""
         header, origin = self._header, origin_of(record, pairs)
-        offset_id = f"{record.store_host.hex().upper()}{origin.log_offset:016X}"
+        offset_id = offset_id_of(record.store_host, origin.log_offset)
         if header.producer_group != pairs[properties.PRODUCER_GROUP]:
             raise _nothing(header, f"the message is of the group {pairs[properties.PRODUCER_GROUP]}")
         if header.commit_log_offset != origin.log_offset:
@@ -145,8 +145,8 @@ class _Resume(Change):
         if record.topic == HALF_TOPIC:
             raise RequestFailed(Response.SYSTEM_ERROR, f"the message at the log offset {self._log_offset} is already decided")
         self.check_load()
-        again = Origin(origin.ordinal, origin.log_offset, now_ms)
-        stage(messages.context, parked(record, pairs, HALF_TOPIC), {properties.HALF: str(again)})
+        renewed = Origin(origin.ordinal, origin.log_offset, now_ms)
+        stage(messages.context, again(record, HALF_TOPIC, 0, pairs), {properties.HALF: str(renewed)})
         messages.staged()
         self.answer_stored(len(record.body))
 

@@ -16,15 +16,17 @@ from metaq.address import Address
 from metaq.engine.context import Context
 from metaq.engine.tables.topics import reply_topic
 from metaq.engine.turn import Turns
-from metaq.engine.writing import CLEARED, Draft, stage
+from metaq.engine.writing import stage
 from metaq.errors import AccessDenied, MetaqError, Overloaded
 from metaq.protocol import properties
+from metaq.protocol.ids import offset_id_of
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import PushReply, SendMessage, encode_header
 from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.owed import owe
-from metaq.server.remoting.sending.send import SendHandler, read_header
+from metaq.server.remoting.sending.header import draft_of, read_header
+from metaq.server.remoting.sending.partitions import Partitions
 from metaq.server.remoting.session import Answer, Kept, RemotingSession, RequestHandler
 from metaq.store.queues.consumequeue import ConsumeQueue
 
@@ -49,10 +51,10 @@ class _Reply(NamedTuple):
 class ReplyHandler:
     """Pushes replies to the requesters."""
 
-    def __init__(self, context: Context, turns: Turns, sends: SendHandler) -> None:
+    def __init__(self, context: Context, turns: Turns, partitions: Partitions) -> None:
         self._context = context
         self._turns = turns
-        self._sends = sends
+        self._partitions = partitions
         host = context.store_host
         self._store_host = f"{'.'.join(map(str, host[:4]))}:{int.from_bytes(host[4:])}"
         self._topic = reply_topic(context.settings.cluster_name)
@@ -70,7 +72,7 @@ class ReplyHandler:
         demand(session.principal, Action.PUBLISH, header.topic)
         if header.topic != self._topic:  # the right to publish to other topics does not count here
             raise AccessDenied(f"replies go to the topic {self._topic}, not to {header.topic:.255}")
-        queue = self._sends.admit(session, header, request.body)
+        queue = self._partitions.admit(session, header, request.body)
         if self._pushed_bytes > self._context.settings.max_waiting_bytes:
             reason = f"{self._pushed_bytes} bytes of replies are being sent to requesters (max_waiting_bytes)"
             raise Overloaded(reason, retry_after_ms=RETRY_MS)
@@ -124,10 +126,7 @@ class ReplyHandler:
         session, _, header, body, queue = reply
         self._turns.check_load()
         self._context.store.check_writable()
-        draft = Draft(
-            *(queue.topic, queue.partition, body, properties.parse(header.properties or ""), header.flag),
-            *(header.sys_flag & CLEARED, header.born_timestamp, session.born_host, header.reconsume_times),
-        )
+        draft = draft_of(header, body, queue, session.born_host)
         placed = stage(self._context, draft)
-        message_id = self._sends.message_id(placed).decode()
+        message_id = offset_id_of(self._context.store_host, placed.log_offset)
         return {"msgId": message_id, "queueId": str(queue.partition), "queueOffset": str(placed.ordinal)}
