@@ -25,7 +25,7 @@ from metaq.store.recovery.recovery import Recovery, open_store
 
 
 class Opened(NamedTuple):
-    """What the role of a replica, and the rest of its broker, are built on."""
+    """The opened parts of a broker, on which the role of a replica and all the rest are built."""
 
     settings: Settings
     endpoint: Endpoint

@@ -69,7 +69,7 @@ class Store:
             raise self.failure
         return SimpleNamespace(available=7, ratio=0.5)
 
-    def statistics(self) -> SimpleNamespace:
+    def figures(self) -> SimpleNamespace:
         figures = {"begin": 0, "end": self.log.end, "durable_end": self.log.end, "damaged_reads": self.damaged}
         return SimpleNamespace(**figures, index_behind_bytes=0, index_paused=None)
 
