@@ -267,10 +267,7 @@ class GroupConsumer:
 
     def _begin(self, queue: MessageQueue) -> Fetcher | None:
         """Take a queue, without pulling yet; ``None`` when the consumer is closed or no longer subscribes to its topic."""
-        deadline = time.monotonic() + CONTROL_TIMEOUT_S
-        offset = self._offsets.read(queue, deadline)
-        if offset is None:
-            offset = self._beginning.offset(queue, deadline)
+        offset = self._first_offset(queue)
         with self._guard:
             if self._closed or queue.topic not in self._subscriptions:
                 return None
@@ -279,6 +276,11 @@ class GroupConsumer:
         self._gained(fetcher, offset)
         logger.info("queue taken group=%s queue=%s from=%s", self.group, queue, offset)
         return fetcher
+
+    def _first_offset(self, queue: MessageQueue) -> QueueOffset:
+        deadline = time.monotonic() + CONTROL_TIMEOUT_S
+        saved = self._offsets.read(queue, deadline)
+        return self._beginning.offset(queue, deadline) if saved is None else saved
 
     def _drop(self, queues: Sequence[MessageQueue]) -> None:
         """Give up queues after committing their offsets; a busy queue is given up when its message is consumed."""
