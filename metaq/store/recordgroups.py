@@ -49,7 +49,7 @@ def put_record_group(store: MessageStore, mark: NewRecord, rest: Sequence[Fields
     sizes += [HEADER_SIZE + len(body) + len(tail or queue.tail) + CHECKSUM_SIZE for queue, _, body, _, _, _, tail, _, _ in rest]
     total, most = sum(sizes), store.settings.segment_bytes - BLANK_SIZE
     if total > most:
-        raise BadRequest(f"{len(sizes)} records that must stay together take {total} bytes, but a segment has room for {most}")
+        raise BadRequest(f"{len(sizes)} records kept together take {total} bytes, a segment of the log has room for {most}")
     log = store.log
     log.reserve(total)
     end = log.end_of(sizes)

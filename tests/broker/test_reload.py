@@ -152,7 +152,7 @@ def test_what_needs_a_restart_is_told(reloaded: Reloaded) -> None:
         ("max_groups: 7\nkeep_hours: 2024-99-99\n", "keep_hours: '2024-99-99' cannot be read as timestamp ("),
         ("max_groups: 7\nkeep_hours: .inf\n", "keep_hours: Input should be a finite number ("),
         # right as a file, but not with the segments of the process that runs
-        ("max_groups: 7\nmax_body_bytes: 40000000\nsegment_bytes: 80000000\n", "segment_bytes is smaller"),
+        ("max_groups: 7\nmax_body_bytes: 40000000\nsegment_bytes: 80000000\n", "segment_bytes must be at least"),
     ],
 )
 def test_a_bad_file_leaves_everything_as_it_was(tmp_path: Path, text: str, reason: str) -> None:
@@ -170,7 +170,7 @@ def test_a_bad_file_leaves_everything_as_it_was(tmp_path: Path, text: str, reaso
         assert len([line for line in log.splitlines() if "settings not reloaded" in line]) == 1
         assert made.in_force() == before
         create_group(asker, "the-eighth")
-        with pytest.raises(Refused, match="there are 8 groups already"):
+        with pytest.raises(Refused, match="there are already 8 groups"):
             create_group(asker, "the-ninth")
         with TextClient(*made.address) as client:
             client.put("second", b"x")

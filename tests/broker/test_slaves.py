@@ -65,7 +65,7 @@ def test_a_slave_becomes_master_though_it_cannot_make_a_topic_of_its_settings(cl
     wait_caught_up(master, slave)
     master.kill()
     slave.promote()
-    assert "topic of the settings not made topic=wanted reason=there are 2 topics already" in slave.stderr()
+    assert "topic of the settings not made topic=wanted reason=there are already 2 topics" in slave.stderr()
 
 
 def test_what_a_slave_refuses(cluster: Cluster) -> None:

@@ -157,6 +157,6 @@ def test_a_broker_refuses_a_topic_without_partitions(process: BrokerProcess) -> 
             if fits:
                 admin._ask(address, Request.UPDATE_AND_CREATE_TOPIC, header)
             else:
-                with pytest.raises(metaq.Refused, match="the topic z needs a partition"):
+                with pytest.raises(metaq.Refused, match="the topic z needs at least one partition"):
                     admin._ask(address, Request.UPDATE_AND_CREATE_TOPIC, header)
                 assert "z" not in admin.topics()

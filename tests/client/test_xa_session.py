@@ -422,7 +422,7 @@ def test_a_broker_that_cannot_be_asked_is_told(stack: contextlib.ExitStack) -> N
     with pytest.raises(ConnectionFailed):
         setup.session.tpc_recover()
     setup.resources[1].wanted["RECOVER"] = [(200, "TX:a:1")]
-    with pytest.raises(ClientError, match="'TX:a:1', which is no branch"):
+    with pytest.raises(ClientError, match="'TX:a:1', which is not a branch"):
         setup.session.tpc_recover()
 
 

@@ -46,7 +46,7 @@ def test_a_folder_that_this_machine_does_not_have_is_not_looked_at(tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     with BrokerProcess(Path("data")) as broker:
         Cli("").run("debug-bundle", "--broker", broker.address, "--out", str(file))
-        assert "disk.txt: data is relative to where the broker was started; say --data DIR" in problems(file)
+        assert "disk.txt: data is relative to the folder in which the broker was started; give --data DIR" in problems(file)
         Cli("").run("debug-bundle", "--broker", broker.address, "--data", str(tmp_path / "data"), "--out", str(file))
         assert problems(file) == ""
     with BrokerProcess(tmp_path / "data") as broker:

@@ -199,7 +199,7 @@ def test_a_filtered_query_is_the_same_with_and_without_pushdown(spark: "SparkSes
         ({"endingOffsets": "earliest"}, "ConfigError: endingOffsets: a batch cannot end at earliest"),
         ({"failOnDataLoss": "perhaps"}, "ConfigError: failOnDataLoss: 'perhaps' is neither true nor false"),
         ({"groupId": "g"}, "ConfigError: groupId: only streaming queries"),
-        ({"path": "here"}, "ConfigError: needed is .* not both"),
+        ({"path": "here"}, "ConfigError: give .* both are there"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(

@@ -252,9 +252,7 @@ def test_the_end_is_known_before_anything_is_staged(before: list[int], members: 
     total = END_SIZE + sum(each.size for each in (mark, *rest))
     staged = store.log.staged_end
     if total > SEGMENT - 8:
-        with pytest.raises(
-            BadRequest, match=f"{1 + len(members)} records that must stay together take {total} bytes.* room for 2040"
-        ):
+        with pytest.raises(BadRequest, match=f"{1 + len(members)} records kept together take {total} bytes.* room for 2040"):
             put_record_group(store, mark, rest)
         assert (store.log.staged_end, store.queue(*MARKS).next, store.queue(*FIRST).next) == (staged, 0, 0)
         return

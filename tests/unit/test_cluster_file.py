@@ -86,7 +86,10 @@ def test_a_host_wins_over_what_all_have(tmp_path: Path) -> None:
         ),
         ({"broker": {"data": "/d", "listen": "127.0.0.1:0"}}, "hosts.a.broker.listen: '127.0.0.1:0' is not HOST:PORT"),
         ({"broker": {"data": "/d", "role": "elected"}}, "hosts.a.broker.settings: role elected needs zookeeper"),
-        ({"broker": {"data": "/d", "users_file": "/u"}}, "hosts.a.broker.users_file: needs an absolute path, and admin"),
+        (
+            {"broker": {"data": "/d", "users_file": "/u"}},
+            "hosts.a.broker.users_file: needs an absolute path, and the key admin",
+        ),
         ({"registry": {"data": "/d", "listen": "x:1"}}, "hosts.a.registry.listen: unknown setting"),
     ],
 )

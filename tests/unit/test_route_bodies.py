@@ -154,7 +154,7 @@ def test_a_damaged_compressed_registration_is_refused(body: bytes) -> None:
 def test_what_a_broker_may_not_register(right: bytes, wrong: bytes) -> None:
     """SG-109: it would be written into the routes of everybody."""
     assert right in REGISTRATION
-    with pytest.raises(BadRequest, match="the body is no registration"):
+    with pytest.raises(BadRequest, match="the body is not a registration"):
         decode_registration(REGISTRATION.replace(right, wrong), VERSION, False)
 
 

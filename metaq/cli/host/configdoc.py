@@ -12,13 +12,13 @@ HEAD: Final = """\
 
 `metaq config doc` prints this page from the settings themselves.
 
-Set each of them in a configuration file (`metaq serve --config FILE`), in the environment or by a flag:
+Give a setting in a configuration file (`metaq serve --config FILE`), in the environment or by a flag:
 
     max_body_bytes: 65536          # the file
     METAQ_MAX_BODY_BYTES=65536     # the environment, which overrides the file
     --max-body-bytes 65536         # a flag, which overrides both
 
-An unknown name is an error that suggests the nearest known one, and so is a setting that occurs twice in a file.
+An unknown name is an error, which suggests the nearest known name. A setting that occurs twice in a file is an error, too.
 `conf/broker.yaml` has every setting of `metaq serve` with its default and a comment, `conf/registry.yaml` those of
 `metaq registry`.
 

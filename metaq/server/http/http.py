@@ -60,7 +60,7 @@ STALLS: Final = Metric(
     "metaq_loop_stall_seconds",
     Kind.HISTOGRAM,
     "seconds",
-    "How many seconds too late the event loop was, looked at every 0.1 s.",
+    "Delay of the event loop in seconds, measured every 0.1 s.",
 )
 OWN: Final = (BUILD, READY, *PROCESS, STALLS)
 """The metrics that every process exposes from the start."""

@@ -23,38 +23,34 @@ def _histogram(name: str, text: str) -> Metric:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 MESSAGES_IN: Final = _counter(
-    "metaq_messages_in_total", "messages", "Messages put that can be read; on a slave, those copied.", "topic"
+    "metaq_messages_in_total", "messages", "Messages that were put and can be read; on a slave, messages copied.", "topic"
 )
 BYTES_IN: Final = _counter("metaq_in_bytes_total", "bytes", "Bytes of the bodies of those messages.", "topic")
 MESSAGES_OUT: Final = _counter(
-    "metaq_messages_out_total", "messages", "Messages given to consumers and readers.", "topic", "group"
+    "metaq_messages_out_total", "messages", "Messages delivered to consumers and readers.", "topic", "group"
 )
-BYTES_OUT: Final = _counter("metaq_out_bytes_total", "bytes", "Bytes of the messages given.", "topic", "group")
+BYTES_OUT: Final = _counter("metaq_out_bytes_total", "bytes", "Bytes of the messages delivered.", "topic", "group")
 ASKED: Final = _counter("metaq_pulls_total", "pulls", "Gets and pulls that were answered.")
-MISSED: Final = _counter("metaq_pulls_empty_total", "pulls", "Gets and pulls that brought no message.")
-REFUSED: Final = _counter(
-    "metaq_puts_refused_total", "puts", "Puts and sends that failed, by the error that refused them.", "reason"
-)
+MISSED: Final = _counter("metaq_pulls_empty_total", "pulls", "Gets and pulls that returned no message.")
+REFUSED: Final = _counter("metaq_puts_refused_total", "puts", "Puts and sends that were refused, by error.", "reason")
 LATE: Final = _counter(
     "metaq_puts_late_total",
     "answers",
-    "Answers to a client's puts of one turn: stored, but not as safe as promised within the time, by what was lacking.",
+    "Answers to the puts of a client in one turn that were stored, but not as safe as configured in time, by what was missing.",
     "lacks",
 )
 SEND: Final = _histogram(
     "metaq_send_seconds",
-    "Seconds from the first put of a turn of the event loop to its answers, which are as safe as promised.",
+    "Seconds from the first put of a turn of the event loop to its answers, when the puts are as safe as configured.",
 )
 SYNC: Final = _histogram("metaq_fsync_seconds", "Seconds that a sync of the log took.")
-TURN: Final = _histogram("metaq_turn_seconds", "Seconds of the processor that each turn of the event loop took.")
-LONGEST_TURN: Final = _gauge(
-    "metaq_longest_turn_seconds", "seconds", "The most seconds of the processor that one turn took, since the start."
-)
+TURN: Final = _histogram("metaq_turn_seconds", "Processor seconds of each turn of the event loop.")
+LONGEST_TURN: Final = _gauge("metaq_longest_turn_seconds", "seconds", "Processor seconds of the longest turn since the start.")
 WAITING_BYTES: Final = _gauge("metaq_waiting_bytes", "bytes", "Bytes of puts that wait for the disk or the replicas.")
 SENT_BACK: Final = _counter(
     "metaq_messages_sent_back_total", "messages", "Messages that consumers sent back to be tried again."
 )
-DEAD: Final = _counter("metaq_dead_letters_total", "messages", "Messages given up after all tries and kept as dead letters.")
+DEAD: Final = _counter("metaq_dead_letters_total", "messages", "Messages that became dead letters after all retries.")
 
 # -- consumers --------------------------------------------------------------------------------------------------------
 
@@ -64,7 +60,7 @@ LAG: Final = _gauge(
 LAG_AGE: Final = _gauge(
     "metaq_consumer_lag_seconds",
     "seconds",
-    "Seconds since the oldest of these messages was stored; 0 without any.",
+    "Seconds since the oldest of these messages was stored; 0 if there is none.",
     "group",
     "topic",
 )
@@ -73,74 +69,78 @@ READER_LAG: Final = _gauge(
 )
 MEMBERS: Final = _gauge("metaq_consumer_members", "connections", "Consumers of a group that are connected now.", "group")
 HELD: Final = _gauge("metaq_held_pulls", "pulls", "Gets and pulls that wait for a message.")
-COLD: Final = _counter("metaq_cold_reads_total", "reads", "Reads of what was not in memory, which had to wait for the disk.")
-COLD_NOW: Final = _gauge("metaq_cold_reads_waiting", "reads", "Reads that wait for the disk now.")
-CONNECTIONS: Final = _gauge("metaq_connections", "connections", "Open connections by what they speak.", "protocol")
-CONNECTIONS_BYTES: Final = _gauge(
-    "metaq_connections_bytes", "bytes", "Bytes that connections hold: commands that have not ended, puts in flight, answers."
+COLD: Final = _counter(
+    "metaq_cold_reads_total", "reads", "Reads that had to wait for the disk because their data was not in memory."
 )
-EVICTED: Final = _counter("metaq_connections_evicted_total", "connections", "Connections that were closed for room.")
+COLD_NOW: Final = _gauge("metaq_cold_reads_waiting", "reads", "Reads that wait for the disk now.")
+CONNECTIONS: Final = _gauge("metaq_connections", "connections", "Open connections by protocol.", "protocol")
+CONNECTIONS_BYTES: Final = _gauge(
+    "metaq_connections_bytes", "bytes", "Memory of connections in bytes: incomplete commands, puts in progress, answers."
+)
+EVICTED: Final = _counter("metaq_connections_evicted_total", "connections", "Connections that were closed to free memory.")
 
 # -- store ------------------------------------------------------------------------------------------------------------
 
 LOG_BYTES: Final = _gauge("metaq_log_bytes", "bytes", "Bytes of the log from its oldest message to its end.")
 WRITTEN: Final = _counter("metaq_log_written_bytes_total", "bytes", "Bytes written to the log.")
-UNSYNCED: Final = _gauge(
-    "metaq_log_unsynced_bytes", "bytes", "Bytes at the end of the log that are not on the disk for certain."
+UNSYNCED: Final = _gauge("metaq_log_unsynced_bytes", "bytes", "Bytes at the end of the log that are not yet synced.")
+OLDEST: Final = _gauge(
+    "metaq_oldest_message_seconds", "seconds", "Seconds since the oldest message was stored; 0 if there is none."
 )
-OLDEST: Final = _gauge("metaq_oldest_message_seconds", "seconds", "Seconds since the oldest message was stored; 0 without any.")
-DISK_FREE: Final = _gauge("metaq_disk_free_bytes", "bytes", "Bytes that are free on the file system of the data folder.")
-DISK_USED: Final = _gauge("metaq_disk_used_ratio", "ratio", "Part of that file system that is in use, as df counts.")
+DISK_FREE: Final = _gauge("metaq_disk_free_bytes", "bytes", "Free bytes on the file system of the data folder.")
+DISK_USED: Final = _gauge("metaq_disk_used_ratio", "ratio", "Used part of that file system, as in df.")
 WRITABLE: Final = _gauge(
-    "metaq_writable", "0 or 1", "Whether messages are taken: 0 on a slave, on a full disk and after a failed sync."
+    "metaq_writable", "0 or 1", "Whether messages are accepted: 0 on a slave, on a full disk and after a failed sync."
 )
-KEYS_BEHIND: Final = _gauge(
-    "metaq_key_index_behind_bytes", "bytes", "Bytes of the log whose keys are still to be read and entered."
-)
-KEYS_PAUSED: Final = _gauge("metaq_key_index_paused", "0 or 1", "Whether no keys are entered for now, for lack of room.")
+KEYS_BEHIND: Final = _gauge("metaq_key_index_behind_bytes", "bytes", "Bytes of the log whose keys are not yet indexed.")
+KEYS_PAUSED: Final = _gauge("metaq_key_index_paused", "0 or 1", "Whether indexing of keys pauses because there is no room.")
 DAMAGED: Final = _counter("metaq_damaged_reads_total", "reads", "Reads that found a damaged or missing record.")
 PARTITIONS: Final = _gauge("metaq_partitions", "partitions", "Partitions that ever had a message.")
-TOPICS: Final = _gauge("metaq_topics", "topics", "Topics of this broker, its own among them.")
+TOPICS: Final = _gauge("metaq_topics", "topics", "Topics of this broker, including its own.")
 GROUPS: Final = _gauge("metaq_groups", "groups", "Consumer groups that this broker knows.")
 
 # -- delays and transactions ------------------------------------------------------------------------------------------
 
 DELAYED: Final = _gauge("metaq_delayed_messages", "messages", "Delayed messages that are not delivered yet.", "level")
 HALVES: Final = _gauge("metaq_half_messages", "messages", "Transactional messages whose producers have not decided yet.")
-HALF_AGE: Final = _gauge("metaq_half_oldest_seconds", "seconds", "Seconds since the oldest of these was put; 0 without any.")
+HALF_AGE: Final = _gauge(
+    "metaq_half_oldest_seconds", "seconds", "Seconds since the oldest of these was put; 0 if there is none."
+)
 HALF_COMMITTED: Final = _counter("metaq_half_committed_total", "messages", "Transactional messages that were committed.")
 HALF_ROLLED_BACK: Final = _counter("metaq_half_rolled_back_total", "messages", "Transactional messages that were rolled back.")
-HALF_GIVEN_UP: Final = _counter("metaq_half_given_up_total", "messages", "Transactional messages that nobody decided in time.")
-HALF_CHECKS: Final = _counter("metaq_half_checks_total", "questions", "Questions to producers about undecided messages.")
+HALF_GIVEN_UP: Final = _counter(
+    "metaq_half_given_up_total", "messages", "Transactional messages that were not decided in time."
+)
+HALF_CHECKS: Final = _counter("metaq_half_checks_total", "questions", "Checks sent to producers about undecided messages.")
 BRANCHES: Final = _gauge("metaq_branches_open", "branches", "Transactions that have begun and are not prepared.")
 BRANCH_BYTES: Final = _gauge("metaq_branches_open_bytes", "bytes", "Bytes of their messages, which wait in memory.")
 PREPARED: Final = _gauge("metaq_branches_prepared", "branches", "XA branches that are prepared and undecided.")
 PREPARED_AGE: Final = _gauge(
-    "metaq_branch_oldest_prepared_seconds", "seconds", "Seconds since the oldest of these was prepared; 0 without any."
+    "metaq_branch_oldest_prepared_seconds", "seconds", "Seconds since the oldest of these was prepared; 0 if there is none."
 )
-HEURISTIC: Final = _gauge(
-    "metaq_branches_heuristic", "branches", "XA branches decided by an operator that nobody has forgotten yet."
-)
+HEURISTIC: Final = _gauge("metaq_branches_heuristic", "branches", "XA branches decided by an operator and not yet forgotten.")
 
 # -- replicas ---------------------------------------------------------------------------------------------------------
 
 MASTER: Final = _gauge("metaq_is_master", "0 or 1", "Whether this replica is the master.")
 EPOCH: Final = _gauge("metaq_epoch", "epochs", "The epoch of this replica's log: every new master begins the next one.")
-IN_SYNC: Final = _gauge("metaq_in_sync_replicas", "replicas", "Replicas in sync, the master among them.")
+IN_SYNC: Final = _gauge("metaq_in_sync_replicas", "replicas", "Replicas in sync, including the master.")
 LEAST_IN_SYNC: Final = _gauge("metaq_min_in_sync_replicas", "replicas", "Replicas that must be in sync for a put to be safe.")
 REPLICA_LAG: Final = _gauge(
     "metaq_replica_lag_bytes",
     "bytes",
-    "Bytes of the master's log that a slave lacks: the master tells of each, a slave of itself.",
+    "Bytes of the master's log that a slave lacks; a master reports all slaves, a slave itself.",
     "replica",
 )
 REPLICA_LAG_AGE: Final = _gauge(
     "metaq_replica_lag_seconds",
     "seconds",
-    "Seconds since a slave last held everything, told by the master, once it did.",
+    "Seconds since a slave last had the whole log, reported by the master once it had.",
     "replica",
 )
-REPLICA_IN_SYNC: Final = _gauge("metaq_replica_in_sync", "0 or 1", "Whether a slave is in sync, told by the master.", "replica")
+REPLICA_IN_SYNC: Final = _gauge(
+    "metaq_replica_in_sync", "0 or 1", "Whether a slave is in sync, reported by the master.", "replica"
+)
 
 # -- registries -------------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,7 @@ from typing import Final
 
 from metaq.engine.figures.metrics import Family, Kind, Metric
 
-RESIDENT: Final = Metric(
-    "process_resident_memory_bytes", Kind.GAUGE, "bytes", "Memory of this process that is resident, in bytes."
-)
+RESIDENT: Final = Metric("process_resident_memory_bytes", Kind.GAUGE, "bytes", "Resident memory of this process, in bytes.")
 OPEN_FILES: Final = Metric("process_open_fds", Kind.GAUGE, "descriptors", "Open file descriptors.")
 MOST_FILES: Final = Metric("process_max_fds", Kind.GAUGE, "descriptors", "File descriptors that may be open.")
 PROCESSOR: Final = Metric(
