@@ -10,7 +10,10 @@ from metaq.store.recovery.progress import Tell
 
 
 def serve(make: Callable[[Settings, Tell], Server]) -> NoReturn:
-    """Serve what ``make`` makes, by flags of ``metaq serve``, each with its value."""
-    arguments = iter(sys.argv[1:])
-    settings = load(None, {}, {flag[2:].replace("-", "_"): value for flag, value in zip(arguments, arguments, strict=True)})
+    """Serve what ``make`` makes, by flags of ``metaq serve``, each with its value: ``--flag value`` or ``--flag=value``."""
+    given, arguments = {}, iter(sys.argv[1:])
+    for argument in arguments:
+        flag, separator, value = argument.partition("=")
+        given[flag[2:].replace("-", "_")] = value if separator else next(arguments)
+    settings = load(None, {}, given)
     sys.exit(run(settings, make))
