@@ -37,28 +37,28 @@ def deploy(context: Any, cluster: str = CLUSTER, dry_run: bool = False) -> None:
 
 @task
 def rollback(context: Any, cluster: str = CLUSTER, to: str = "") -> None:
-    """Run the release that ran before this one again, or --to RELEASE."""
+    """Go back to the previous release, or --to RELEASE."""
     with read(cluster) as found:
         tasks.rollback(found, say, to=to)
 
 
 @task(name="upgrade-check")
 def upgrade_check(context: Any, cluster: str = CLUSTER) -> None:
-    """Say what a deploy would change, and what is in its way."""
+    """Show what a deploy would change, and what prevents it."""
     with read(cluster) as found:
         tasks.upgrade_check(found, say)
 
 
 @task
 def start(context: Any, cluster: str = CLUSTER, on: str = "") -> None:
-    """Start what does not run, on all hosts or --on HOST,HOST."""
+    """Start the services that do not run, on all hosts or --on HOST,HOST."""
     with read(cluster) as found:
         tasks.start(found, say, found.only(on))
 
 
 @task
 def stop(context: Any, cluster: str = CLUSTER, on: str = "") -> None:
-    """Stop what runs, on all hosts or --on HOST,HOST."""
+    """Stop the services, on all hosts or --on HOST,HOST."""
     with read(cluster) as found:
         tasks.stop(found, say, found.only(on))
 
@@ -72,7 +72,7 @@ def restart(context: Any, cluster: str = CLUSTER) -> None:
 
 @task
 def status(context: Any, cluster: str = CLUSTER, on: str = "") -> None:
-    """Show what runs where, and how it is; ends with 1 when not all is well."""
+    """Show the services on each host and their state; exit code 1 unless all is well."""
     with read(cluster) as found:
         if not tasks.status(found, say, found.only(on)):
             raise Exit(code=1)

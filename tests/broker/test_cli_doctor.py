@@ -150,5 +150,5 @@ def test_a_broker_whose_disk_is_full(tmp_path: Path) -> None:
     """E-04: it says itself that it stores nothing, and why."""
     with BrokerProcess(tmp_path / "data", "--least-free-bytes", str(1 << 60)) as broker:
         found = sick(Cli(broker.registry))
-        assert found["writable"].startswith("metaq stores nothing: ")
+        assert found["writable"].startswith("metaq cannot store messages: ")
     shutil.rmtree(broker.data)
