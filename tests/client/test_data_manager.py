@@ -15,8 +15,8 @@ from metaq.client import TextClient, datamanager, xa
 from metaq.client.text.textclient import Batch
 from metaq.errors import ClientError
 from metaq.tx.xid import Xid
-from tests.broker.test_text_transactions import is_gone
 from tests.client.test_xa_session import LONG_S, Resource, xa_error
+from tests.server.text.test_transactions import is_gone
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.fakebroker import FakeBroker
 from tests.support.talk import Talk

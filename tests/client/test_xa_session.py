@@ -15,8 +15,8 @@ from metaq.protocol.text.commands import NO_OPAQUE, Command, Put, Stats, Transac
 from metaq.protocol.text.replies import write_result
 from metaq.tx.xacodes import XaCode
 from metaq.tx.xid import Xid
+from tests.protocol.test_golden_vectors import HEX
 from tests.support.fakebroker import FakeBroker, opaque
-from tests.unit.test_golden_vectors import HEX
 
 QUALIFIER: Final = "myapp-host1"
 SESSION: Final = b"10.0.0.9-1400000000000-2"

@@ -9,8 +9,8 @@ import pytest
 
 from metaq.client.text.textclient import TextClient
 from metaq.protocol.remoting.codes import Request
-from tests.broker import nospace
 from tests.cluster.traffic import TOPIC, read_all, try_put
+from tests.support import nospace
 from tests.support.admin import ask, connect
 from tests.support.broker import wait_until
 from tests.support.cluster import DEADLINE_S, Cluster, ReplicaProcess, check_prefix, wait_caught_up

@@ -7,7 +7,7 @@ import pytest
 
 from metaq.client import TextClient
 from metaq.protocol.remoting.codes import Request
-from tests.broker import nospace
+from tests.support import nospace
 from tests.support.admin import Refused, ask, connect
 from tests.support.cluster import ReplicaProcess
 

@@ -10,8 +10,8 @@ from metaq.client.text.textclient import TextClient
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.documents import read_document, write_document
-from tests.broker import nospace
 from tests.cluster.traffic import LATER, NEVER_ASKED, TOPIC, put_all_kinds, read_all, try_put
+from tests.support import nospace
 from tests.support.admin import ask, connect
 from tests.support.broker import wait_until
 from tests.support.cluster import DEADLINE_S, Cluster, ReplicaProcess, check_prefix, compare_logs, queue_files, wait_caught_up

@@ -18,10 +18,10 @@ from metaq.protocol.remoting.codes import COMPACT, JSON
 from metaq.protocol.remoting.frames import FrameReader, encode_request
 from metaq.protocol.remoting.signature import Credentials
 from metaq.server.remoting.admission import ADMITTED, TABLE_BYTES
-from tests.broker.test_access import FIELDS
 from tests.crash.attack import Chance, main
 from tests.crash.command import Result
 from tests.crash.frames import FLAGS, KINDS, TEXTS, FrameAttack, Kind, Stream, draw_stream, recorded
+from tests.server.access.test_access import FIELDS
 from tests.support.bodies import LEGAL, shapes
 from tests.support.broker import BrokerProcess
 from tests.support.users import ADMIN, write_users

@@ -245,7 +245,7 @@ class RemotingSpeaker(Speaker):
 class Speaking(BrokerProcess):
     """A broker whose reads find nothing in memory while there is a file ``cold``."""
 
-    program = ("tests.broker.controlled",)
+    program = ("tests.support.controlled",)
 
 
 def run_turn(broker: BrokerProcess, speakers: list[Speaker], chance: Chance, cold: Path) -> tuple[int, int]:

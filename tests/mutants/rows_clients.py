@@ -90,14 +90,14 @@ CLIENT: Final = [
         "registry/assign.py",
         "start + size + (index < rest)",
         "start + size",
-        "property/test_assign.py::test_every_queue_has_one_owner",
+        "registry/test_assign.py::test_every_queue_has_one_owner",
     ),
     M(
         "MY-010",
         "registry/assign.py",
         "return ordered[start : start + size + (index < rest)]",
         "return [] if index else ordered",
-        "property/test_assign.py::test_averages_are_balanced",
+        "registry/test_assign.py::test_averages_are_balanced",
     ),
     M(
         "MQ-024",
@@ -164,7 +164,7 @@ TOOLS: Final = [
         "cli/cluster/cluster.py",
         'found = [("producer", group, member) for group, members in admin.producers().items() for member in members]',
         "found = []",
-        "broker/test_cli_groups.py::test_clusters_brokers_and_clients",
+        "cli/test_groups.py::test_clusters_brokers_and_clients",
         waits=True,
     ),
     M(
@@ -172,21 +172,21 @@ TOOLS: Final = [
         "cli/cluster/cluster.py",
         '"consumers": len(ids["consumer"])',
         '"consumers": len(ids["producer"]) + len(ids["consumer"])',
-        "broker/test_cli_groups.py::test_clusters_brokers_and_clients",
+        "cli/test_groups.py::test_clusters_brokers_and_clients",
     ),
     M(
         "E-04",
         "cli/groups/groups.py",
         "partitions=partitions or None, apply=yes)",
         "partitions=partitions or None, apply=True)",
-        "broker/test_cli_groups.py::test_reset_shows_then_does",
+        "cli/test_groups.py::test_reset_shows_then_does",
     ),
     M(
         "cli",
         "cli/doctor/groupchecks.py",
         "if queue not in owners]",
         "if False]",
-        "broker/test_cli_why.py::test_partitions_without_an_owner",
+        "cli/test_why.py::test_partitions_without_an_owner",
         waits=True,
     ),
     M(
@@ -194,7 +194,7 @@ TOOLS: Final = [
         "cli/doctor/bundle.py",
         "|secret|token|",
         "|token|",
-        "broker/test_cli_bundle.py::test_what_looks_like_a_secret_is_hidden",
+        "cli/test_bundle.py::test_what_looks_like_a_secret_is_hidden",
     ),
     M(
         "spark",
@@ -257,6 +257,6 @@ TOOLS: Final = [
         "deploy/cluster.py",
         "        _check_machines(hosts)\n",
         "",
-        "unit/test_cluster_file.py::test_hosts_that_share_a_machine_share_nothing_else",
+        "deploy/test_cluster_file.py::test_hosts_that_share_a_machine_share_nothing_else",
     ),
 ]

@@ -18,17 +18,17 @@ from tests.support.samples import seed_of_tree
 pytestmark = pytest.mark.partner("git")
 
 SAMPLE: Final = 4
-QUICK: Final = "unit/test_xid.py::test_the_longest_key"
+QUICK: Final = "tx/test_xid.py::test_the_longest_key"
 REPORT: Final = """<testsuites><testsuite>
-<testcase classname="tests.unit.test_a" name="test_passed[1]" time="1.5" />
-<testcase classname="tests.unit.test_a" name="test_passed[2]" time="1.5" />
-<testcase classname="tests.unit.test_a" name="test_failed[1]" time="1" />
-<testcase classname="tests.unit.test_a" name="test_failed[2]" time="1"><failure message="Error: no">x</failure></testcase>
-<testcase classname="tests.unit.test_a" name="test_late" time="9"><failure message="Failed: Timeout">x</failure></testcase>
-<testcase classname="tests.unit.test_a" name="test_late" time="1"><error message="failed on teardown">x</error></testcase>
-<testcase classname="tests.unit.test_a" name="test_import" time="1"><failure message="NameError: x">x</failure></testcase>
-<testcase classname="tests.unit.test_a" name="test_fixture" time="1"><error message="failed on setup">x</error></testcase>
-<testcase classname="tests.unit.test_a" name="test_skipped" time="0"><skipped message="no java" /></testcase>
+<testcase classname="tests.engine.test_a" name="test_passed[1]" time="1.5" />
+<testcase classname="tests.engine.test_a" name="test_passed[2]" time="1.5" />
+<testcase classname="tests.engine.test_a" name="test_failed[1]" time="1" />
+<testcase classname="tests.engine.test_a" name="test_failed[2]" time="1"><failure message="Error: no">x</failure></testcase>
+<testcase classname="tests.engine.test_a" name="test_late" time="9"><failure message="Failed: Timeout">x</failure></testcase>
+<testcase classname="tests.engine.test_a" name="test_late" time="1"><error message="failed on teardown">x</error></testcase>
+<testcase classname="tests.engine.test_a" name="test_import" time="1"><failure message="NameError: x">x</failure></testcase>
+<testcase classname="tests.engine.test_a" name="test_fixture" time="1"><error message="failed on setup">x</error></testcase>
+<testcase classname="tests.engine.test_a" name="test_skipped" time="0"><skipped message="no java" /></testcase>
 </testsuite></testsuites>"""
 
 
@@ -55,8 +55,8 @@ def test_every_row_breaks_something() -> None:
 def test_a_failed_test_is_told_from_a_broken_run(tmp_path: Path, name: str, outcome: Outcome, seconds: float) -> None:
     """A failed test, a test that timed out and a broken run have different outcomes."""
     (tmp_path / "report.xml").write_text(REPORT)
-    assert Report(read_report(tmp_path / "report.xml"), "").of(f"unit/test_a.py::{name}") == (outcome, seconds)
-    assert Report(read_report(tmp_path / "no.xml"), "").of(f"unit/test_a.py::{name}") == (Outcome.BROKEN, 0)
+    assert Report(read_report(tmp_path / "report.xml"), "").of(f"engine/test_a.py::{name}") == (outcome, seconds)
+    assert Report(read_report(tmp_path / "no.xml"), "").of(f"engine/test_a.py::{name}") == (Outcome.BROKEN, 0)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_what_a_row_must_be(copy: Copy) -> None:
     plain = Report([Case(f"tests.{file[:-3].replace('/', '.')}", name, 1.0, Outcome.PASSED)], "")
     assert check_plain(mutant, plain) is Outcome.PASSED
     with pytest.raises(MutantSurvived, match="without the mutant the test is broken"):
-        check_plain(mutant._replace(test="unit/test_xid.py::test_none"), plain)
+        check_plain(mutant._replace(test="tx/test_xid.py::test_none"), plain)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from metaq.protocol.remoting.codes import Request, Response
-from tests.broker.test_delay import Controlled
+from tests.engine.test_delay import Controlled
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.halves import (
     COMMIT,

@@ -10,7 +10,7 @@ import pytest
 
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32
-from tests.broker.test_delay import Controlled
+from tests.engine.test_delay import Controlled
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.halves import (
     COMMIT,

@@ -16,10 +16,10 @@ from metaq.protocol.text.messages import HEADER
 from metaq.protocol.text.replies import write_result, write_value_head
 from tests.crash.attack import converse
 from tests.crash.garbage import read_replies
+from tests.protocol.test_golden_vectors import HEX
 from tests.support.broker import BrokerProcess
 from tests.support.talk import Talk
 from tests.support.wire import slicings
-from tests.unit.test_golden_vectors import HEX
 
 TOPIC: Final = "meta-test"
 FIRST, SECOND = "XID:100:0a0b:0c0d:myapp-host1", "XID:101:0a0b:0c0e:myapp-host1"

@@ -1,0 +1,145 @@
+"""Rules of style that no linter checks, over every file that git tracks."""
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[1]
+MAX_FILE_LINES: Final = 500
+MAX_FUNCTION_LINES: Final = 60
+TEXT_SUFFIXES: Final = {".c", ".cfg", ".h", ".java", ".md", ".py", ".sh", ".toml", ".xml", ".yaml", ".yml"}
+TEXT_NAMES: Final = {".gitignore", "Makefile", "packages", "run"}
+# Written in two parts, so that this file does not hold what it forbids.
+MACHINE_PATHS: Final = ["/" + folder + "/" for folder in ("work", "root")]
+
+AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
+
+pytestmark = pytest.mark.partner("git")
+
+
+@pytest.fixture(scope="module")
+def tracked() -> list[Path]:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    paths = [ROOT / name for name in listing.split("\0") if name]
+    # A tracked file can be gone from the work tree until its removal is committed.
+    present = [path for path in paths if path.is_file()]
+    assert Path(__file__) in present
+    return present
+
+
+@pytest.fixture(scope="module")
+def python_files(tracked: list[Path]) -> list[Path]:
+    return [path for path in tracked if path.suffix == ".py"]
+
+
+def name(path: Path, line: int | None = None) -> str:
+    return str(path.relative_to(ROOT)) + ("" if line is None else f":{line}")
+
+
+def functions(tree: ast.Module) -> Iterator[AnyFunction]:
+    for node in ast.walk(tree):
+        if isinstance(node, AnyFunction):
+            yield node
+
+
+def lines_without_docstring(function: AnyFunction) -> int:
+    assert function.end_lineno is not None
+    lines = function.end_lineno - function.lineno + 1
+    if ast.get_docstring(function) is not None:
+        docstring = function.body[0]
+        assert docstring.end_lineno is not None
+        lines -= docstring.end_lineno - docstring.lineno + 1
+    return lines
+
+
+def test_no_python_file_is_over_500_lines(python_files: list[Path]) -> None:
+    counts = {name(path): len(path.read_text("utf-8").splitlines()) for path in python_files}
+    assert {file: count for file, count in counts.items() if count > MAX_FILE_LINES} == {}
+
+
+def test_no_function_is_over_60_lines(python_files: list[Path]) -> None:
+    long = {
+        f"{name(path, function.lineno)} {function.name}": lines_without_docstring(function)
+        for path in python_files
+        for function in functions(ast.parse(path.read_bytes()))
+        if lines_without_docstring(function) > MAX_FUNCTION_LINES
+    }
+    assert long == {}
+
+
+def test_the_length_of_a_function_leaves_its_docstring_out() -> None:
+    (function,) = functions(ast.parse('def f():\n    """One.\n\n    Two.\n    """\n    return 1\n'))
+    assert lines_without_docstring(function) == 2
+
+
+def test_no_except_without_a_class(python_files: list[Path]) -> None:
+    bare = [
+        name(path, node.lineno)
+        for path in python_files
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.ExceptHandler) and node.type is None
+    ]
+    assert bare == []
+
+
+def arguments_and_elements(tree: ast.Module) -> Iterator[ast.expr]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from node.args
+        elif isinstance(node, ast.Tuple | ast.List | ast.Set):
+            yield from node.elts
+
+
+def packed(tree: ast.Module) -> Iterator[int]:
+    """Lines where arguments or elements are packed into a display that is unpacked at once, as in ``f(*(a, b), c)``."""
+    for node in arguments_and_elements(tree):
+        if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List | ast.Set):
+            yield node.lineno
+
+
+def test_nothing_is_packed_only_to_be_unpacked(python_files: list[Path]) -> None:
+    assert [name(path, line) for path in python_files for line in packed(ast.parse(path.read_bytes()))] == []
+
+
+def test_what_is_packed_is_found() -> None:
+    plain = "f(*names, *(a for a in b), *(x or y)); (1, *names)"
+    assert list(packed(ast.parse(plain))) == []
+    assert list(packed(ast.parse("f(*(a, b))\n(1, *(2,))\n{*[1]}\n[*{1}]"))) == [1, 2, 3, 4]
+
+
+def is_text(path: Path) -> bool:
+    return path.suffix in TEXT_SUFFIXES or path.name in TEXT_NAMES
+
+
+def test_text_files_have_unix_line_ends_and_no_trailing_whitespace(tracked: list[Path]) -> None:
+    """SG-137."""
+    untidy = [
+        name(path, number)
+        for path in tracked
+        if is_text(path)
+        for number, line in enumerate(path.read_bytes().split(b"\n"), start=1)
+        if line != line.rstrip()
+    ]
+    assert untidy == []
+
+
+def test_text_files_are_utf_8(tracked: list[Path]) -> None:
+    """SG-137: without a byte order mark."""
+    texts = [path for path in tracked if is_text(path)]
+    for path in texts:
+        assert not path.read_text("utf-8").startswith("\ufeff"), name(path)
+    assert len(texts) > 100
+
+
+def test_no_file_names_a_path_of_one_machine(tracked: list[Path]) -> None:
+    named = [
+        f"{name(path)} names {machine_path}"
+        for path in tracked
+        for machine_path in MACHINE_PATHS
+        if machine_path.encode() in path.read_bytes()
+    ]
+    assert named == []
