@@ -35,7 +35,7 @@ def parse_address(text: str, *, setting: str = "", lowest_port: int = 1, default
     ports = f"with a port from {lowest_port} to {HIGHEST_PORT}"
     if setting:
         raise ConfigError(f"{setting}: {text!r} is not HOST:PORT {ports}")
-    raise BadRequest(f"{text!r} is no address; write host:port {ports}")
+    raise BadRequest(f"{text!r} is not an address; write host:port {ports}")
 
 
 def parse_listen(setting: str, text: str) -> Address:

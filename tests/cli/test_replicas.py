@@ -123,7 +123,10 @@ def test_promote_and_demote(cluster: Cluster, cli: Cli) -> None:
 
     master.restart()
     wait_until(lambda: master.stands(role="master"), DEADLINE_S, "two masters")
-    assert "is cut" in cli.run("cluster", "demote", NAME, "--at", master.address, "--master", slave.replication).stderr
+    assert (
+        "are removed from its log"
+        in cli.run("cluster", "demote", NAME, "--at", master.address, "--master", slave.replication).stderr
+    )
     cli.run("cluster", "demote", NAME, "--at", master.address, "--yes", "--master", slave.replication)
     slave.wait_for(in_sync=[1, 2])
     wait_rows(cli, r1="slave", r2="master")

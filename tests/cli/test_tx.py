@@ -126,7 +126,7 @@ def test_a_rollback_then_forget(cli: Cli, session: XaSession, broker: BrokerProc
     (row,) = cli.rows("tx", "rollback", str(xid), "--yes")
     assert (row["action"], row["applied"], row["messages"]) == ("rollback", True, 1)
     for command in ("commit", "rollback"):
-        assert "has decided" in cli.run("tx", command, str(xid), "--yes", code=1).stderr
+        assert "has already decided" in cli.run("tx", command, str(xid), "--yes", code=1).stderr
     session.close()
     broker.restart(same_port=True)
     wait_until(lambda: len(cli.rows("cluster", "brokers")) == 1, DEADLINE_S, "the broker is registered")

@@ -235,7 +235,7 @@ def test_a_step_that_fails_skips_no_message(
     faults.at(fetching, "decode_messages")
     faults.at(Inbox, "put")
     faults.at(Progress, "add")
-    faults.at(Fetcher, "_question")
+    faults.at(Fetcher, "_request")
     faults.at(PushConsumer, "_finish")
     guard = threading.Lock()
     seen: dict[int, set[int]] = {}

@@ -62,7 +62,7 @@ def test_the_client_drops_a_stranger_with_the_same_hash() -> None:
 @pytest.mark.parametrize("expression", ["||", " || ", "|| ||"])
 def test_an_expression_without_a_tag_is_refused(expression: str) -> None:
     """RD-028: and the error is one after which the connection goes on."""
-    with pytest.raises(SubscriptionInvalid, match="subscription to orders: no tag in") as caught:
+    with pytest.raises(SubscriptionInvalid, match="subscription to orders: there is no tag in") as caught:
         parse_subscription("orders", expression)
     assert isinstance(caught.value, BadRequest)
 

@@ -48,6 +48,12 @@ def create_group(client: RemotingClient, name: str) -> None:
     ask(client, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, fastjson.encode({"groupName": name}))
 
 
+class Unset(BrokerProcess):
+    """A broker without a flag for any setting that can change: flags win over the file."""
+
+    ignored_disk = ()
+
+
 class Reloaded:
     """A broker, and the file it was started with."""
 
@@ -76,7 +82,7 @@ class Reloaded:
 
 @pytest.fixture
 def reloaded(tmp_path: Path) -> Iterator[Reloaded]:
-    made = Reloaded(BrokerProcess(tmp_path / "data"))
+    made = Reloaded(Unset(tmp_path / "data"))
     with made.broker:
         yield made
 
@@ -157,7 +163,7 @@ def test_what_needs_a_restart_is_told(reloaded: Reloaded) -> None:
 )
 def test_a_bad_file_leaves_everything_as_it_was(tmp_path: Path, text: str, reason: str) -> None:
     """E-29: and says why, in one line."""
-    made = Reloaded(BrokerProcess(tmp_path / "data"))
+    made = Reloaded(Unset(tmp_path / "data"))
     # the file is to speak of segment_bytes
     made.broker.own_flags = lambda: ["--remoting-listen", "none", "--registry-listen", "127.0.0.1:0"]  # type: ignore[method-assign]
     made.file.write_text("max_groups: 8\nsegment_bytes: 33554432\n")

@@ -228,7 +228,7 @@ def test_the_password_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPat
             {"metaq.bootstrap.servers": "metaq://a:hidden-5e@h:1/"},
             "metaq.bootstrap.servers: the address has a user or a password",
         ),
-        ({"metaq.bootstrap.servers": "metaq://h:1/?tls=ca.pem"}, "metaq.bootstrap.servers: write metaq.tls.ca"),
+        ({"metaq.bootstrap.servers": "metaq://h:1/?tls=ca.pem"}, "metaq.bootstrap.servers: use metaq.tls.ca instead"),
         (
             {"metaq.bootstrap.servers": "", "path": "p", "metaq.user": "a", "metaq.password": "hidden-5e"},
             "path: a store folder",

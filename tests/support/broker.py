@@ -51,6 +51,8 @@ class BrokerProcess:
 
     program: ClassVar[tuple[str, ...]] = ("metaq", "serve")
     """The module that is run, and its first arguments."""
+    ignored_disk: ClassVar[tuple[str, ...]] = ("--ample-free-bytes", "0")
+    """The flags because of which no test depends on how full the disk of this machine is."""
     fresh: ClassVar[bool] = False
     """Whether its interpreter starts from nothing, as a user's does, and takes 0.4 s of processor time longer."""
 
@@ -95,7 +97,7 @@ class BrokerProcess:
         """Beside where its data is and where it listens. It puts nothing into the log that a test has not asked for."""
         flags = ["--remoting-listen", "none", "--registry-listen", self._registry_listen, "--http-listen", "127.0.0.1:0"]
         flags += ["--offset-export-interval-ms", "0"]
-        flags += ["--ample-free-bytes", "0"]  # how full the disk of this machine is fails no test, either
+        flags += self.ignored_disk
         if self.durability == "disk":
             flags += ["--sync-timeout-ms", "60000"]  # a disk that others keep busy fails no test
         return [*flags, "--segment-bytes", str(SEGMENT_BYTES), "--durability", self.durability]

@@ -387,8 +387,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
         create_topic(client, "secret", perm=2)
         for topic, partition, code, words in (
             ("unknown", 0, Response.TOPIC_NOT_EXIST, "the topic unknown does not exist on this broker"),
-            (TOPIC, 2, Response.SYSTEM_ERROR, "has 2 partitions to read, 2 is none"),
-            (TOPIC, -1, Response.SYSTEM_ERROR, "has 2 partitions to read, -1 is none"),
+            (TOPIC, 2, Response.SYSTEM_ERROR, "has 2 partitions to read, and 2 is not one of them"),
+            (TOPIC, -1, Response.SYSTEM_ERROR, "has 2 partitions to read, and -1 is not one of them"),
             ("secret", 0, Response.NO_PERMISSION, "does not give messages"),
         ):
             with pytest.raises(Refused, match=words) as refused:
