@@ -111,12 +111,17 @@ class Attack(ABC, Generic[Drawn]):
             raise Violation(f"the broker printed a traceback:\n{self.broker.stderr()[-5000:]}")
 
     def _settled_kb(self) -> dict[str, int]:
-        """Return the resident memory when all connections of the attack are closed."""
+        """Return the resident memory when all connections of the attack are closed, without the mapped files of the store.
+
+        Those pages hold what was stored meanwhile, and the kernel takes them back when it needs them.
+        """
         for connection in self._staying:
             hang_up(connection)
         self._staying.clear()
         self.settle()
-        return resident_kb(self._pid)
+        found = resident_kb(self._pid)
+        found["VmRSS"] -= mapped_kb(self._pid, self.broker.data)
+        return found
 
     def close(self) -> None:
         for connection in self._staying:
@@ -176,6 +181,18 @@ def resident_kb(pid: int) -> dict[str, int]:
     """Return the resident memory of a process in kB: all of it (VmRSS), and what is its own (RssAnon)."""
     lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text("ascii").splitlines()]
     return {name[:-1]: int(rest[0]) for name, *rest in lines if name in ("VmRSS:", "RssAnon:")}
+
+
+def mapped_kb(pid: int, folder: Path) -> int:
+    """Return how much of a process's resident memory is pages of files in a folder, in kB."""
+    total, inside = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text("utf-8", errors="replace").splitlines():
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):  # the first line of a mapping, which ends with the file's path
+            inside = f" {folder}/" in line
+        elif inside and name == "Rss:":
+            total += int(rest.split()[0])
+    return total
 
 
 def main(run: Callable[[int, int], Result], count: int) -> None:

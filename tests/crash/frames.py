@@ -38,7 +38,7 @@ from tests.crash.attack import (
 )
 from tests.crash.command import Result, Violation
 from tests.crash.garbage import NUMBERS, Control
-from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
+from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, FreshBroker, wait_until
 from tests.support.messages import records, send, send_header, sent
 from tests.support.metrics import Values
 from tests.support.users import SigningClient
@@ -410,7 +410,7 @@ def run(seed: int, count: int) -> Result:
     """Send ``count`` frames; ``Violation`` when the broker breaks a promise."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        BrokerProcess(Path(folder) / "data", *FLAGS) as broker,
+        FreshBroker(Path(folder) / "data", *FLAGS) as broker,
         contextlib.closing(FrameAttack(broker, seed)) as attack,
     ):
         attack.run_within(count)

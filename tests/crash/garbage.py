@@ -35,7 +35,7 @@ from metaq.protocol.text.messages import HEADER_SIZE_TEXT, decode_messages
 from metaq.protocol.text.replies import MOVED, NOT_FOUND, OK, VALUE, Reply, ReplyReader
 from tests.crash.attack import SETTLE_DEADLINE_S, Attack, Chance, converse, hang_up, main, send_some
 from tests.crash.command import Result, Violation
-from tests.support.broker import BrokerProcess, wait_until
+from tests.support.broker import BrokerProcess, FreshBroker, wait_until
 from tests.support.wire import random_slices
 from tests.wire.corpus import read_corpus
 
@@ -352,7 +352,7 @@ def run(seed: int, count: int) -> Result:
     """Send ``count`` frames; ``Violation`` when the broker breaks a promise."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        BrokerProcess(Path(folder) / "data", *FLAGS) as broker,
+        FreshBroker(Path(folder) / "data", *FLAGS) as broker,
         contextlib.closing(GarbageAttack(broker, seed)) as attack,
     ):
         attack.run_within(count)

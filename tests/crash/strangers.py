@@ -23,7 +23,7 @@ from tests.crash.command import Result
 from tests.crash.frames import FLAGS, KINDS, TEXTS, FrameAttack, Kind, Stream, draw_stream, recorded
 from tests.server.access.test_access import FIELDS
 from tests.support.bodies import LEGAL, shapes
-from tests.support.broker import BrokerProcess
+from tests.support.broker import FreshBroker
 from tests.support.users import ADMIN, write_users
 
 SUBSCRIBER: Final = Credentials("subscriber", "subscriber-secret-1")
@@ -104,7 +104,7 @@ def run(seed: int, count: int) -> Result:
         users = write_users(Path(folder) / "users.yaml", USERS)
         flags = (*FLAGS, "--users-file", str(users), "--failed-logins-per-minute", "100000")
         with (
-            BrokerProcess(Path(folder) / "data", *flags) as broker,
+            FreshBroker(Path(folder) / "data", *flags) as broker,
             contextlib.closing(StrangersAttack(broker, seed, ADMIN)) as attack,
         ):
             attack.run_within(count)

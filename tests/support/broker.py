@@ -178,6 +178,12 @@ class BrokerProcess:
         return self.log.read_text("utf-8", errors="replace") if self.log.exists() else ""
 
 
+class FreshBroker(BrokerProcess):
+    """A broker whose memory is measured: a fork is counted less, until it has touched what it shares with its parent."""
+
+    fresh = True
+
+
 class RegistryProcess(BrokerProcess):
     """``metaq registry`` over the folder ``data``."""
 
