@@ -2,7 +2,7 @@
 PYTHON ?= python3
 SHELL := /bin/bash
 # Processes that share the tests, which mostly wait.
-JOBS ?= 2
+JOBS ?= 4
 BIN := .venv/bin
 PACKAGING := setup.py pyproject.toml
 

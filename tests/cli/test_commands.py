@@ -126,6 +126,7 @@ def many_lines(file: Path) -> int:
     return lines
 
 
+@pytest.mark.slow
 def test_a_file_of_many_lines_survives_a_killed_broker(tmp_path: Path) -> None:
     """MQ-004, MQ-011, RD-005: in through `put --lines`, out through `get`, before and after SIGKILL."""
     file = tmp_path / "file"

@@ -226,6 +226,7 @@ def test_slaves_that_are_set_otherwise(cluster: Cluster, cli: Cli) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_doctor(cluster: Cluster, cli: Cli) -> None:
     """E-04, MQ-101, SG-140: too few replicas in sync, and a slave that follows nobody; and that all is well."""
 

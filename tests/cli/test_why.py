@@ -189,6 +189,7 @@ def test_failures_pile_up(cli: Cli, client: Client) -> None:
     assert why(cli, "failing", code=PROBLEM)["retries"] == ["3 messages that failed wait to be delivered again"]
 
 
+@pytest.mark.slow
 def test_a_member_that_does_not_answer(cli: Cli, broker: BrokerProcess) -> None:
     """E-04: what it does is not known, and that is said."""
     cli.run("topic", "create", "mute")
@@ -198,6 +199,7 @@ def test_a_member_that_does_not_answer(cli: Cli, broker: BrokerProcess) -> None:
     assert found["consumers"] == [f"no answer from {member.client_id}"]
 
 
+@pytest.mark.slow
 def test_consumers_that_reach_one_broker_of_two(tmp_path: Path) -> None:
     """P13, E-04: the other one's messages stay."""
     with RegistryProcess(tmp_path / "registry") as registry:

@@ -105,6 +105,7 @@ def test_a_topic_grows_onto_another_broker(pair: Pair) -> None:
     assert (names.count("a"), names.count("b")) == (2, 6)
 
 
+@pytest.mark.slow
 def test_sends_and_consumers_go_on_when_a_broker_dies(pair: Pair, stack: ExitStack) -> None:
     """SG-134, RD-103, P24: the next try is the other broker; what the dead one has comes when it is back."""
     heard = Heard()

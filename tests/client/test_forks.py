@@ -175,6 +175,7 @@ print(json.dumps(sorted({name for name, _ in held.values()})))
 """
 
 
+@pytest.mark.slow
 def test_whatever_lock_another_thread_held_hangs_no_child(process: BrokerProcess) -> None:
     """P45: every lock that the client's objects have is held while the fork happens."""
     names = run(

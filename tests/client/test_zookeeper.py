@@ -95,6 +95,7 @@ def test_messages_of_all_brokers(cluster: Cluster) -> None:
     assert bodies == {b"%d" % number for number in range(20)}
 
 
+@pytest.mark.slow
 def test_registries_come_and_go(cluster: Cluster) -> None:
     """MQ-022: a client follows them while it sends; it goes on without ZooKeeper, and when all is back."""
     first = cluster.start(0)

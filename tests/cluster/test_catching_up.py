@@ -52,6 +52,7 @@ def delete_expired(master: ReplicaProcess, least: int) -> None:
     wait_until(deleted, DEADLINE_S, "what has expired is deleted")
 
 
+@pytest.mark.slow
 @pytest.mark.partner("java")
 def test_a_replica_that_was_away_for_too_long_may_be_elected_again(tmp_path: Path) -> None:
     """P06, F-FAIL: it copies everything anew, is not in sync before, and then takes over alone without a loss."""

@@ -147,6 +147,7 @@ def lies(rng: random.Random, data: bytes) -> Iterator[Callable[[Hello], bytes]]:
         yield following(encode_control(number, {**STANDING, "in_sync": [number]}))
 
 
+@pytest.mark.slow
 def test_a_slave_takes_nothing_but_the_log(tmp_path: Path) -> None:
     """F-HA-GARBAGE: what is no part of the log ends the connection; the slave lives, and follows its master afterwards."""
     rng = random.Random(1)

@@ -75,6 +75,7 @@ class Calls:
         return [(queue, one, other) for queue, one, other in pairs if other.began < one.ended]
 
 
+@pytest.mark.slow
 def test_no_partition_has_two_owners_when_masters_are_killed(tmp_path: Path) -> None:
     """SG-005, SG-123, F-FAIL: locks are in the log: the next master gives no partition away that somebody consumes."""
     calls = Calls()

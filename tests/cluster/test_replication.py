@@ -140,6 +140,7 @@ def test_one_replica_may_be_enough(tmp_path: Path) -> None:
         assert bodies(slave) == [b"late", b"alone"]
 
 
+@pytest.mark.slow
 def test_readers_of_no_replica_see_what_another_one_lacks(tmp_path: Path) -> None:
     """MQ-065: a message that one of three replicas in sync lacks is shown by none of them, although two have it."""
     with Cluster(tmp_path, *SOONER) as cluster:
@@ -163,6 +164,7 @@ def test_readers_of_no_replica_see_what_another_one_lacks(tmp_path: Path) -> Non
         assert bodies(third) == [b"safe", b"late"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["replica", "disk+replica"])
 def test_a_slave_that_is_killed_or_stopped_comes_back(tmp_path: Path, durability: str) -> None:
     """F-PART: with what it missed, and nothing twice; the master is restarted, too, and goes on with all that was safe."""

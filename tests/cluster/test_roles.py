@@ -217,6 +217,7 @@ def test_what_stood_where_the_new_master_had_no_room_is_cut(tmp_path: Path) -> N
         assert b"x" not in bodies(master)
 
 
+@pytest.mark.slow
 def test_roles_may_change_again_and_again(tmp_path: Path) -> None:
     """F-FAIL: each master is killed under what it alone has; epochs rise, and the logs are the same in the end."""
     with Cluster(tmp_path, *SMALL, *ALONE) as cluster:
@@ -247,6 +248,7 @@ def test_roles_may_change_again_and_again(tmp_path: Path) -> None:
 # -- copied anew ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_slave_that_is_empty_or_was_away_too_long_is_copied_anew(tmp_path: Path) -> None:
     """P06: from where the master's log begins now; ordinals and positions are those of the master."""
     few = ("--keep-hours", "0.0001", "--retention-interval-ms", "3600000")
@@ -368,6 +370,7 @@ def test_a_replica_that_cannot_open_its_store_again_ends(tmp_path: Path) -> None
         assert slave.terminate() == 1
 
 
+@pytest.mark.slow
 def test_a_decision_that_may_be_taken_back_is_not_told_as_known(tmp_path: Path) -> None:
     """MQ-076, F-PART: a manager that asks again must not take a branch for decided that the next master has as prepared."""
     key = "XID:3:0001:01:m"

@@ -22,6 +22,7 @@ class SlowMember(Member):
     program: ClassVar[tuple[str, ...]] = ("tests.support.slowsyncs",)
 
 
+@pytest.mark.slow
 def test_who_is_elected_is_heard_of_while_the_disk_takes_its_time(tmp_path: Path) -> None:
     """F-FAIL: sessions outlive changes of the role: there is a master, and another one when it is killed."""
     with (

@@ -38,6 +38,7 @@ def wait_suggested(number: int, *replicas: ReplicaProcess) -> None:
     wait_until(lambda: all(suggested(each) == number for each in replicas), DEADLINE_S, f"readers are sent to {number}")
 
 
+@pytest.mark.slow
 def test_a_group_reads_from_its_standby(tmp_path: Path) -> None:
     """MQ-051, MQ-080, SG-070: the replica that is named, else one in sync; the master when it is that, or none is."""
     with Cluster(tmp_path, "--min-in-sync", "1") as cluster:

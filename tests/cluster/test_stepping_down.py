@@ -38,6 +38,7 @@ def put_acknowledged(group: Group, body: bytes) -> Member:
     return found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cut", "is_copied"),
     [(Proxy.partition, False), (lambda proxy: proxy.drop("up"), True), (lambda proxy: proxy.drop("down"), False)],
@@ -59,6 +60,7 @@ def test_a_master_that_no_slave_reaches_steps_down(group: Group, cut: Callable[[
         assert bodies[0] == b"before" and b"after" in bodies and (b"alone" in bodies) == is_copied
 
 
+@pytest.mark.slow
 def test_a_master_stays_when_the_others_are_too_few(group: Group) -> None:
     """F-PART: one slave is gone and the other one is cut off; alone that could acknowledge nothing either."""
     master = put_acknowledged(group, b"before")
@@ -74,6 +76,7 @@ def test_a_master_stays_when_the_others_are_too_few(group: Group) -> None:
     assert put_acknowledged(group, b"after") is master
 
 
+@pytest.mark.slow
 def test_a_master_that_is_killed_before_anybody_follows_is_no_loss(group: Group) -> None:
     """F-FAIL: the third one is elected, although the second one has never had a slave in sync."""
     first = put_acknowledged(group, b"before")

@@ -34,6 +34,7 @@ def pass_sessions(life: Life) -> None:
     assert life.history.newest < moment, "a master writes although its lease has ended"
 
 
+@pytest.mark.slow
 def test_zookeeper_stopped_for_longer_than_its_sessions(tmp_path: Path, server: ZooKeeperProcess) -> None:
     """F-ZK: nobody writes when the lease has ended, and somebody does soon after ZooKeeper is back."""
     life = Life(SEED, tmp_path, server.address)
@@ -51,6 +52,7 @@ def test_zookeeper_stopped_for_longer_than_its_sessions(tmp_path: Path, server: 
         life.round(stopped)
 
 
+@pytest.mark.slow
 def test_zookeeper_killed_and_back(tmp_path: Path, server: ZooKeeperProcess) -> None:
     """F-ZK: its log has the sessions and the state; whoever is elected has everything."""
     life = Life(SEED, tmp_path, server.address)
@@ -68,6 +70,7 @@ def test_zookeeper_killed_and_back(tmp_path: Path, server: ZooKeeperProcess) -> 
         life.round(killed)
 
 
+@pytest.mark.slow
 def test_sessions_of_all_replicas_expire(tmp_path: Path, server: ZooKeeperProcess) -> None:
     """F-ZK, F-PART: nobody reaches ZooKeeper, which forgets them all."""
     life = ProxiedLife(SEED, tmp_path, server.address)
@@ -86,6 +89,7 @@ def test_sessions_of_all_replicas_expire(tmp_path: Path, server: ZooKeeperProces
         life.round(expired)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("away_s", [0.0, 2 * SESSION_S], ids=["soon back", "back after the lease"])
 def test_zookeeper_loses_its_data(tmp_path: Path, server: ZooKeeperProcess, away_s: float) -> None:
     """F-ZK: the master makes the state anew, and goes on."""
@@ -106,6 +110,7 @@ def test_zookeeper_loses_its_data(tmp_path: Path, server: ZooKeeperProcess, away
         life.round(wiped)
 
 
+@pytest.mark.slow
 def test_zookeeper_loses_its_data_while_an_old_master_is_stopped(tmp_path: Path, server: ZooKeeperProcess) -> None:
     """F-ZK, F-FAIL: it still takes itself for the master when it goes on, but others have written since."""
     life = Life(SEED, tmp_path, server.address)
@@ -132,6 +137,7 @@ def test_zookeeper_loses_its_data_while_an_old_master_is_stopped(tmp_path: Path,
         life.round(wiped)
 
 
+@pytest.mark.slow
 def test_the_leader_of_an_ensemble_is_killed(tmp_path: Path) -> None:
     """F-ZK: the two others elect one, and sessions live on."""
     with Ensemble(tmp_path) as ensemble:

@@ -60,6 +60,7 @@ def poll_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metaq.aio.PullConsumer, "poll", worse)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("life", "worse"),
     [

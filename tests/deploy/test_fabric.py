@@ -72,6 +72,7 @@ def machines(folder: Path) -> Iterator[Machines]:
         yield Machines(folder, hosts, zookeeper.address)
 
 
+@pytest.mark.slow
 def test_a_life(tmp_path: Path, wheels: Path, second_wheels: Path) -> None:
     """E-18: deploy, restart and upgrade under load without a failed send, roll back; and nothing is lost in the end.
 

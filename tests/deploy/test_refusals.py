@@ -101,6 +101,7 @@ def test_a_disk_that_is_too_small(pair: Pair, tmp_path: Path) -> None:
         assert pair.untouched() and list(disk.iterdir()) == []
 
 
+@pytest.mark.slow
 @needs_root
 def test_deployments_that_fail_half_way(pair: Pair, tmp_path: Path) -> None:
     """E-18: no file can be made any more: what was installed is taken away, and later it succeeds.

@@ -31,6 +31,7 @@ def link(host: SshHost, release: str) -> None:
     current.symlink_to(f"releases/{release}")
 
 
+@pytest.mark.slow
 def test_a_release_is_what_its_process_was_started_of(pair: Pair, second_wheels: Path) -> None:
     """E-18: a deployment that was interrupted between its switch and its restart is finished by the next one.
 
@@ -71,6 +72,7 @@ def test_a_release_is_what_its_process_was_started_of(pair: Pair, second_wheels:
     assert pair.status()["b"][3] == first
 
 
+@pytest.mark.slow
 def test_what_runs_and_does_not_answer_is_not_stopped(pair: Pair) -> None:
     """E-18: nor what answers, and is not known to what should look after it: somebody has to look."""
     a, b = pair.hosts
@@ -99,6 +101,7 @@ def test_what_runs_and_does_not_answer_is_not_stopped(pair: Pair) -> None:
     assert pair.fab.run_any("status").code == 0
 
 
+@pytest.mark.slow
 def test_users_come_and_go(pair: Pair, tmp_path: Path) -> None:
     """E-05, E-18: a broker is asked as one of its users while it has some, and where it listens until it listens elsewhere."""
     b = pair.hosts[1]
@@ -117,6 +120,7 @@ def test_users_come_and_go(pair: Pair, tmp_path: Path) -> None:
     assert pair.fab.run_any("status").code == 0
 
 
+@pytest.mark.slow
 def test_only_what_changes_is_touched(pair: Pair) -> None:
     """E-18: a service that is none any more is stopped and forgotten; what only its manager's file says of a broker waits.
 

@@ -18,6 +18,7 @@ ADDRESS: Final = "127.0.0.1:9876"
 DEADLINE_S: Final = 600.0
 
 
+@pytest.mark.slow
 @pytest.mark.partner("java")
 @pytest.mark.timeout(DEADLINE_S)
 def test_the_examples_one_after_the_other(broker: BrokerProcess) -> None:

@@ -167,6 +167,7 @@ def test_on_a_full_disk_it_waits(tmp_path: Path) -> None:
         assert [bytes(record.body) for record in records(client, TOPIC)] == [b"x", b"y"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["memory", "disk"])
 def test_each_is_delivered_once_and_in_order_through_kills(tmp_path: Path, durability: str) -> None:
     """SG-075: killed or stopped while it delivers, again and again, the broker loses, doubles and hurries none of a level."""

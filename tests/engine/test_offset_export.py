@@ -201,6 +201,7 @@ def test_what_is_refused(broker: BrokerProcess) -> None:
 # -- what has aged out, and what only the disk has --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_offset_that_has_aged_out(tmp_path: Path) -> None:
     """SG-045: the group goes on at the oldest message, whose time is told; offsets and times are found after a restart."""
     flags = ("--segment-bytes", "65536", "--max-body-bytes", "8192")

@@ -214,6 +214,7 @@ def test_snapshots_are_written_meanwhile(tmp_path: Path, join: Join) -> None:
             wait_until(saved, DEADLINE_S, f"offset {offset} is in the snapshot")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["memory", "disk"])
 @pytest.mark.parametrize("snapshots", [NEVER, OFTEN], ids=["log", "snapshots"])
 def test_kills_take_back_what_was_not_in_the_log_yet(

@@ -243,6 +243,7 @@ class Scenarios:
         client.send("pulled", late)
         assert bodies(client.poll("pollers", topic, count=1, seconds=60)) == [b"late"]
 
+    @pytest.mark.slow
     def test_offsets_are_reset_by_time(self, client: ClientProcess, broker: BrokerProcess, admin: ClientProcess) -> None:
         """SG-078, SG-055, SG-054: a running group goes back to the first message that was stored at that time."""
         topic = create_topic(client, broker, "reset", queues=1)
@@ -317,6 +318,7 @@ class Scenarios:
         [message] = client.wait_for_bodies("compressed", [body])
         assert message.size < len(body) // 10
 
+    @pytest.mark.slow
     def test_killed_broker(self, spawn: Spawn, program: tuple[str, ...], tmp_path: Path) -> None:
         """SG-055, SG-068, SG-134: after SIGKILL in mid-stream both clients go on, with nothing acknowledged lost."""
         with BrokerProcess(tmp_path / "data", durability="disk") as broker:
@@ -334,6 +336,7 @@ class Scenarios:
             client.wait_for_bodies("killed", [text.encode() for text in client.acknowledged(topic)])
             client.kill()
 
+    @pytest.mark.slow
     def test_delays(self, client: ClientProcess, admin: ClientProcess, delayed: list[list[Sent]]) -> None:
         """SG-075, SG-055: every level is stored in order; those up to 30 s come in that order and not before their time."""
         assert {sent.status for level in delayed for sent in level} == {"SEND_OK"}

@@ -184,6 +184,7 @@ def test_listener_from_the_end(client: JavaClient, relay: Relay) -> None:
     assert taken is not None and taken.payload == b"after"
 
 
+@pytest.mark.slow
 def test_heartbeat_keeps_an_idle_connection(client: JavaClient, relay: Relay) -> None:
     """MQ-109: after 10 s without traffic the client asks for the version and keeps the connection it has."""
     client.put(Outgoing("java-idle", b"before"))

@@ -156,6 +156,7 @@ def bodies(name: str, count: int) -> list[bytes]:
     return [f"{name} {number}".encode() for number in range(count)]
 
 
+@pytest.mark.slow
 def test_two_consumers_share_two_brokers(cluster: Cluster) -> None:
     """MQ-020, MQ-023, MQ-024, MQ-034, MQ-049, MQ-050, MQ-052, MQ-053: the producer takes all partitions in turn, each consumer
     has half of them, offsets are stored up to the end; one consumer is killed, the other takes its partitions; nothing is
@@ -183,6 +184,7 @@ def test_two_consumers_share_two_brokers(cluster: Cluster) -> None:
     wait_until(lambda: cluster.stored_offsets() == cluster.ends(), DEADLINE_S, "the offsets are those of the ends")
 
 
+@pytest.mark.slow
 def test_the_session_of_a_consumer_expires(cluster: Cluster) -> None:
     """F-ZK, MQ-023, MQ-053: it is stopped for so long that the other one is given its partitions. When it goes on, each
     partition has one owner again, and only that one is given what comes then; nothing is missed.
@@ -223,6 +225,7 @@ def test_the_session_of_a_consumer_expires(cluster: Cluster) -> None:
     assert given == {body: [owners[place] == its_name] for body, place in after.items()}
 
 
+@pytest.mark.slow
 def test_a_broker_is_restarted(cluster: Cluster) -> None:
     """MQ-022, MQ-044: SIGKILL; meanwhile the other broker is used, and then both again, by clients that went on."""
     consumer, producer = cluster.member(), cluster.member()

@@ -204,6 +204,7 @@ def test_message_is_consumed_again(tool: AdminTool, client: ClientProcess, sent:
     wait_until(lambda: client.bodies("administered").count(b"body 2") == before + 1, WAIT_S, again)
 
 
+@pytest.mark.slow
 def test_messages_are_printed(tool: AdminTool, sent: list[Sent]) -> None:
     """SG-077, SG-120: the whole topic, read as a pull consumer."""
     printed = tool.run("printMsg", "-t", TOPIC, "-d", "true")

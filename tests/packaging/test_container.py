@@ -84,6 +84,7 @@ def test_an_image_that_is_told_nothing_says_what_it_needs(tmp_path: Path) -> Non
     assert "listen: other machines can reach 0.0.0.0" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_file_build_install_serve_and_look_after_it(tmp_path: Path) -> None:
     """E-17: the wheels are made of what the context has, and are all that is installed; healthy while it serves, then not."""
     copy(context(), tmp_path / "source")

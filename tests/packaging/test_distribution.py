@@ -11,7 +11,7 @@ import pytest
 import metaq
 from tests.packaging.built import MOST_KIB, build, install, run, serving, tracked
 
-pytestmark = [pytest.mark.partner("git"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.partner("git"), pytest.mark.timeout(1200)]
 
 
 class Built(NamedTuple):

@@ -266,6 +266,7 @@ def test_its_own_node(brokers: Brokers) -> None:
     assert len(version) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wiped", [False, True])
 def test_zookeeper_away_for_many_sessions(brokers: Brokers, *, wiped: bool) -> None:
     """MY-016, MQ-022: brokers serve on, every registry goes on knowing all, and all register again."""

@@ -87,6 +87,7 @@ def test_a_master_that_cannot_hand_over_hears_of_the_next_one(tmp_path: Path) ->
             replica.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epoch", "goes_on"), [(2, True), (3, False)], ids=["same epoch", "later epoch"])
 def test_a_master_makes_the_state_anew_if_nobody_was_elected_later(tmp_path: Path, epoch: int, *, goes_on: bool) -> None:
     """F-ZK: the logs of those that were in sync tell; without them it waits."""

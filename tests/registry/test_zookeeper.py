@@ -158,6 +158,7 @@ def test_a_node_of_somebody_else_is_left_alone(
         assert other.get(f"{root}/first")[0] == b"ours"
 
 
+@pytest.mark.slow
 def test_thousands_of_nodes(zookeeper: ZooKeeperProcess, root: str) -> None:
     """MQ-046: they are made many at a time, also after their session was lost."""
     paths = [f"{root}/{number % 100}/{number}" for number in range(3000)]
@@ -303,6 +304,7 @@ def paused(server: ZooKeeperProcess) -> Iterator[None]:
     server.resume()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("away", [stopped, wiped, paused])
 @pytest.mark.parametrize("sessions", [0.0, 5.0])
 def test_everything_is_there_again(away: Callable[[ZooKeeperProcess], Any], sessions: float, tmp_path: Path) -> None:
@@ -423,6 +425,7 @@ def gone_at(client: KazooClient, deadline_s: float = DEADLINE_S) -> float:
     return time.monotonic()
 
 
+@pytest.mark.slow
 def test_a_frozen_holder_loses_its_lease_first(tmp_path: Path) -> None:
     """MY-014, MY-016: SIGSTOP at any moment: its lease has ended when others see its node go."""
     rng = random.Random(11)

@@ -228,6 +228,7 @@ def test_a_registry_that_is_down_holds_up_no_broker(tmp_path: Path) -> None:
             assert route(registry.address, "orders") is not None
 
 
+@pytest.mark.slow
 def test_a_broker_that_registers_in_time_stays(tmp_path: Path) -> None:
     """SG-052, SG-066: while a silent one expires over and over, as the clock of this test."""
     with (

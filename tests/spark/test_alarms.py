@@ -75,6 +75,7 @@ def follow_until(spark: "SparkSession", watch: Watch, client: Client, *, raised:
     run_until(lambda: follow(spark, watch, client.producer()), noted, f"an alarm noted as raised={raised}", DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_a_report_of_what_a_broker_recorded(
     spark: "SparkSession", broker: BrokerProcess, client: Client, tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_report_of_what_a_broker_recorded(
     assert found.sentence.startswith("billing has had no consumer of orders since ")
 
 
+@pytest.mark.slow
 def test_alarms_come_and_end(spark: "SparkSession", broker: BrokerProcess, client: Client, tmp_path: Path) -> None:
     """MQ-116: once each, also over a restart; the page is there meanwhile."""
     out = tmp_path / "out"

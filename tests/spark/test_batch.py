@@ -223,6 +223,7 @@ def test_a_schema_of_ones_own_is_refused(spark: "SparkSession", broker: BrokerPr
 # -- data loss ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_has_aged_out_fails_or_is_skipped(spark: "SparkSession", tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """P48: offsets that are gone: an error that names them, or all but them and a line that names them."""
     with BrokerProcess(tmp_path / "data", *AGING) as broker, clients(broker) as (client, text):
@@ -245,6 +246,7 @@ def test_what_has_aged_out_fails_or_is_skipped(spark: "SparkSession", tmp_path: 
         assert rows(reader(spark, broker, "aging", startingOffsets=beyond, failOnDataLoss=False).load()) == []
 
 
+@pytest.mark.slow
 def test_what_ages_out_between_plan_and_read(spark: "SparkSession", tmp_path: Path) -> None:
     """P48: a frame whose plan names messages that are gone when it runs: the same rules in the task."""
     with BrokerProcess(tmp_path / "data", *AGING) as broker, clients(broker) as (client, text):
@@ -280,6 +282,7 @@ def test_a_damaged_message_fails_or_is_left_out(spark: "SparkSession", tmp_path:
 # -- several brokers ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_partitions_are_numbered_over_all_brokers(spark: "SparkSession", tmp_path: Path) -> None:
     """P47, MQ-019: in the order of broker name and queue; a broker that is not there is an error, not a loss."""
     with ExitStack() as stack:

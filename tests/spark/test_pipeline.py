@@ -83,6 +83,7 @@ def plant(spark: "SparkSession", registry: str) -> dict[Key, tuple[int, int]]:
     }
 
 
+@pytest.mark.slow
 def test_sums_are_exact(spark: "SparkSession", tmp_path: Path) -> None:
     """P47: of a million messages, although the pipeline is killed on its way: in Parquet each minute of each shop once."""
     with BrokerProcess(tmp_path / "data", "--segment-bytes", str(SEGMENT_BYTES)) as broker:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from metaq.spark.report.findings import Finding
 
-pytestmark = [pytest.mark.partner("java"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.partner("java"), pytest.mark.timeout(900)]
 
 WAIT_S: Final = 600.0
 MOST_PAGE_BYTES: Final = 2_000_000

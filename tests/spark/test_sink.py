@@ -180,6 +180,7 @@ def test_a_write_waits_for_a_broker_that_restarts(tmp_path: Path) -> None:
     assert {int(mark.split("/")[3]): number for mark, number in marked.items()} == {row: row for row in range(2 * ROWS)}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_repeats_after_a_crash_are_recognised(
     spark: "SparkSession", broker: BrokerProcess, client: metaq.Client, tmp_path: Path

@@ -103,6 +103,7 @@ def by_place(found: list[Row]) -> list[Row]:
 # -- what is read ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", PARTITIONS)
 def test_a_stream_is_the_log_in_batches_of_a_limited_size(
     spark: "SparkSession", broker: BrokerProcess, topic: str, checkpoint: str
@@ -146,6 +147,7 @@ def test_latest_is_kept_before_anything_is_read(spark: "SparkSession", tmp_path:
         assert sorted(row.value for row in read_now(frame, checkpoint).rows) == [b"%d" % number for number in range(9)]
 
 
+@pytest.mark.slow
 def test_a_running_query_sees_new_messages_partitions_and_a_restarted_broker(
     spark: "SparkSession", tmp_path: Path, checkpoint: str
 ) -> None:
@@ -178,6 +180,7 @@ def test_a_running_query_sees_new_messages_partitions_and_a_restarted_broker(
 # -- data loss ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_ages_out_under_a_stopped_query(spark: "SparkSession", tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """P48: with failOnDataLoss the query fails and names the range, again and again; without, exactly that is skipped."""
     with BrokerProcess(tmp_path / "data", *AGING) as broker, clients(broker) as (client, text):

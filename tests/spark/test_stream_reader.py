@@ -132,6 +132,7 @@ def test_a_batch_is_planned_again_after_a_restart(broker: BrokerProcess, new_rea
     assert ranges(new_reader(broker.registry), start, end) == ranges(reader, start, end) == [(0, 0, 5)]
 
 
+@pytest.mark.slow
 def test_what_has_aged_out_is_an_error_or_counted(tmp_path: Path, new_reader: MakeReader) -> None:
     """P48: once, however often a batch is planned."""
     with BrokerProcess(tmp_path / "data", *AGING) as broker:

@@ -120,6 +120,7 @@ def test_a_user_reads_and_writes_over_tls(
     assert not [text for text in shown if SECRET in text]
 
 
+@pytest.mark.slow
 @pytest.mark.partner("java")
 @pytest.mark.timeout(900)
 def test_who_may_not_is_told_without_the_password(spark: "SparkSession", options: dict[str, str]) -> None:
@@ -135,6 +136,7 @@ def test_who_may_not_is_told_without_the_password(spark: "SparkSession", options
     assert SECRET not in str(failed.value)
 
 
+@pytest.mark.slow
 @pytest.mark.partner("java")
 @pytest.mark.timeout(900)
 def test_workers_need_no_password_in_their_environment(
@@ -184,6 +186,7 @@ def recorded(broker: BrokerProcess) -> bool:
         return any(view.end > 1 for view in client.admin().queues(HISTORY_TOPIC))
 
 
+@pytest.mark.slow
 @pytest.mark.partner("java")
 @pytest.mark.timeout(900)
 def test_offsets_are_exported_and_reported_as_a_user(broker: BrokerProcess, certificates: Certificates, tmp_path: Path) -> None:

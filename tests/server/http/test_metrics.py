@@ -115,6 +115,7 @@ def test_puts_and_gets(broker: BrokerProcess) -> None:
     assert now.get("process_cpu_seconds_total") > before.get("process_cpu_seconds_total")
 
 
+@pytest.mark.slow
 def test_consumers(broker: BrokerProcess) -> None:
     """E-01: a group's lag in messages and seconds, its members, what it waits for, and what is given up."""
     with Consumer(broker, GROUP) as consumer, RemotingClient(broker.host, broker.port) as client:
@@ -312,6 +313,7 @@ def test_nonsense_harms_nothing(broker: BrokerProcess) -> None:
     assert broker.running
 
 
+@pytest.mark.slow
 def test_silent_clients_keep_nobody_out(broker: BrokerProcess) -> None:
     """E-01, E-02: with more connections than there may be the oldest ends that has not asked; the broker serves."""
     host, _, port = broker.http.rpartition(":")
@@ -331,6 +333,7 @@ def test_silent_clients_keep_nobody_out(broker: BrokerProcess) -> None:
     assert "http connection dropped reason=16 others are open, too" in broker.stderr()
 
 
+@pytest.mark.slow
 def test_a_connection_ends_after_its_time(broker: BrokerProcess) -> None:
     """E-01: a client that never ends its request is cut off."""
     host, _, port = broker.http.rpartition(":")
@@ -364,6 +367,7 @@ def test_a_scrape_of_ten_thousand_partitions_does_not_stop_the_loop(tmp_path: Pa
 # -- start-up ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_whoever_asks_while_a_store_is_recovered_hears_how_far_it_is(tmp_path: Path) -> None:
     """E-02, P40: alive, not ready, and on its way."""
     (port,) = free_ports(1)

@@ -144,6 +144,7 @@ def check_all(broker: BrokerProcess) -> None:
         assert fetched(broker, partition, len(wanted) // 2) == wanted[len(wanted) // 2 :]
 
 
+@pytest.mark.slow
 def test_fetches_bring_what_pulls_bring(tmp_path: Path) -> None:
     """P47: from memory; from the disk after a stop and a kill; and from both in one answer. Segments end between them."""
     rng = random.Random(4)

@@ -85,6 +85,7 @@ def test_every_code_says_what_it_needs() -> None:
         admission(29_999)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", sorted(ADMITTED))
 def test_no_body_takes_the_loop_for_long(loop: Loop, code: int) -> None:
     """E-05: of no code, and neither does the end of the connection that sent it."""

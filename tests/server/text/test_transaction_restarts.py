@@ -149,6 +149,7 @@ def test_ids_are_never_given_twice(tmp_path: Path) -> None:
     assert seen == sorted(set(seen), reverse=True)
 
 
+@pytest.mark.slow
 def test_retention_does_not_touch_what_is_undecided(tmp_path: Path) -> None:
     """MQ-076, MQ-107: the segments behind a prepared branch go, the branch stays, and commits what it held."""
     key = new_key()
