@@ -84,7 +84,7 @@ def test_a_damaged_branch_can_be_rolled_back(tmp_path: Path) -> None:
         (listed,) = cli.rows("tx", "list")
         assert (listed["key"], listed["messages"]) == (str(XID), 2)
         shown = cli.row("tx", "show", str(XID))
-        assert shown["message_list"] == [] and "1 are left" in shown["problem"]
+        assert shown["message_list"] == [] and "only 1 of 2 messages" in shown["problem"]
         assert "only be rolled back" in cli.run("tx", "show", str(XID)).stderr
         assert "metaq verify" in cli.run("tx", "commit", str(XID), "--yes", code=REFUSED).stderr
         assert [row["state"] for row in cli.rows("tx", "list")] == ["prepared"]

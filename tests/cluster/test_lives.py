@@ -36,7 +36,7 @@ def running_in(folder: Path) -> list[str]:
     """Return what processes have open in a folder, or name in their command lines."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # ended meanwhile, or nothing of ours
             names = [str(path.readlink()) for path in (process / "fd").iterdir()]
             names.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
             found += [f"{process.name}: {name}" for name in names if str(folder) in name]

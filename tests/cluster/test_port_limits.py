@@ -87,7 +87,7 @@ def test_a_hello_may_take_its_time_but_not_longer(tmp_path: Path) -> None:
                     return True
 
             wait_until(ended, DEADLINE_S, "the connection is closed")
-        wait_until(lambda: "not the hello" in master.stderr(), DEADLINE_S, "the reason is told")
+        wait_until(lambda: "no hello" in master.stderr(), DEADLINE_S, "the reason is told")
 
 
 def test_a_master_has_only_so_many_slaves(tmp_path: Path) -> None:
