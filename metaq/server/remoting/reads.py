@@ -13,7 +13,7 @@ from metaq.store.files.filecache import Read
 class RemotingRead(StoreRead):
     """One such request in progress, until it is answered; a subclass defines what to ``read``."""
 
-    __slots__ = ("_request", "session")
+    # no __slots__: mypyc allows none in a base of a compiled class, and pulls are compiled
 
     def __init__(self, session: RemotingSession, request: RemotingCommand) -> None:
         self.session: RemotingSession = session

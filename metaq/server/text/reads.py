@@ -10,7 +10,7 @@ from metaq.server.wire.session import Buffer
 class TextRead(StoreRead):
     """One such command in progress, which is *owed* from the moment that it has to wait."""
 
-    __slots__ = ("_opaque", "_owed", "session")
+    # no __slots__: mypyc allows none in a base of a compiled class, and gets are compiled
 
     def __init__(self, session: TextSession, opaque: str) -> None:
         self.session: TextSession = session
