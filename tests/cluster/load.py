@@ -21,7 +21,7 @@ from metaq.protocol.text.codec import write_put
 from metaq.protocol.text.replies import OK, UNAVAILABLE, Reply, ReplyReader
 from tests.cluster.history import PARTITIONS, History, Progress
 from tests.support.messages import send_header
-from tests.support.remoting import ConnectionEnded, RemotingClient
+from tests.support.remoting import ConnectionEnded, RemotingClient, check_open
 
 ANSWER_S: Final = 5.0
 """Longer than a put waits for replicas; after that the outcome is unknown."""
@@ -153,6 +153,10 @@ class TextLink:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = ReplyReader()
 
+    def check_open(self) -> None:
+        """Raise ``ConnectionEnded`` when the broker has closed the connection."""
+        check_open(self._socket)
+
     def ask(self, *frames: bytes, replies: int | None = None) -> Iterator[Reply]:
         """The replies as they come; one to each frame unless another number is given."""
         self._socket.sendall(b"".join(frames))
@@ -206,6 +210,7 @@ class Putter(TextWorker):
 
     def step(self) -> bool:
         assert self.link is not None
+        self.link.check_open()
         partition = self.rng.choice(PARTITIONS)
         numbers, frames = [], []
         for _ in range(self.rng.choice((1, 4, 16))):
@@ -247,6 +252,7 @@ class Sender(RemotingWorker):
 
     def step(self) -> bool:
         assert self.client is not None
+        self.client.check_open()
         partition = self.rng.choice(PARTITIONS)
         size = self.rng.choice((1, 1, 5))
         messages = [self.history.send(partition, self._stream) for _ in range(size)]

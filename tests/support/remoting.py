@@ -1,5 +1,6 @@
 """A plain client of the remoting protocol for tests: one socket, no thread, one frame after the other."""
 
+import contextlib
 import itertools
 import socket
 from collections.abc import Callable, Mapping
@@ -15,6 +16,13 @@ RECEIVE_BYTES: Final = 64 * 1024
 
 class ConnectionEnded(AssertionError):
     """The server closed the connection, or what it sent is no frame."""
+
+
+def check_open(connection: socket.socket) -> None:
+    """Raise ``ConnectionEnded``, or ``OSError``, when the other end has closed a connection: what is sent now gets no answer."""
+    with contextlib.suppress(BlockingIOError):
+        if not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            raise ConnectionEnded("the broker has closed the connection")
 
 
 class RemotingClient:
@@ -33,6 +41,10 @@ class RemotingClient:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def check_open(self) -> None:
+        """Raise ``ConnectionEnded`` when the server has closed the connection, as a client must before it sends."""
+        check_open(self._socket)
 
     @property
     def local_address(self) -> tuple[str, int]:
