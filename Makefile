@@ -62,7 +62,7 @@ bench: .venv/.stamp-dev
 	@touch $@
 
 .venv/.stamp-run: .venv/.stamp-venv $(PACKAGING)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[timers]'
 	@touch $@
 
 .venv/.stamp-dev: .venv/.stamp-venv $(PACKAGING)

@@ -22,6 +22,9 @@ TRANSACTION = ["transaction>=4.0", "zope.interface>=5.0"]
 # What metaq.registry.zookeeper works with.
 ZOOKEEPER = ["kazoo>=2.10"]
 
+# What metaq.store.ordered.rocksdb works with. It comes as wheels only; without it there is metaq.store.ordered.sqlite.
+TIMERS = ["rocksdict>=0.3.29; python_version < '3.15' and platform_machine in 'x86_64 aarch64'"]
+
 # Spark, and what it needs to read from Python; its jars also hold the ZooKeeper that `metaq zookeeper` starts.
 SPARK = ["numpy>=1.24", "pyarrow>=18", "pyspark>=4.2", "zlib-ng>=0.5"]
 
@@ -112,6 +115,7 @@ setup(
         "deploy": DEPLOY,
         "report": [*SPARK, *REPORT],
         "spark": SPARK,
+        "timers": TIMERS,
         "transaction": TRANSACTION,
         "zookeeper": ZOOKEEPER,
         "dev": [
@@ -120,6 +124,7 @@ setup(
             *LINTERS,
             *REPORT,
             *SPARK,
+            *TIMERS,
             *TRANSACTION,
             *ZOOKEEPER,
             "SQLAlchemy>=2.0",

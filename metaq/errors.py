@@ -27,6 +27,7 @@
     │   ├── DiskFailed           a write or a sync failed; what it covered must be taken as lost
     │   ├── Fenced               another replica may be master by now; nothing of the append was kept
     │   ├── DirectoryLocked      another process uses the folder
+    │   ├── IndexFailed          an index of the folder is damaged or cannot be used; it is made anew from the log
     │   ├── WrongBroker          the folder belongs to a broker of another name or number
     │   └── UnknownVersion       the folder was written by a version this one cannot read
     └── ClientError              the Python client library
@@ -206,6 +207,10 @@ class Fenced(StoreError):
 
 class DirectoryLocked(StoreError):
     """Another process uses the folder."""
+
+
+class IndexFailed(StoreError):
+    """An index that is made from the log is damaged or cannot be used. No message is concerned."""
 
 
 class WrongBroker(StoreError):

@@ -39,6 +39,7 @@ DEPENDENCIES: Final = (
     "pydantic-core",
     "pyyaml",
     "rich",
+    "rocksdict",
 )
 HIDDEN: Final = "(hidden)"
 _TELLING: Final = "pass(?:word|wd|phrase)?|secret|token|credential|api_?key|authorization|signature"

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from metaq.errors import AgedOut, DiskFailed, StoreError, UnknownTopic, UnknownVersion
+from metaq.errors import AgedOut, DiskFailed, StoreError, UnknownTopic
 from metaq.message import INTERNAL_TOPICS, TopicPartition
 from metaq.spark.reading.checking import are_intact, are_of
 from metaq.spark.reading.columns import MOST_ROWS, SMALLEST_RECORD, UNIT, Piece, Records, Truths, fitting
@@ -34,7 +34,7 @@ from metaq.store.files.documents import read_document
 from metaq.store.log.segments import is_segment_name
 from metaq.store.messagestore import LOG, QUEUES
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT_SIZE
-from metaq.store.recovery.recovery import FORMAT_VERSION, IDENTITY
+from metaq.store.recovery.recovery import IDENTITY, check_format
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ class Folder:
         if LOG not in disk.list_directory(directory):
             raise StoreError(f"{directory} is not a store folder: it has no {LOG}")
         identity, _ = read_document(disk, directory / IDENTITY)
-        if identity is not None and identity["format"] != FORMAT_VERSION:
-            raise UnknownVersion(f"{directory} has format version {identity['format']}, this metaq reads {FORMAT_VERSION}")
+        if identity is not None:
+            check_format(directory, identity)
         content, problems = read_document(disk, directory / TOPICS)
         for problem in problems:
             logger.warning("topic table damaged problem=%s", problem)

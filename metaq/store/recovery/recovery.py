@@ -7,7 +7,8 @@
    The log of a replica ends at such a range instead (``replicated``), and the rest is copied again.
 3. After the last record that is kept the log is cut: zeroed and synced before anything is appended.
 
-A short, empty, torn or altered file never prevents a start. An unknown format version does, or another broker's folder.
+A short, empty, torn or altered file never prevents a start. An unknown format version or feature does, or another broker's
+folder.
 """
 
 import logging
@@ -33,9 +34,9 @@ from metaq.store.checkpoint import (
 )
 from metaq.store.copies.discarding import discard_intended
 from metaq.store.files.disk import Disk, RealDisk
-from metaq.store.files.documents import read_document, write_document
+from metaq.store.files.documents import BACKUP, read_document, write_document
 from metaq.store.files.ending import Ending, begin
-from metaq.store.files.filecache import read_here
+from metaq.store.files.filecache import Run, read_here, run_here
 from metaq.store.index.keyindex import NO_INDEX, IndexMark
 from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.log.walk import Gap
@@ -50,6 +51,8 @@ from metaq.store.settings import StoreSettings
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION: Final = 1
+FEATURES: Final = frozenset[str]()
+"""The features of a folder that this version knows: kinds of records that a version without the feature would misread."""
 IDENTITY: Final = "store.json"
 QUARANTINE: Final = "quarantine.json"
 LOCK: Final = "lock"
@@ -126,10 +129,7 @@ def _check_identity(directory: Path, identity: dict[str, Any], settings: StoreSe
 
     The ids of the two brokers' messages would be confused. Without ``settings`` the broker is not checked.
     """
-    if identity["format"] != FORMAT_VERSION:
-        raise UnknownVersion(
-            f"{directory} has format version {identity['format']}, this metaq reads {FORMAT_VERSION}; use the newer metaq"
-        )
+    check_format(directory, identity)
     if settings is None:
         return
     theirs = (identity["broker_name"], identity["broker_number"])
@@ -139,6 +139,39 @@ def _check_identity(directory: Path, identity: dict[str, Any], settings: StoreSe
             f"{directory} belongs to broker {theirs[0]!r} number {theirs[1]}, the settings say {ours[0]!r} number {ours[1]}; "
             f"set broker_name and broker_number, or choose another data folder"
         )
+
+
+def check_format(directory: Path, identity: dict[str, Any]) -> None:
+    """Raise ``UnknownVersion`` when the identity of a folder names a format version or a feature that cannot be read."""
+    if identity["format"] != FORMAT_VERSION:
+        raise UnknownVersion(
+            f"{directory} has format version {identity['format']}, this metaq reads {FORMAT_VERSION}; use the newer metaq"
+        )
+    unknown = sorted(set(identity.get("features", [])) - FEATURES)
+    if unknown:
+        raise UnknownVersion(f"{directory} has the feature {unknown[0]}, which this metaq does not know; use the newer metaq")
+
+
+def add_feature(store: MessageStore, name: str, run: Run = run_here) -> None:
+    """Write down, durably, that a folder has a feature: from then on versions that do not know it refuse the folder.
+
+    Call this before the first record of the feature is put, and at every start that finds such records: ``store.json`` may have
+    been lost and written again. It is written only when it, or its backup, lacks the feature.
+    """
+    assert name in FEATURES
+    run(lambda: _add_feature(store.disk, store.directory / IDENTITY, name))
+
+
+def _add_feature(disk: Disk, path: Path, name: str) -> None:
+    content, _ = read_document(disk, path)
+    backup, _ = read_document(disk, path.with_name(path.name + BACKUP))
+    assert content is not None
+    features = content.get("features", [])
+    if name in features and backup is not None and name in backup.get("features", []):
+        return
+    content["features"] = sorted({*features, name})
+    for _ in range(2):  # the second time for the backup, which is read when the document is damaged
+        write_document(disk, path, content)
 
 
 def _write_identity(store: MessageStore, known: dict[str, Any] | None) -> None:

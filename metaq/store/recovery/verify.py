@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from metaq.errors import CorruptRecord, StoreError, UnknownVersion
+from metaq.errors import CorruptRecord, StoreError
 from metaq.message import TopicPartition
 from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, identity
 from metaq.protocol.text.messages import Stored, plain_overhead, tag_hash, text_size
@@ -27,7 +27,7 @@ from metaq.store.log.walk import Gap, walk
 from metaq.store.messagestore import INDEX, LOG, QUEUES
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE
 from metaq.store.recordgroups import Ranges
-from metaq.store.recovery.recovery import FORMAT_VERSION, IDENTITY, LOCK, QUARANTINE, open_store
+from metaq.store.recovery.recovery import IDENTITY, LOCK, QUARANTINE, check_format, open_store
 from metaq.store.settings import StoreSettings
 
 UNITS_AT_ONCE: Final = 4096
@@ -256,8 +256,8 @@ class _Verifier:
             except CorruptRecord as error:
                 self._add(path, 0, str(error))
                 continue
-            if path.name == IDENTITY and content["format"] != FORMAT_VERSION:
-                raise UnknownVersion(f"{path}: format version {content['format']}, this metaq reads {FORMAT_VERSION}")
+            if path.name == IDENTITY:
+                check_format(self._directory, content)
         for path in sorted(names):
             original = path.with_name(path.name.removesuffix(BACKUP))
             if original not in names:
