@@ -16,6 +16,8 @@
     │   ├── WrongPartition       the topic has fewer partitions
     │   ├── ChecksumMismatch     the body does not have the announced checksum
     │   ├── MessageIllegal       the message itself cannot be kept: too large, or properties that contradict each other
+    │   ├── TimerDelivered       a cancel came after the delivery
+    │   ├── UnknownTimer         a cancel of a message that is not delayed here
     │   ├── RequestFailed        ends with a remoting code of its own
     │   ├── NotWritable          the broker takes no writes now (disk full, disk failed, stopping)
     │   │   └── NotMaster        this replica only gives messages; another one takes them
@@ -129,6 +131,20 @@ class MessageIllegal(BrokerError):
 
     status = 400
     code = 13
+
+
+class TimerDelivered(BrokerError):
+    """The delayed message was delivered before it could be cancelled."""
+
+    status = 409
+    code = 604
+
+
+class UnknownTimer(BrokerError):
+    """No message of this broker is delayed under this handle."""
+
+    status = 404
+    code = 604
 
 
 class RequestFailed(BrokerError):

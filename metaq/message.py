@@ -33,6 +33,8 @@ EPOCHS_TOPIC: Final = "METAQ_SYS_EPOCHS"
 """The epochs of the log: which replica was master when (``metaq.store.copies.epochs``)."""
 LOCKS_TOPIC: Final = "METAQ_SYS_LOCKS"
 """Locks of ordered consumers (``metaq.engine.locklog``)."""
+TIMERS_TOPIC: Final = "METAQ_SYS_TIMERS"
+"""Messages that are delivered at a time of their own, and what became of them (``metaq.timers.records``)."""
 HISTORY_TOPIC: Final = "METAQ_SYS_OFFSET_HISTORY"
 """The history of all groups' progress (``metaq.engine.offsets.offsethistory``)."""
 
@@ -46,6 +48,7 @@ INTERNAL_TOPICS: Final = frozenset(
         TRANSACTIONS_TOPIC,
         EPOCHS_TOPIC,
         LOCKS_TOPIC,
+        TIMERS_TOPIC,
         HISTORY_TOPIC,
     )
 )

@@ -12,7 +12,7 @@ from typing import Final
 from metaq.engine.context import Context
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, Placed, again, delayed, internal, new_record, note, stage
-from metaq.errors import MetaqError, StoreError, UnknownTopic
+from metaq.errors import MessageIllegal, MetaqError, StoreError, UnknownTopic
 from metaq.message import HALF_OP_TOPIC, HALF_TOPIC
 from metaq.protocol import properties
 from metaq.protocol.record import TAGS, Record
@@ -65,6 +65,9 @@ class HalfMessages:
         Raises what ``stage`` raises, and ``MessageIllegal`` when the message could not be stored once it is committed.
         """
         pairs = draft.properties
+        for name in properties.TIMERS:
+            if name in pairs and properties.TIMER_OUT not in pairs:
+                raise MessageIllegal(f"a transactional message cannot be delayed by the property {name}; use a delay level")
         pairs.setdefault(properties.PRODUCER_GROUP, producer_group)  # whom to check with; not every client sets it
         kept = {**pairs, properties.REAL_TOPIC: draft.topic, properties.REAL_QUEUE: str(draft.partition)}
         properties.encode(kept, {properties.HALF: LONGEST_ORIGIN})

@@ -109,6 +109,7 @@ class Turns:
         self._grown = parts.grown
         self.configure(settings)
         self._outcomes: list[Outcome] = []
+        self._after_append: list[Callable[[StoreError | None], None]] = []
         self._began = 0.0  # when the first of them was staged
         self.send_times = Histogram(SEND_BOUNDS)
         """The time of each turn from its first put to the answers, when the puts are as safe as promised."""
@@ -171,6 +172,13 @@ class Turns:
             self._loop.run_callback(self.finish)
         self._outcomes.append(outcome)
 
+    def after_append(self, call: Callable[[StoreError | None], None]) -> None:
+        """Have ``call`` called with the result of this turn's append, before any answer, whatever answers have to wait for.
+
+        The caller stages an outcome in the same turn, too.
+        """
+        self._after_append.append(call)
+
     def finish(self) -> None:
         """End the turn: append what was staged, then answer or park the outcomes."""
         outcomes, self._outcomes = self._outcomes, []
@@ -189,6 +197,10 @@ class Turns:
                 self._give_up_waiting()
         else:
             self._complaint = ""
+        if self._after_append:
+            calls, self._after_append = self._after_append, []
+            for call in calls:
+                call(failure)
         end = store.log.end
         deadline = self._clock.monotonic() + self._timeout
         for outcome in outcomes:

@@ -9,7 +9,7 @@ from metaq.engine.context import Context
 from metaq.engine.tables.topics import LEVELS
 from metaq.engine.turn import Short, Turns
 from metaq.errors import MessageIllegal, MetaqError
-from metaq.message import SCHEDULE_TOPIC
+from metaq.message import SCHEDULE_TOPIC, TopicPartition
 from metaq.protocol import properties
 from metaq.protocol.keys import keys_of
 from metaq.protocol.record import TAGS, Record, constant_middle, java_hash, record_tail
@@ -17,6 +17,7 @@ from metaq.protocol.sysflag import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.store.newrecord import NewRecord
 from metaq.store.queues.consumequeue import ConsumeQueue
+from metaq.timers.handles import Handle
 
 CLEARED: Final = ~(TRANSACTION_TYPE | BORN_HOST_IPV6 | STORE_HOST_IPV6)
 """The mask that clears the bits of a sender's sysFlag that only the broker may set."""
@@ -82,26 +83,30 @@ def internal(context: Context, topic: str, body: bytes, pairs: Mapping[str, str]
     )
 
 
+def internal_mark(context: Context, key: TopicPartition, body: bytes) -> Draft:
+    """Return a message of the broker itself for a partition of an internal topic."""
+    draft = internal(context, key.topic, body)
+    draft.partition = key.partition
+    return draft
+
+
 class Placed(NamedTuple):
     """The place that a staged message will have."""
 
     queue: ConsumeQueue
     ordinal: int
     log_offset: int
+    handle: Handle | None = None
+    """Of a message that is delayed to a time: what cancels it until then."""
 
 
 def delayed(draft: Draft) -> Draft:
     """Return the same message, parked in the schedule topic if it asks for a delay level.
 
-    A level above the last one means the last one. Raises ``MessageIllegal`` for delays that are not levels, and when the
-    properties leave no room for what the delivered copy adds.
+    A level above the last one means the last one. Raises ``MessageIllegal`` for what is no level, and when the properties leave
+    no room for what the delivered copy adds.
     """
     pairs = draft.properties
-    for name in properties.TIMERS:
-        if name in pairs:
-            raise MessageIllegal(
-                f"the property {name} is not supported; use a delay level from 1 to {LEVELS} ({properties.DELAY})"
-            )
     level = pairs.get(properties.DELAY, "0")
     if not level.isdecimal():
         raise MessageIllegal(f"the property {properties.DELAY} is {level[:20]!r}, not a delay level from 1 to {LEVELS}")

@@ -22,7 +22,20 @@ ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 REPLY_TO: Final = "REPLY_TO_CLIENT"
 CLUSTER: Final = "CLUSTER"
 CHECKSUM: Final = "__CRC32#"
-TIMERS: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STARTDELIVERTIME")
+TIMES: Final = (
+    ("TIMER_DELAY_SEC", 1000, True),
+    ("TIMER_DELAY_MS", 1, True),
+    ("TIMER_DELIVER_MS", 1, False),
+    ("__STARTDELIVERTIME", 1, False),
+)
+"""Properties by which a sender delays a message to any time: name, milliseconds in its unit, and whether it counts from now.
+
+The first one that is present wins. The last is that of old clients of a cloud service."""
+TIMERS: Final = tuple(name for name, _, _ in TIMES)
+TIMER_OUT: Final = "TIMER_OUT_MS"
+"""When a delayed message is due. The delivered copy has it, too: whoever sends that again does not delay it again."""
+TIMER_ENQUEUE, TIMER_DEQUEUE = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"
+"""On the delivered copy: when the message was stored, and when it was delivered."""
 
 SCHEDULED: Final = "METAQ_SCHEDULED"
 """On the delivered copy of a delayed message, the original: its *level:ordinal*. Only the broker sets it."""
@@ -36,10 +49,13 @@ HALF: Final = "METAQ_HALF"
 GROUP_END: Final = "METAQ_GROUP_END"
 """The log offset where the group that this record begins ends (``metaq.store.recordgroups``). Only the broker sets it."""
 
+TIMER: Final = "METAQ_TIMER"
+"""On a park that stores a delayed message again: *id:place:store time* (``metaq.timers.records``). Only the broker sets it."""
+
 PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 PRODUCER_GROUP: Final = "PGROUP"
 
-OWN: Final = (SCHEDULED, MESSAGE_ID, HALF, GROUP_END)
+OWN: Final = (SCHEDULED, MESSAGE_ID, HALF, GROUP_END, TIMER)
 UNKEPT: Final = frozenset((WAIT, CHECKSUM, *OWN))
 """Names that records do not keep from a sender: they are meant for the broker only, or the sender may not set them."""
 

@@ -32,10 +32,14 @@ from metaq.engine.tables.loading import LoadedTables, load_tables
 from metaq.engine.tables.observed import Observed
 from metaq.engine.tables.offsets import OffsetTable
 from metaq.engine.tables.topics import FOLDER, TopicTable
+from metaq.engine.timers.cancelling import Cancels
+from metaq.engine.timers.delivery import Delivery
+from metaq.engine.timers.keeping import TimerKeeper
+from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
 from metaq.errors import MetaqError, NotMaster
 from metaq.protocol.record import host_bytes
-from metaq.protocol.text.commands import Auth, Create, Get, Help, Offset, Stats, Sync, Transaction, Version
+from metaq.protocol.text.commands import Auth, Cancel, Create, Get, Help, Offset, PutLater, Stats, Sync, Transaction, Version
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.access.authentication import LOOK_S, Authentication
 from metaq.server.http.brokermetrics import BrokerMetrics
@@ -61,12 +65,14 @@ from metaq.server.remoting.later import Later
 from metaq.server.remoting.registry import RegistryHandler
 from metaq.server.remoting.sending.half import HalfHandler
 from metaq.server.remoting.sending.partitions import Partitions
+from metaq.server.remoting.sending.recall import RecallHandler
 from metaq.server.remoting.sending.reply import ReplyHandler
 from metaq.server.remoting.sending.send import SendHandler
 from metaq.server.remoting.session import RequestHandler
 from metaq.server.remoting.signing import signed
 from metaq.server.text.admin import AdminHandler
 from metaq.server.text.get import GetHandler
+from metaq.server.text.later import LaterHandler
 from metaq.server.text.login import log_in
 from metaq.server.text.put import PutHandler
 from metaq.server.text.transaction import TransactionHandler
@@ -137,6 +143,9 @@ class Broker:
         topics.changed = self._topic_changed
         self._schedule = Schedule(self.context, self.turns, self.holds, self._hub.loop, self.run)
         self.later = Later(self._reads)
+        self.timers = Timers(self.context, self.turns, self.run)
+        self._cancels = Cancels(self.timers, self.run)
+        self._delivery = Delivery(self.timers, self.run)
         self._local: LocalBranches[Held] = LocalBranches(self._room)
         undecided = Tables(self.transactions, self._local, self._room, self.halves)
         self._operators = TransactionAdminHandler(self.context, self.turns, self.later, undecided, self.run)
@@ -273,6 +282,7 @@ class Broker:
         self._gets = GetHandler(self.context, self.holds, self._reads, self._hub.loop)
         admin = AdminHandler(self.context, self._endpoint, self._duties.save_topics, self._operators.numbers)
         puts = PutHandler(self.context, self.turns)
+        later = LaterHandler(self.context, puts, self.timers, self._cancels)
         self._endpoint.puts = puts.puts
         self._branches = TransactionHandler(
             self.context, self.turns, self._reads, puts, self.transactions, self._local, self.run
@@ -286,6 +296,8 @@ class Broker:
             Help: admin.help,
             Create: admin.create,
             Auth: partial(log_in, self.authentication),
+            PutLater: later.put,
+            Cancel: later.cancel,
             Transaction: self._branches.transaction,
             Sync: admin.sync,
         }
@@ -296,7 +308,7 @@ class Broker:
         decisions = HalfHandler(half_messages, self._reads)
         self._check_back = CheckBack(half_messages, self._duties.rest, self.run)
         partitions = Partitions(self.context, self.turns)
-        self._sends = SendHandler(self.context, self.turns, half_messages, partitions)
+        self._sends = SendHandler(self.context, self.turns, half_messages, self.timers, partitions)
         self._endpoint.sends = signed(self.authentication, self._sends.sends)
         self._pulls = PullHandler(self.context, self.holds, self._reads, self._hub.loop)
         later = self.later
@@ -304,6 +316,7 @@ class Broker:
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks, self._offsets)
         families: list[Family] = [self._sends, decisions, self._pulls, sent_back, DelayHandler(self._schedule), self._identity]
         families += self._administration(later)
+        families.append(RecallHandler(self._cancels, later, self.settings.broker_name))
         replies = ReplyHandler(self.context, self.turns, partitions)
         families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._reads)]
         if self._registry is not None:
@@ -349,7 +362,11 @@ class Broker:
         )
         self._endpoint.start()
         keeper = self._parts.keeper
-        self._duties.start((self._branches, self._check_back, self.epochs) if keeper is None else (keeper,))
+        keepers = (self._branches, self._check_back, self.epochs, TimerKeeper(self.timers, self.run))
+        self._duties.start(keepers if keeper is None else (keeper,))
+        self.timers.start()
+        self._duties.every(self.settings.sweep_interval_ms / 1000, self.timers.apply)
+        self._duties.every(self.settings.checkpoint_interval_ms / 1000, self.timers.flush)
         self._duties.every(IDLE_SCAN_S, self._endpoint.close_idle)
         self._duties.every(LOOK_S, self.authentication.reload_if_changed)
         self._duties.every(SAMPLE_S, self._sample)
@@ -365,6 +382,7 @@ class Broker:
     def _start_writing(self) -> None:
         """Start the duties that only a master has: they append records to the log and save its tables."""
         self._schedule.start()
+        self._delivery.start()
         self._duties.every(SAVE_S, self._schedule.save)
         self._duties.every(APPEND_S, self._offsets.append)
         self._duties.every(self.settings.offset_snapshot_interval_ms / 1000, self._offsets.save)
@@ -410,6 +428,8 @@ class Broker:
         self._gets.stopping = self._pulls.stopping = self._check_back.stopping = self._history.stopping = True
         self._duties.pause()
         self._schedule.stop()
+        self._delivery.stop()
+        self.timers.stop()
         self.holds.wake_all()
         for session in list(sessions):
             session.wind_up()
@@ -424,6 +444,7 @@ class Broker:
         try:
             if self.role.is_master:
                 self._save_last()
+            self.timers.close()
             self.run(lambda: self.store.close(durably=durably))
         except MetaqError as error:
             logger.error("stopped without closing the store reason=%s", error)

@@ -19,7 +19,7 @@ class ConnectionEnded(AssertionError):
 
 
 def check_open(connection: socket.socket) -> None:
-    """Raise ``ConnectionEnded``, or ``OSError``, when the other end has closed a connection: what is sent now gets no answer."""
+    """Raise ``ConnectionEnded``, or ``OSError``, when the other end has closed a connection: no answer would come."""
     with contextlib.suppress(BlockingIOError):
         if not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
             raise ConnectionEnded("the broker has closed the connection")

@@ -242,6 +242,14 @@ class EndTransaction(NamedTuple):
     transaction_id: str | None = None
 
 
+class RecallMessage(NamedTuple):
+    """Cancel a delayed message (370)."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str = ""
+
+
 class CheckTransaction(NamedTuple):
     """Ask a producer what became of a half message (39). The broker sends it; the body is the half message as a record."""
 

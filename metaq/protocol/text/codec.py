@@ -15,6 +15,7 @@ from metaq.protocol.text.commands import (
     NO_CHECKSUM,
     NO_OPAQUE,
     Auth,
+    Cancel,
     Command,
     Create,
     Get,
@@ -22,6 +23,7 @@ from metaq.protocol.text.commands import (
     Invalid,
     Offset,
     Put,
+    PutLater,
     Quit,
     Stats,
     Sync,
@@ -38,7 +40,7 @@ TRANSACTION_TYPES: Final = frozenset(
     ("BEGIN", "END", "PREPARE", "COMMIT_ONE_PHASE", "COMMIT_TWO_PHASE", "ROLLBACK", "RECOVER", "FORGET")
 )
 WAIT: Final = "wait="
-_OPAQUE_AT: Final = {"get": 6, "offset": 5, "stats": 2, "version": 1, "help": 1, "create": 3, "auth": 3}
+_OPAQUE_AT: Final = {"get": 6, "offset": 5, "stats": 2, "version": 1, "help": 1, "create": 3, "auth": 3, "cancel": 2}
 """Where the opaque stands in commands that may have tokens after it; elsewhere it is the last token."""
 _HEADS_KEPT: Final = 1024
 _SMALL_CHUNK: Final = 4096
@@ -113,7 +115,7 @@ def _need(tokens: list[str], least: int, usage: str) -> None:
 
 GET_USAGE: Final = "TOPIC GROUP PARTITION POSITION MAXSIZE [OPAQUE [wait=MS]]"
 OFFSET_USAGE: Final = "TOPIC GROUP PARTITION POSITION [OPAQUE]"
-PUT_USAGE: Final = "TOPIC PARTITION LENGTH FLAG [CHECKSUM] [TRANSACTION] OPAQUE"
+PUT_USAGE: Final = "TOPIC PARTITION LENGTH FLAG [CHECKSUM] [TRANSACTION] [delay=MS | at=MS] OPAQUE"
 
 
 def _read_get(tokens: list[str]) -> Command:
@@ -169,6 +171,11 @@ def _read_auth(tokens: list[str]) -> Command:
     return Auth(tokens[1], tokens[2], _opaque(tokens[3]) if len(tokens) > 3 else NO_OPAQUE)
 
 
+def _read_cancel(tokens: list[str]) -> Command:
+    _need(tokens, 2, "HANDLE [OPAQUE]")
+    return Cancel(tokens[1], _opaque(tokens[2]) if len(tokens) > 2 else NO_OPAQUE)
+
+
 def _read_transaction(tokens: list[str]) -> Command:
     """Parse a transaction command (section 1.7).
 
@@ -201,6 +208,7 @@ _READERS: Final[dict[str, Callable[[list[str]], Command]]] = {
     "quit": _read_quit,
     "create": _read_create,
     "auth": _read_auth,
+    "cancel": _read_cancel,
     "transaction": _read_transaction,
 }
 _REPLIES: Final = {"result": 2, "value": 1}
@@ -225,6 +233,20 @@ def _read_put(tokens: list[str], body: bytes) -> Put:
         transaction = tokens[5]
     partition = integer(tokens[2], "partition", INT32)
     return Put(tokens[1], partition, integer(tokens[4], "flag", INT32), checksum, transaction, opaque, body)
+
+
+def _read_put_with_options(tokens: list[str], body: bytes) -> Put | PutLater:
+    """Parse a put that may have options: words with ``=`` between the flag and the opaque."""
+    options = [token for token in tokens[5:-1] if "=" in token and not token.startswith(_KEY_BEGINS)]
+    if not options:
+        return _read_put(tokens, body)
+    put = _read_put([token for token in tokens if token not in options], body)
+    name, _, value = options[0].partition("=")
+    if len(options) > 1 or name not in ("delay", "at"):
+        raise BadRequest(f"put has one option, delay=MS or at=MS, not {' '.join(options)[:60]!r}")
+    if put.transaction is not None:
+        raise BadRequest(f"a put in a transaction cannot have the option {name}=")
+    return PutLater(put, integer(value, name, (0, INT64[1])), name == "delay")
 
 
 def _read_sync(tokens: list[str]) -> Sync:
@@ -411,9 +433,10 @@ class CommandReader:
             if tokens[0] == "sync":
                 commands.append(_read_sync(tokens))
             else:
-                put = _read_put(tokens, data[start:stop])
+                put = _read_put_with_options(tokens, data[start:stop])
                 commands.append(put)
-                self._remember(tokens, put, length)
+                if type(put) is Put:
+                    self._remember(tokens, put, length)
         except BadRequest as error:
             commands.append(Invalid(error, opaque))
         return stop

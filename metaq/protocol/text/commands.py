@@ -34,6 +34,27 @@ class Put(NamedTuple):
     body: bytes
 
 
+class PutLater(NamedTuple):
+    """Store one message that is delivered at a time of its own."""
+
+    put: Put
+    time_ms: int
+    is_delay: bool
+    """True when ``time_ms`` counts from now, false when it is a Unix time."""
+
+    @property
+    def opaque(self) -> str:
+        """That of the put."""
+        return self.put.opaque
+
+
+class Cancel(NamedTuple):
+    """Cancel a delayed message."""
+
+    handle: str
+    opaque: str
+
+
 class Get(NamedTuple):
     """Read messages of a partition from a text position on; ``wait_ms`` > 0 lets the broker wait that long for one."""
 
@@ -120,4 +141,4 @@ class Invalid(NamedTuple):
     opaque: str
 
 
-Command = Put | Get | Offset | Stats | Version | Help | Quit | Create | Auth | Transaction | Sync | Invalid
+Command = Put | PutLater | Cancel | Get | Offset | Stats | Version | Help | Quit | Create | Auth | Transaction | Sync | Invalid

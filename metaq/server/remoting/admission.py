@@ -74,7 +74,7 @@ ADMITTED: Final[Mapping[int, Admission]] = {
         ),
         MAX_FRAME_BYTES,  # the body is stored as it is; handlers check max_message_bytes
     ),
-    **_of((Action.PUBLISH,), (Request.END_TRANSACTION,)),
+    **_of((Action.PUBLISH,), (Request.END_TRANSACTION, Request.RECALL_MESSAGE)),
     **_of(
         (Action.SUBSCRIBE,),
         (

@@ -27,6 +27,8 @@ from metaq.store.queues.consumequeue import ConsumeQueue
 
 HELP: Final = """\
 put TOPIC PARTITION LENGTH FLAG [CHECKSUM] OPAQUE, then LENGTH bytes   store a message; partition -1: the broker chooses
+put TOPIC PARTITION LENGTH FLAG delay=MS OPAQUE, or at=MS             store one for later; the answer ends with a handle
+cancel HANDLE OPAQUE                                                  cancel it
 get TOPIC GROUP PARTITION POSITION MAXSIZE OPAQUE [wait=MS]           read messages from a position on
 offset TOPIC GROUP PARTITION POSITION OPAQUE                          the valid position nearest to one
 create TOPIC PARTITIONS OPAQUE                                        create a topic or give it more partitions

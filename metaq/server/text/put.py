@@ -74,16 +74,16 @@ class PutHandler:
             except (BrokerError, ProtocolError, StoreError) as error:
                 self._context.counters.refuse(error, 1)
                 self._context.topic_counters(put.topic).put_failed.add(1)
-                replies.append(self._refusal(put, error))
+                replies.append(self.refusal(put, error))
             else:
                 text = f"{base | offset} {queue.partition} {position}"
                 replies.append(f"result 200 {len(text)} {opaque}\r\n{text}")
         counters = self._context.counters
         counters.put.add(len(replies), size)
-        self._owe(session, replies, size)
+        self.owe(session, replies, size)
         return at + len(replies)
 
-    def _owe(self, session: TextSession, replies: list[str], size: int) -> None:
+    def owe(self, session: TextSession, replies: list[str], size: int) -> None:
         """Make the replies owed; they are sent when the turn's append is as durable as promised."""
         turns, outcome = self._turns, session.outcome
         if outcome is None or outcome.turn != turns.number:
@@ -105,7 +105,7 @@ class PutHandler:
         return None
 
     def partition(self, session: TextSession, put: Put) -> ConsumeQueue:
-        """Return the partition of a put in a transaction. Raise ``MetaqError`` when no message may be put there now."""
+        """Return the partition of a put that is not a plain one. Raise ``MetaqError`` when no message may be put there now."""
         if (obstacle := self._obstacle()) is not None:
             raise obstacle
         if self._known_for != self._context.topics.version:
@@ -148,9 +148,7 @@ class PutHandler:
 
     def _put_with_attribute(self, queue: ConsumeQueue, put: Put, middle: bytes) -> int:
         """Store the attribute as the TAGS property, so that clients of the remoting protocol see payload and tag."""
-        crc = zlib.crc32(put.body) & 0x7FFFFFFF
-        if crc != put.checksum != NO_CHECKSUM:
-            raise checksum_mismatch()
+        check_body(put)
         attribute, payload = split_attribute(put.flag, put.body)
         assert attribute is not None
         properties = encode_properties([(TAGS, attribute)])
@@ -166,10 +164,17 @@ class PutHandler:
             tag=java_hash(attribute),
         )
 
-    def _refusal(self, put: Put, error: MetaqError) -> str:
+    def refusal(self, put: Put, error: MetaqError) -> str:
+        """Return the reply that refuses a put."""
         where = TopicPartition(put.topic, put.partition)
         text = f"Put message to [broker '{self._context.url}'] [partition '{where}'] failed.Detail:{error}"
         return result(error.status, text, put.opaque)
+
+
+def check_body(put: Put) -> None:
+    """Raise ``ChecksumMismatch`` when the body of a put does not have the checksum that the put announces."""
+    if (zlib.crc32(put.body) & 0x7FFFFFFF) != put.checksum != NO_CHECKSUM:
+        raise checksum_mismatch()
 
 
 def checksum_mismatch() -> ChecksumMismatch:

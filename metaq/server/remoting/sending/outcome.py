@@ -28,12 +28,12 @@ class Sent(NamedTuple):
     queue_offset: int
     ids: bytes
     """Offset message ids, separated by commas."""
-    transaction_id: str
-    """The unique id of a transactional message; empty for others."""
+    more: tuple[str, str] | None
+    """One more field and its value: of a transactional message its unique id, of a delayed one its handle."""
 
     def encode(self, code: int) -> bytes:
-        opaque, serialization, partition, queue_offset, ids, transaction_id = self
-        if serialization == JSON and not transaction_id:
+        opaque, serialization, partition, queue_offset, ids, more = self
+        if serialization == JSON and more is None:
             header = _SENT_JSON % (code, partition, ids, queue_offset, opaque, VERSION)
             return HEAD.pack(4 + len(header), len(header)) + header
         fields = {
@@ -43,8 +43,8 @@ class Sent(NamedTuple):
             "msgId": ids.decode(),
             "queueOffset": str(queue_offset),
         }
-        if transaction_id:
-            fields["transactionId"] = transaction_id
+        if more is not None:
+            fields[more[0]] = more[1]
         return encode_response(self, code, fields)
 
 

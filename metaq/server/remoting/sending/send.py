@@ -11,8 +11,9 @@ from metaq.engine.context import Context
 from metaq.engine.deadletters import most_retries
 from metaq.engine.halfmessages import HalfMessages, is_transactional
 from metaq.engine.placing import place
+from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
-from metaq.engine.writing import CLEARED
+from metaq.engine.writing import CLEARED, Placed
 from metaq.errors import MessageIllegal, MetaqError
 from metaq.message import HALF_TOPIC, RETRY_PREFIX
 from metaq.protocol import properties
@@ -20,6 +21,7 @@ from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, HEADER_SIZE, c
 from metaq.protocol.remoting.batch import decode_batch
 from metaq.protocol.remoting.codes import ONEWAY_FLAG, Request
 from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.recall import RecallHandle, encode_recall
 from metaq.protocol.sysflag import COMPRESSED, COMPRESSION_KIND, TRANSACTION_TYPE
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.access.permissions import Action, allowed, demand
@@ -51,10 +53,11 @@ Filled = tuple[int, bytes | None, int, tuple[str, ...]]
 class SendHandler:
     """Stages messages sent by RocketMQ clients."""
 
-    def __init__(self, context: Context, turns: Turns, halves: HalfMessages, partitions: Partitions) -> None:
+    def __init__(self, context: Context, turns: Turns, halves: HalfMessages, timers: Timers, partitions: Partitions) -> None:
         self._context = context
         self._turns = turns
         self._halves = halves
+        self._timers = timers
         self._partitions = partitions
         self._known = partitions.known
         self._store = context.store
@@ -138,7 +141,7 @@ class SendHandler:
         except (KeyError, ValueError, struct.error, MetaqError):
             return None
         return _new(
-            Sent, (request.opaque, request.serialization, queue.partition, ordinal, b"%b%016X" % (self._host, offset), "")
+            Sent, (request.opaque, request.serialization, queue.partition, ordinal, b"%b%016X" % (self._host, offset), None)
         )
 
     def _fill(self, queue: ConsumeQueue, text: str | None, body: bytes) -> Filled | None:
@@ -176,8 +179,7 @@ class SendHandler:
             raise MessageIllegal(
                 f"sysFlag {header.sys_flag} marks a transaction, the property {properties.TRANSACTION} does not"
             )
-        placed = place(self._halves, draft, header.producer_group, given_up_by)
-        parked = placed.queue.topic == HALF_TOPIC
+        placed = place(self._halves, self._timers, draft, header.producer_group, given_up_by)
         # A delayed or transactional message is answered with the partition that was requested, and the place where it is
         # parked.
         sent = Sent(
@@ -186,9 +188,19 @@ class SendHandler:
             partition=queue.partition,
             queue_offset=placed.ordinal,
             ids=b"%b%016X" % (self._host, placed.log_offset),
-            transaction_id=draft.properties.get(properties.UNIQUE_KEY, "") if parked else "",
+            more=self._more(header.topic, draft.properties.get(properties.UNIQUE_KEY, ""), placed),
         )
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
+        return None
+
+    def _more(self, topic: str, unique_key: str, placed: Placed) -> tuple[str, str] | None:
+        """Return the field that the answer has because the message is transactional or delayed."""
+        if placed.handle is not None:
+            name = self._context.settings.broker_name
+            words = RecallHandle(topic, name, placed.handle.due_ms, unique_key, str(placed.handle))
+            return "recallHandle", encode_recall(words)
+        if placed.queue.topic == HALF_TOPIC and unique_key:
+            return "transactionId", unique_key
         return None
 
     # -- many ---------------------------------------------------------------------------------------------------------
@@ -212,7 +224,7 @@ class SendHandler:
         store.log.reserve(size)
         places = store.put_all(records)
         ids = (self._host + b"%016X,") * len(places) % tuple(places)
-        sent = Sent(request.opaque, request.serialization, queue.partition, ordinal, ids[:-1], "")
+        sent = Sent(request.opaque, request.serialization, queue.partition, ordinal, ids[:-1], None)
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
         return None
 

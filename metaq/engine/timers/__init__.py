@@ -1,0 +1,1 @@
+"""Delayed messages of any length: parked, delivered, cancelled, and kept while the log ages."""

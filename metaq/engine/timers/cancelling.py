@@ -1,0 +1,130 @@
+"""Cancels of timers: acknowledged only when no delivery can follow any more."""
+
+from typing import Any, Final
+
+from gevent.event import AsyncResult
+
+from metaq.engine.timers.timers import Timers
+from metaq.engine.turn import NOT_STORED, Short
+from metaq.errors import MetaqError, NotWritable, RequestFailed, TimerDelivered, UnknownTimer
+from metaq.protocol.record import decode_record
+from metaq.store.files.filecache import Run, read_through
+from metaq.timers.handles import Handle
+from metaq.timers.pending import Pending, State
+from metaq.timers.records import Key, parts_of, topic_of_park
+
+FOLD_WAIT_S: Final = 3.0
+TAKEN_WAIT_S: Final = 10.0
+"""How long a cancel waits for a timer that is being delivered, cancelled or stored again."""
+
+
+class _Outcome:
+    """The outcome of one cancel."""
+
+    __slots__ = ("_result", "size")
+
+    def __init__(self) -> None:
+        self._result: Any = AsyncResult()
+        self.size = 0
+
+    def stored(self) -> None:
+        self._result.set(None)
+
+    def refused(self, error: MetaqError, outcome: str) -> None:
+        self._result.set(RequestFailed(error.code, f"the cancel {outcome}: {error}") if outcome != NOT_STORED else error)
+
+    def late(self, short: Short) -> None:
+        self._result.set(RequestFailed(short.code, f"the cancel is stored, but not {short.lacks}"))
+
+    def get(self) -> None:
+        failure: MetaqError | None = self._result.get()
+        if failure is not None:
+            raise failure
+
+
+class Cancels:
+    """Cancels the timers of one broker; its calls wait, so they run in greenlets of their own."""
+
+    def __init__(self, timers: Timers, run: Run) -> None:
+        self._timers = timers
+        self._store = timers.context.store
+        self._run = run
+        self._read = read_through(run)
+
+    def check(self, handle: Handle, topic: str) -> None:
+        """Raise ``UnknownTimer`` unless this broker gave a handle, and not for a message of another topic."""
+        found = self.topic_of(handle)
+        if found is not None and found != topic:
+            raise UnknownTimer(f"the handle is not of a message of the topic {topic}")
+
+    def topic_of(self, handle: Handle) -> str | None:
+        """Return the topic of a pending timer; ``None`` for one that was cancelled, or cannot be read.
+
+        Raises ``UnknownTimer`` and ``TimerDelivered`` as ``cancel`` does.
+        """
+        self._table()
+        if not self._timers.is_genuine(handle):
+            raise UnknownTimer("the handle is not of this broker")
+        place = self._place(self._table(), handle.key)
+        stored = None if place is None else self._store.record_at_offset(place, self._read)
+        return (
+            None if stored is None else topic_of_park(decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size])))
+        )
+
+    def cancel(self, key: Key) -> None:
+        """Cancel a timer, and return when that is as safe as the broker promises of messages.
+
+        A timer that was cancelled before is cancelled. Raises ``TimerDelivered`` for one whose delivery was first,
+        ``UnknownTimer`` for one that the log does not have, and whatever keeps messages from being stored.
+        """
+        table = self._table()
+        place = self._place(table, key)
+        if place is None:
+            return
+        self._store.check_writable()
+        self._timers.turns.check_load()
+        self._timers.stage_cancel(key, place)
+        outcome = _Outcome()
+        self._timers.turns.staged(outcome)
+        outcome.get()
+        self._timers.cancelled += 1
+
+    def _table(self) -> Pending:
+        deadline = self._store.clock.monotonic() + FOLD_WAIT_S
+        while (table := self._timers.table) is None:
+            if not self._timers.is_used:
+                raise UnknownTimer("this broker has no delayed message with this handle")
+            if self._store.clock.monotonic() >= deadline:
+                raise NotWritable("the timers of before the start are still being read; try again in a second")
+            self._timers.wait(0.05)
+        return table
+
+    def _place(self, table: Pending, key: Key) -> int | None:
+        """Return the place of a pending timer, known at the moment of the return; ``None`` for one that was cancelled."""
+        deadline = self._store.clock.monotonic() + TAKEN_WAIT_S
+        while True:
+            match table.state(key):
+                case State.PENDING:
+                    return table.place(key)
+                case State.CANCELLED:
+                    return None
+                case State.TAKEN:
+                    if self._store.clock.monotonic() >= deadline:
+                        raise NotWritable("the delayed message is being delivered or cancelled; try again in a second")
+                    self._timers.wait(0.05)
+                case State.FAR:
+                    covered = table.covered
+                    (found, place), *_ = table.find([key], self._run)
+                    if table.covered != covered or table.state(key) is not State.FAR:
+                        continue  # the table has changed while the index was asked
+                    if found is State.PENDING and key >= table.horizon:
+                        return place
+                    if found is State.CANCELLED:
+                        return None
+                    raise self._gone(key)
+
+    def _gone(self, key: Key) -> MetaqError:
+        due_ms, ident = parts_of(key)
+        if due_ms <= self._store.clock.now_ms():
+            return TimerDelivered(f"the message {ident} was delivered at its time")
+        return UnknownTimer(f"the log has no delayed message {ident} that is due at {due_ms}")

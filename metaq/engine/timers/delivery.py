@@ -1,0 +1,232 @@
+"""Delivery of timers: one greenlet sleeps until the first is due, then stores the copies of those that are, group by group.
+
+A group is a mark with the copies after it (``metaq.timers.records``): recovery keeps all of it or nothing, so each timer is
+delivered exactly once, whenever the broker ends. The next group is staged as soon as the one before is in the log; the two
+become safe in order.
+
+A copy whose topic has been deleted is dropped, as the topic's messages were; so is one that cannot be stored, or whose park is
+damaged.
+"""
+
+import logging
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import gevent
+from gevent.event import AsyncResult, Event
+
+from metaq.engine.timers.timers import Timers
+from metaq.engine.writing import Draft, again, new_record, note
+from metaq.errors import MetaqError, StoreError
+from metaq.protocol import properties
+from metaq.protocol.record import Record, decode_record
+from metaq.store.files.filecache import Run, read_through
+from metaq.timers.pending import Pending
+from metaq.timers.records import Key, key_of
+
+logger = logging.getLogger(__name__)
+
+PORTION: Final = 256
+"""Messages in one group."""
+PORTION_BYTES: Final = 1 << 20
+IN_FLIGHT_BYTES: Final = 8 << 20
+"""Copies that may be on their way to become safe at once."""
+NEAR: Final = 50_000
+"""Timers that are read into memory ahead of their time."""
+FEW: Final = 5_000
+"""Below so many, more are read."""
+AHEAD_MS: Final = 30_000
+"""How far ahead of their time timers are read."""
+CLOSE_MS: Final = 5_000
+LONGEST_SLEEP_S: Final = 60.0
+"""The longest sleep, so that a wall clock that was set is noticed."""
+RETRY_S: Final = 1.0
+"""Pause after a failed delivery: a full disk may have room again."""
+CLOCK_STEP_MS: Final = 10_000
+"""A wall clock that moves by this much against the monotonic one was set, and that is logged."""
+
+
+class _Copies(NamedTuple):
+    """What a group delivers."""
+
+    taken: list[tuple[Key, int]]
+    drafts: list[Draft]
+    size: int
+
+
+class Delivery:
+    """The greenlet that delivers the timers of one broker."""
+
+    def __init__(self, timers: Timers, run: Run) -> None:
+        self._timers = timers
+        self._context = timers.context
+        self._store = timers.context.store
+        self._read = read_through(run)
+        self._wake = Event()
+        self._in_flight_bytes = 0
+        self._failing = False
+        self._greenlet: Any = None
+        self._clock_difference_ms: int | None = None
+        timers.woken = self._wake.set
+
+    def start(self) -> None:
+        """Begin; only a master delivers."""
+        self._greenlet = gevent.spawn(self._deliver_forever)
+
+    def stop(self) -> None:
+        """Deliver no more."""
+        gevent.killall([] if self._greenlet is None else [self._greenlet])
+
+    def _deliver_forever(self) -> None:
+        while True:
+            self._wake.clear()
+            wait_s = LONGEST_SLEEP_S
+            table = self._timers.table
+            if table is not None:
+                try:
+                    wait_s = self._round(table)
+                    self._failing = False
+                except MetaqError as error:
+                    if not self._failing:
+                        logger.error("delayed messages wait, tried again reason=%s", error)
+                    self._failing = True
+                    gevent.sleep(RETRY_S)
+                    continue
+            self._wake.wait(wait_s)
+
+    def _round(self, table: Pending) -> float:
+        """Deliver one group if any is due; return the seconds until the next round."""
+        now_ms = self._now_ms()
+        self._load(table, now_ms)
+        if self._in_flight_bytes >= IN_FLIGHT_BYTES:
+            return RETRY_S  # woken when a group is safe
+        taken = table.take_due(now_ms, PORTION)
+        if not taken:
+            return self._pause_s(table, now_ms)
+        try:
+            self._store.check_writable()
+            self._timers.turns.check_load()
+            copies = self._copies(table, taken)
+        except BaseException:
+            for key, _ in taken:
+                table.release(key)
+            raise
+        if not table.is_clear(copies.taken[-1][0]):  # one with an earlier time came meanwhile: the clock was set back
+            for key, _ in copies.taken:
+                table.release(key)
+            return 0.0
+        self._stage(table, copies)
+        return 0.0
+
+    def _pause_s(self, table: Pending, now_ms: int) -> float:
+        """Return how long nothing can be due, as far as is known now."""
+        first = table.first
+        lowest = table.flight.lowest
+        is_known = first is not None and (lowest is None or first < lowest)  # else woken when what is in flight lands
+        until_ms = int.from_bytes(first[:8]) if first is not None and is_known else now_ms + CLOSE_MS
+        return min(max(0.001, (until_ms - now_ms) / 1000), CLOSE_MS / 1000)
+
+    def _now_ms(self) -> int:
+        """Return the wall clock's time, and log when it was set."""
+        clock = self._store.clock
+        now_ms = clock.now_ms()
+        difference_ms = now_ms - round(clock.monotonic() * 1000)
+        if self._clock_difference_ms is None:
+            self._clock_difference_ms = difference_ms
+        step_ms = difference_ms - self._clock_difference_ms
+        if abs(step_ms) >= CLOCK_STEP_MS:
+            logger.warning("the clock was set by_ms=%d", step_ms)
+            self._clock_difference_ms = difference_ms
+        return now_ms
+
+    def _load(self, table: Pending, now_ms: int) -> None:
+        """Read timers into memory when few are left there, or the last ones are close."""
+        if table.near >= FEW and table.horizon >= key_of(now_ms + CLOSE_MS, 0):
+            return
+        until = key_of(now_ms + AHEAD_MS, 0)
+        with self._timers.index_lock:
+            while table.near < NEAR and not table.load(until):
+                gevent.sleep(0.0005)
+
+    # -- one group ----------------------------------------------------------------------------------------------------
+
+    def _copies(self, table: Pending, taken: list[tuple[Key, int]]) -> _Copies:
+        """Return the copies of the first timers that were taken, as many as fit into a group; the others are given back."""
+        most_bytes = min(PORTION_BYTES, self._store.settings.segment_bytes // 2)
+        drafts: list[Draft] = []
+        size, count = 0, 0
+        for _, place in taken:
+            record = self._park(place)
+            draft = None if record is None else self._copy(record)
+            if draft is not None:
+                length = new_record(self._context, draft).size
+                if drafts and size + length > most_bytes:
+                    break
+                drafts.append(draft)
+                size += length
+            count += 1
+        for key, _ in taken[count:]:
+            table.release(key)
+        return _Copies(taken[:count], drafts, size)
+
+    def _park(self, place: int) -> Record | None:
+        """Return a park; ``None`` when it is damaged or lost, which is reported."""
+        try:
+            stored = self._store.record_at_offset(place, self._read)
+        except StoreError as error:
+            if self._store.failure is not None:
+                raise
+            self._dropped(place, str(error))
+            return None
+        if stored is None:
+            self._dropped(place, "its record is damaged or lost")
+            return None
+        return decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
+
+    def _copy(self, record: Record) -> Draft | None:
+        """Return the copy that consumers get; ``None`` when its topic was deleted or it cannot be stored, which is reported."""
+        pairs = properties.parse(record.properties.decode(errors="replace"))
+        name, number = pairs.pop(properties.REAL_TOPIC, ""), int(pairs.pop(properties.REAL_QUEUE, "0"))
+        topics = self._context.topics
+        topic = topics.get(name)
+        if topic is None and name and not any(key.topic == name for key in topics.deleted):
+            topic = topics.ensure(name, number + 1)  # a killed broker may forget a topic that holds no message yet
+        if topic is None or not topic.all_partitions:
+            self._dropped(record.log_offset, f"the topic {name} was deleted")
+            return None
+        pairs[properties.TIMER_ENQUEUE] = str(record.store_ms)
+        pairs[properties.TIMER_DEQUEUE] = str(self._store.clock.now_ms())
+        draft = again(record, name, number % topic.all_partitions, pairs)  # the topic may have shrunk
+        try:
+            new_record(self._context, draft)
+        except MetaqError as error:
+            self._dropped(record.log_offset, str(error))
+            return None
+        return draft
+
+    def _dropped(self, place: int, reason: str) -> None:
+        self._timers.dropped += 1
+        logger.error("delayed message dropped log_offset=%d reason=%s", place, reason)
+
+    def _stage(self, table: Pending, copies: _Copies) -> None:
+        """Stage a group, and wait until it is in the log. Raises ``MetaqError`` when it is not; its timers are given back."""
+        dropped = len(copies.taken) - len(copies.drafts)
+        try:
+            self._timers.stage_delivery(copies.taken, copies.drafts, dropped)
+        except MetaqError:
+            for key, _ in copies.taken:
+                table.release(key)
+            raise
+        appended: Any = AsyncResult()
+        self._timers.turns.after_append(appended.set)
+        self._in_flight_bytes += copies.size
+        note(self._timers.turns, partial(self._settled, len(copies.drafts), copies.size))
+        failure: StoreError | None = appended.get()
+        if failure is not None:
+            raise failure
+
+    def _settled(self, messages: int, size: int, failure: MetaqError | None) -> None:
+        self._in_flight_bytes -= size
+        if failure is None:
+            self._timers.delivered += messages
+        self._wake.set()

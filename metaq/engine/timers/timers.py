@@ -1,0 +1,418 @@
+"""The timers of one broker: their table follows the log, and everything that changes a timer is staged here.
+
+Whatever is staged in a turn is *in flight* until readers could see it; then the table takes it (``metaq.timers.pending``). When
+the append of the turn fails, it is undone at once, whatever the order in which senders hear of it.
+"""
+
+import hmac
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import gevent
+from gevent.event import Event
+from gevent.lock import BoundedSemaphore
+
+from metaq.engine.context import Context
+from metaq.engine.turn import Turns
+from metaq.engine.writing import Draft, Placed, internal_mark, new_record, note, stage
+from metaq.errors import MessageIllegal, NotWritable, Overloaded, StoreError
+from metaq.protocol import properties
+from metaq.store.files.filecache import Run, read_through
+from metaq.store.recordgroups import put_record_group
+from metaq.store.recovery.recovery import add_feature
+from metaq.timers.fold import Fold, Ordinals, ends, readable
+from metaq.timers.handles import Handle, handle_of
+from metaq.timers.opening import FEATURE, open_pending
+from metaq.timers.pending import Pending
+from metaq.timers.records import (
+    LATEST_MS,
+    MARKS,
+    PARKS,
+    Again,
+    Cancelled,
+    Delivered,
+    Key,
+    Parked,
+    Secret,
+    TimerEvent,
+    cancel_mark,
+    deliver_mark,
+    key_of,
+    properties_of_park,
+    secret_mark,
+)
+
+logger = logging.getLogger(__name__)
+
+FOLD_PORTION: Final = 512
+"""Records that the fold reads in one go, some milliseconds of work."""
+MOST_WAITING: Final = 200_000
+"""Events that may wait to enter the index; beyond it parks are refused."""
+APPLY_S: Final = 0.003
+"""How long the index is written to before others go on."""
+RETRY_MS: Final = 100
+WAIT_S: Final = 0.05
+"""Pause while the fold waits for records to become readable."""
+LONGEST_TIMES: Final = {properties.TIMER_ENQUEUE: str((1 << 63) - 1), properties.TIMER_DEQUEUE: str((1 << 63) - 1)}
+"""What a delivered copy adds to the properties of its park, at its longest."""
+
+
+class Staged(NamedTuple):
+    """A record that is in flight, and what it means."""
+
+    is_park: bool
+    ordinal: int
+    event: TimerEvent
+    taken: tuple[Key, ...] = ()
+    """The timers that are taken for it: given back when it is not stored."""
+
+
+class Timers:
+    """The timers of one broker, as a master that changes them or as a slave that follows."""
+
+    def __init__(self, context: Context, turns: Turns, run: Run) -> None:
+        """Open the table if the log has timers; everything else waits until the first message is parked."""
+        self.context = context
+        self.turns = turns
+        self._store = context.store
+        self._run = run
+        self._read = read_through(run)
+        self._folder: Path = context.settings.data / "timerindex"
+        self._pending: Pending | None = None
+        self._fold: Fold | None = None
+        self._fold_end = Ordinals(0, 0)
+        self._staged: list[Staged] = []  # in this turn
+        self._in_log: deque[Staged] = deque()  # appended, and not yet readable
+        self._noted = -1
+        self._secret: bytes | None = None
+        self._flushed = 0
+        self.index_lock = BoundedSemaphore(1)
+        """Held by whoever applies changes to the index or scans it: a scan must not miss what is applied meanwhile."""
+        self._greenlets: list[Any] = []
+        self._changed = Event()
+        self.woken: Callable[[], None] = lambda: None
+        self.parked = self.delivered = self.cancelled = self.dropped = self.moved = 0
+        """Counts since the start."""
+        if any(key in self._store.queues for key in (PARKS, MARKS)):
+            self._open()
+
+    def _open(self) -> Pending:
+        pending, self._fold = open_pending(self._store, self._folder, self.context.settings.timer_engine, self._run)
+        self._pending = pending
+        self._fold_end = ends(self._store)
+        self._flushed = pending.covered
+        if pending.secret is not None:
+            self._secret = pending.secret.secret
+        return pending
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to read what the log has and the index has not."""
+        if self._fold is not None:
+            self._greenlets.append(gevent.spawn(self._fold_forever))
+
+    def stop(self) -> None:
+        """End the reading."""
+        gevent.killall(self._greenlets)
+
+    @property
+    def is_used(self) -> bool:
+        """True when the log has ever had a timer."""
+        return self._pending is not None
+
+    def wait(self, most_s: float) -> None:
+        """Wait until the table changes, at most so long."""
+        self._changed.clear()
+        self._changed.wait(most_s)
+
+    @property
+    def table(self) -> Pending | None:
+        """The pending timers; ``None`` as long as the log has none, and until what was before the start is folded."""
+        return self._pending if self._fold is None else None
+
+    def _fold_forever(self) -> None:
+        """Read what the log has and the index has not; a slave goes on with it as its log grows."""
+        while True:
+            fold, pending = self._fold, self._pending
+            if fold is None or pending is None:
+                return
+            end = readable(self._store)
+            if self.context.replicas.is_master:
+                end = Ordinals(min(end.parks, self._fold_end.parks), min(end.marks, self._fold_end.marks))
+            events = fold.next(end, FOLD_PORTION, self._read)
+            for event in events:
+                self._take(event)
+            if self.context.replicas.is_master and fold.place == self._fold_end:
+                self._fold = None
+                self.follow()
+                self.woken()
+                return
+            gevent.sleep(0.001 if events else WAIT_S)
+
+    def apply(self) -> None:
+        """Enter what is safe into the index; called every sweep interval."""
+        store, clock = self._store, self._store.clock
+        if self._pending is None:
+            if any(key in store.queues for key in (PARKS, MARKS)) and not self.context.replicas.is_master:
+                add_feature(self._store, FEATURE)
+                self._open()
+                self.start()
+            return
+        self.follow()
+        began = clock.monotonic()
+        with self.index_lock:
+            while self._pending.apply(self._safe_end()):
+                if clock.monotonic() - began >= APPLY_S:
+                    gevent.sleep(0.001)
+                    began = clock.monotonic()
+
+    def _safe_end(self) -> int:
+        """Return the log offset before which nothing can be taken back."""
+        copies = self.turns.copies
+        durable = self._store.durable_end
+        return durable if copies is None else min(durable, copies.held_end)
+
+    def flush(self) -> None:
+        """Write the index to the disk, so that a start reads less of the log again."""
+        pending = self._pending
+        if pending is None or pending.covered == self._flushed:
+            return
+        with self.index_lock:
+            pending.forget_cancels(self._store.clock.now_ms())
+        covered = pending.covered
+        pending.index.flush(self._run)
+        self._flushed = covered
+
+    def close(self) -> None:
+        """Enter everything durable into the index and close it; nothing writes to the store any more."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            while pending.apply(self._safe_end()):
+                self._flushed = pending.covered
+        finally:
+            pending.index.close()
+
+    # -- following the log --------------------------------------------------------------------------------------------
+
+    def _take(self, event: TimerEvent) -> None:
+        assert self._pending is not None
+        self._pending.follow(event)
+        if isinstance(event, Secret):
+            self._secret = event.secret
+
+    def follow(self) -> None:
+        """Take what readers can see by now into the table."""
+        pending = self._pending
+        if pending is None or self._fold is not None or not self._in_log:
+            return
+        first, seen = pending.first, readable(self._store)
+        while self._in_log:
+            staged = self._in_log[0]
+            if staged.ordinal >= (seen.parks if staged.is_park else seen.marks):
+                break
+            self._in_log.popleft()
+            self._land(staged)
+            self._take(staged.event)
+        self._changed.set()
+        if pending.first != first:
+            self.woken()
+
+    def _land(self, staged: Staged) -> None:
+        """Take the keys of a record out of flight."""
+        assert self._pending is not None
+        flight, event = self._pending.flight, staged.event
+        if isinstance(event, Parked):
+            flight.remove(event.key)
+        elif isinstance(event, Cancelled):
+            for key, _ in event.timers:
+                flight.remove(key)
+
+    def _appended(self, failure: StoreError | None) -> None:
+        """Learn at the end of a turn whether what was staged in it is in the log."""
+        staged, self._staged = self._staged, []
+        if failure is None:
+            self._in_log.extend(staged)
+            return
+        assert self._pending is not None
+        for each in staged:
+            self._land(each)
+            for key in each.taken:
+                self._pending.release(key)
+            if isinstance(each.event, Secret):
+                self._secret = None
+        self._changed.set()
+        self.woken()
+
+    def _stage(self, staged: Staged) -> None:
+        if self._noted != self.turns.number:
+            self._noted = self.turns.number
+            self.turns.after_append(self._appended)
+            note(self.turns, lambda _: self.follow())
+        self._staged.append(staged)
+
+    # -- parking ------------------------------------------------------------------------------------------------------
+
+    def send(self, draft: Draft, due_ms: int) -> Placed:
+        """Stage a message for its time: parked, or at once in its partition when that time has passed."""
+        if due_ms > self._store.clock.now_ms():
+            return self.park(draft, due_ms)
+        draft.properties[properties.TIMER_OUT] = str(due_ms)
+        return stage(self.context, draft)
+
+    def park(self, draft: Draft, due_ms: int) -> Placed:
+        """Stage a message that is delivered at ``due_ms``, and return its place, with the handle that cancels it.
+
+        Raises what ``stage`` raises, ``MessageIllegal`` when the copy that is delivered would be too long or the time too far
+        away, and ``Overloaded`` while the index cannot keep up.
+        """
+        settings, now_ms = self.context.settings, self._store.clock.now_ms()
+        limit_ms = settings.max_delay_ms
+        if (limit_ms and due_ms - now_ms > limit_ms) or due_ms > LATEST_MS:
+            raise MessageIllegal(f"a delay of {due_ms - now_ms} ms is longer than {limit_ms or LATEST_MS} ms (max_delay_ms)")
+        pending = self._ready()
+        added = properties_of_park(due_ms, draft.topic, draft.partition)
+        kept = {name: value for name, value in draft.properties.items() if name not in added} | added
+        properties.encode(kept, LONGEST_TIMES)
+        secret = self._current_secret()
+        placed = stage(self.context, draft.moved(*PARKS, kept))
+        key = key_of(due_ms, placed.log_offset)
+        pending.flight.add(key)
+        self._stage(Staged(True, placed.ordinal, Parked(key, placed.log_offset, None, self._store.log.staged_end)))
+        self.parked += 1
+        return placed._replace(ordinal=0, handle=handle_of(key, secret))
+
+    def _ready(self) -> Pending:
+        pending = self._pending
+        if pending is None:
+            add_feature(self._store, FEATURE)  # syncs a small file, once in the life of a data folder
+            pending = self._open()
+            self._fold = None  # there is nothing to read yet
+            self.woken()
+        if pending.waiting + len(self._in_log) > MOST_WAITING:
+            reason = f"{pending.waiting} changes of timers wait for the index, the limit is {MOST_WAITING}"
+            raise Overloaded(reason, retry_after_ms=RETRY_MS)
+        return pending
+
+    def _current_secret(self) -> bytes:
+        """Return the secret of the handles; make it with the first one."""
+        if self._secret is None:
+            if self._fold is not None:
+                raise Overloaded("the timers of before the start are still being read", retry_after_ms=RETRY_MS)
+            self._stage_secret(secrets.token_bytes(16))
+        assert self._secret is not None
+        return self._secret
+
+    def _stage_secret(self, secret: bytes) -> None:
+        self._secret = secret
+        ordinal = self._store.queue(*MARKS).next
+        place = stage(self.context, internal_mark(self.context, MARKS, secret_mark(secret))).log_offset
+        self._stage(Staged(False, ordinal, Secret(secret, place, self._store.log.staged_end)))
+
+    # -- what becomes of them -----------------------------------------------------------------------------------------
+
+    def stage_delivery(self, taken: list[tuple[Key, int]], copies: list[Draft], dropped: int) -> None:
+        """Stage the copies of timers that are taken, in one group with the mark that ends these timers."""
+        context, store, pending = self.context, self._store, self._pending
+        assert pending is not None
+        segments: dict[int, int] = {}
+        for _, place in taken:
+            segment = store.log.find(place)
+            if segment is not None:
+                segments[segment.base] = segments.get(segment.base, 0) + 1
+        to = taken[-1][0]
+        mark = internal_mark(context, MARKS, deliver_mark(to, len(copies), dropped, segments))
+        ordinal = store.queue(*MARKS).next
+        offsets = put_record_group(store, new_record(context, mark), [new_record(context, copy) for copy in copies])
+        event = Delivered(to, segments, offsets[1] if copies else store.log.staged_end)
+        self._stage(Staged(False, ordinal, event, tuple(key for key, _ in taken)))
+
+    def stage_cancel(self, key: Key, place: int) -> None:
+        """Stage the cancel of a timer that is pending at a place, and take it."""
+        context, store, pending = self.context, self._store, self._pending
+        assert pending is not None
+        ordinal = store.queue(*MARKS).next
+        stage(context, internal_mark(context, MARKS, cancel_mark([(key, place)])))
+        pending.take(key, place)
+        pending.flight.add(key)
+        self._stage(Staged(False, ordinal, Cancelled([(key, place)], store.log.staged_end), (key,)))
+
+    def stage_again(self, key: Key, origin: Again, draft: Draft) -> None:
+        """Stage the park of a timer once more, which ``origin`` describes, and take the timer."""
+        store, pending = self._store, self._pending
+        assert pending is not None
+        placed = stage(self.context, draft, {properties.TIMER: str(origin)})
+        pending.take(key, origin.place)
+        pending.flight.add(key)
+        event = Parked(key, placed.log_offset, origin.place, store.log.staged_end)
+        self._stage(Staged(True, placed.ordinal, event, (key,)))
+        self.moved += 1
+
+    def stage_secret_again(self) -> None:
+        """Stage the secret once more: the segment that holds it is about to be deleted."""
+        if self._secret is not None:
+            self._stage_secret(self._secret)
+
+    # -- handles ------------------------------------------------------------------------------------------------------
+
+    def is_genuine(self, handle: Handle) -> bool:
+        """Return whether this broker gave a handle. Raise ``NotWritable`` while that is not known."""
+        if self._secret is None:
+            if self._fold is not None:
+                raise NotWritable("the timers of before the start are still being read; try again in a second")
+            return False
+        return hmac.compare_digest(handle_of(handle.key, self._secret).code, handle.code)
+
+    # -- figures ------------------------------------------------------------------------------------------------------
+
+    @property
+    def needed_from(self) -> int | None:
+        """The lowest log offset that pending timers, or a start after a kill, need; ``None`` without timers."""
+        pending = self._pending
+        if pending is None:
+            return None
+        needed = [] if (oldest := pending.oldest()) is None else [oldest]
+        if pending.covered > self._flushed or pending.waiting or self._in_log or self._staged or self._fold is not None:
+            needed.append(self._flushed)
+        return min(needed, default=None)
+
+    def numbers(self) -> dict[str, object]:
+        """Return figures for stats: values by name."""
+        pending = self._pending
+        if pending is None:
+            return {"timers_pending": 0}
+        first, now_ms = pending.first, self._store.clock.now_ms()
+        late_ms = 0 if first is None else max(0, now_ms - int.from_bytes(first[:8]))
+        return {
+            "timers_pending": len(pending),
+            "timers_late_ms": late_ms,
+            "timers_parked": self.parked,
+            "timers_delivered": self.delivered,
+            "timers_cancelled": self.cancelled,
+            "timers_dropped": self.dropped,
+            "timers_moved": self.moved,
+            "timer_index": "folding" if self._fold is not None else "yes",
+            "timer_index_waiting": pending.waiting,
+        }
+
+
+def due_of(pairs: dict[str, Any], now_ms: int) -> int | None:
+    """Return when a message with these properties wants to be delivered, in Unix milliseconds; ``None``: at once.
+
+    Raise ``MessageIllegal`` for a time that is not a number. A message that has been delayed already is not delayed again.
+    """
+    if properties.TIMER_OUT in pairs:
+        return None
+    for name, unit_ms, since_ms in properties.TIMES:
+        value = pairs.get(name)
+        if value is not None:
+            if not (value.isascii() and value.isdecimal() and len(value) <= 18):
+                raise MessageIllegal(f"the property {name} is {value[:20]!r}, not a number of {'s' if unit_ms > 1 else 'ms'}")
+            return int(value) * unit_ms + (now_ms if since_ms else 0)
+    return None

@@ -1,0 +1,96 @@
+"""``put`` with ``delay=`` or ``at=``, and ``cancel``."""
+
+from typing import Final
+
+import gevent
+
+from metaq.engine.context import Context
+from metaq.engine.timers.cancelling import Cancels
+from metaq.engine.timers.timers import Timers
+from metaq.engine.writing import Draft, Placed
+from metaq.errors import MetaqError
+from metaq.protocol.record import TAGS
+from metaq.protocol.text.commands import Cancel, PutLater
+from metaq.protocol.text.messages import id_base, split_attribute
+from metaq.protocol.text.replies import OK, write_result
+from metaq.server.access.permissions import Action, demand
+from metaq.server.text.put import PutHandler, check_body
+from metaq.server.text.session import TextSession, result
+from metaq.store.queues.consumequeue import ConsumeQueue
+from metaq.timers.handles import Handle, read_handle
+
+NO_POSITION: Final = -1
+"""The position of a message that gets one when it is delivered."""
+
+
+class LaterHandler:
+    """Parks messages for their time, and cancels them."""
+
+    def __init__(self, context: Context, puts: PutHandler, timers: Timers, cancels: Cancels) -> None:
+        self._context = context
+        self._puts = puts
+        self._timers = timers
+        self._cancels = cancels
+        self._id_base = id_base(context.settings.broker_number, context.store.epoch)
+
+    def put(self, session: TextSession, command: PutLater) -> None:
+        """Park a message until its time; the reply ends with the handle that cancels it."""
+        put = command.put
+        try:
+            queue = self._puts.partition(session, put)
+            check_body(put)
+            now_ms, position = self._context.store.clock.now_ms(), queue.text_end
+            due_ms = now_ms + command.time_ms if command.is_delay else command.time_ms
+            placed = self._timers.send(self._draft(session, command, queue, now_ms), due_ms)
+        except MetaqError as error:
+            self._context.counters.refuse(error, 1)
+            session.reply(self._puts.refusal(put, error).encode())
+            return
+        self._context.counters.put.add(1, len(put.body))
+        self._puts.owe(session, [result(OK, self._reply(placed, queue, position), put.opaque)], len(put.body))
+
+    def _reply(self, placed: Placed, queue: ConsumeQueue, position: int) -> str:
+        place = f"{self._id_base | placed.log_offset} {queue.partition}"
+        if placed.handle is None:
+            return f"{place} {position}"
+        return f"{place} {NO_POSITION} {placed.handle}"
+
+    def _draft(self, session: TextSession, command: PutLater, queue: ConsumeQueue, now_ms: int) -> Draft:
+        put = command.put
+        attribute, payload = split_attribute(put.flag, put.body) if put.flag & 1 else (None, put.body)
+        return Draft(
+            topic=queue.topic,
+            partition=queue.partition,
+            body=payload,
+            properties={} if attribute is None else {TAGS: attribute},
+            flag=put.flag,
+            sys_flag=0,
+            born_ms=now_ms,
+            born_host=session.born_host,
+        )
+
+    def cancel(self, session: TextSession, command: Cancel) -> None:
+        """Cancel a delayed message; the reply comes when no delivery can follow any more."""
+        try:
+            handle = read_handle(command.handle)
+        except MetaqError as error:
+            session.reply(write_result(error.status, str(error), command.opaque))
+            return
+        session.owed += 1
+        gevent.spawn(self._cancel, session, handle, command.opaque)
+
+    def _cancel(self, session: TextSession, handle: Handle, opaque: str) -> None:
+        try:
+            try:
+                topic = self._cancels.topic_of(handle)
+                if topic is not None:
+                    demand(session.principal, Action.PUBLISH, topic)
+                self._cancels.cancel(handle.key)
+                reply = write_result(OK, "cancelled", opaque)
+            except MetaqError as error:
+                reply = write_result(error.status, str(error), opaque)
+            session.answer(1, 0, reply)
+        except AssertionError:
+            raise  # the broker's own state is wrong: the process ends
+        except Exception:  # noqa: BLE001 - logged with its trace; see break_off
+            session.break_off()

@@ -1,0 +1,47 @@
+"""Handles of delayed messages, by which they are cancelled: ``DUE-ID-CODE``, as a person can type it.
+
+DUE is the time in Unix milliseconds and ID the log offset of the message's first park, both decimal. CODE is the beginning of
+an HMAC-SHA-256 over both, in hexadecimal: only someone who was given a handle can use it. A handle stays good when the message
+is stored again, after restarts and after failovers: the secret is in the log.
+"""
+
+import hmac
+import re
+from hashlib import sha256
+from typing import Final, NamedTuple
+
+from metaq.errors import BadRequest
+from metaq.timers.records import LATEST_MS, Key, key_of, parts_of
+
+CODE_BYTES: Final = 8
+_FORM: Final = re.compile(r"([0-9]{1,16})-([0-9]{1,19})-([0-9a-f]{16})", re.ASCII)
+
+
+class Handle(NamedTuple):
+    """A handle."""
+
+    due_ms: int
+    ident: int
+    code: str
+
+    @property
+    def key(self) -> Key:
+        """The key of the timer."""
+        return key_of(self.due_ms, self.ident)
+
+    def __str__(self) -> str:
+        return f"{self.due_ms}-{self.ident}-{self.code}"
+
+
+def handle_of(key: Key, secret: bytes) -> Handle:
+    """Return the handle of a timer."""
+    code = hmac.new(secret, b"timer\0" + key, sha256).digest()[:CODE_BYTES]
+    return Handle(*parts_of(key), code.hex())
+
+
+def read_handle(text: str) -> Handle:
+    """Return a handle in its written form. Raise ``BadRequest`` for anything else."""
+    found = _FORM.fullmatch(text)
+    if found is None or int(found[1]) > LATEST_MS or int(found[2]) >= 1 << 63:
+        raise BadRequest(f"{text[:60]!r} is not the handle of a delayed message, DUE-ID-CODE")
+    return Handle(int(found[1]), int(found[2]), found[3])

@@ -1,0 +1,188 @@
+"""The records of timers in the log: *parks*, which hold delayed messages, and *marks*, which say what became of them.
+
+::
+
+    METAQ_SYS_TIMERS 0   parks: the message, and at the end of its properties TIMER_OUT_MS, REAL_TOPIC, REAL_QID
+    METAQ_SYS_TIMERS 1   marks, as JSON:
+
+    {"do":"deliver","to":[1700000000000,81920],"messages":250,"dropped":0,"segments":{"0":250}}
+    {"do":"cancel","timers":[[1700000000000,81920,81920]]}
+    {"do":"secret","secret":"5f…"}
+
+A timer is known by its *key*: the time at which it is due, in Unix milliseconds, and its *id*, the log offset of its first
+park. A park that stores a timer again has ``METAQ_TIMER``, *id:place:store time* of the park before it and of the first one.
+
+The copies that a ``deliver`` mark delivers follow it as members of its group (``metaq.store.recordgroups``). Such a mark
+means all parks before it whose keys are not greater than ``to``, except those that were cancelled. ``segments`` counts, by the
+base of a segment, the parks in it that the mark ends. A ``cancel`` mark has the key and the newest place of each timer.
+"""
+
+import struct
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from metaq.errors import CorruptRecord
+from metaq.message import TIMERS_TOPIC, TopicPartition
+from metaq.protocol.properties import REAL_TOPIC, TIMER, TIMER_OUT
+from metaq.protocol.record import Record, decode_record, identity
+from metaq.protocol.text.messages import Stored
+
+PARKS: Final = TopicPartition(TIMERS_TOPIC, 0)
+MARKS: Final = TopicPartition(TIMERS_TOPIC, 1)
+
+_KEY: Final = struct.Struct(">QQ")
+_OUT: Final = f"{TIMER_OUT}\x01".encode()
+_AGAIN: Final = f"{TIMER}\x01".encode()
+_TOPIC: Final = f"{REAL_TOPIC}\x01".encode()
+KEY_SIZE: Final = _KEY.size
+LATEST_MS: Final = (1 << 53) - 1
+"""The latest time at which a message can be due: what JSON readers can represent, in the year 287396."""
+
+Key = bytes
+"""The key of a timer as bytes, which sort like the pair of its time and its id."""
+
+
+def key_of(due_ms: int, ident: int) -> Key:
+    """Return the key of a timer."""
+    return _KEY.pack(due_ms, ident)
+
+
+def parts_of(key: Key) -> tuple[int, int]:
+    """Return the time and the id in a key."""
+    due_ms, ident = _KEY.unpack(key)
+    return due_ms, ident
+
+
+class Again(NamedTuple):
+    """The origin of a park that stores its timer once more."""
+
+    ident: int
+    place: int
+    """The log offset of the park before this one."""
+    since_ms: int
+    """When the timer was first stored, in Unix milliseconds."""
+
+    def __str__(self) -> str:
+        return f"{self.ident}:{self.place}:{self.since_ms}"
+
+
+LONGEST_ORIGIN: Final = str(Again(*[(1 << 63) - 1] * 3))
+
+
+class Parked(NamedTuple):
+    """A park: a timer enters the table, or moves to another place."""
+
+    key: Key
+    place: int
+    before: int | None
+    """The place of the park that this one replaces; ``None`` for a timer's first park."""
+    end: int
+    """The log offset after the record."""
+
+
+class Delivered(NamedTuple):
+    """A mark of delivery."""
+
+    to: Key
+    segments: dict[int, int]
+    end: int
+
+
+class Cancelled(NamedTuple):
+    """A mark of cancels: the keys of timers, and the places of their newest parks."""
+
+    timers: list[tuple[Key, int]]
+    end: int
+
+
+class Secret(NamedTuple):
+    """The secret that authenticates handles."""
+
+    secret: bytes
+    place: int
+    end: int
+
+
+TimerEvent = Parked | Delivered | Cancelled | Secret
+
+
+def properties_of_park(due_ms: int, topic: str, partition: int) -> dict[str, str]:
+    """Return what the broker adds to the properties of a message that it parks, in the order in which they must stand."""
+    return {TIMER_OUT: str(due_ms), REAL_TOPIC: topic, "REAL_QID": str(partition)}
+
+
+def deliver_mark(to: Key, messages: int, dropped: int, segments: dict[int, int]) -> bytes:
+    """Return the body of a mark of delivery."""
+    counts = {str(base): count for base, count in segments.items()}
+    return orjson.dumps({"do": "deliver", "to": parts_of(to), "messages": messages, "dropped": dropped, "segments": counts})
+
+
+def cancel_mark(timers: list[tuple[Key, int]]) -> bytes:
+    """Return the body of a mark of cancels."""
+    return orjson.dumps({"do": "cancel", "timers": [[*parts_of(key), place] for key, place in timers]})
+
+
+def secret_mark(secret: bytes) -> bytes:
+    """Return the body of a mark that holds the secret."""
+    return orjson.dumps({"do": "secret", "secret": secret.hex()})
+
+
+def origin_of(record: Record) -> Again:
+    """Return the origin of the timer in a park, which may be its first one."""
+    found = _value(record.properties, _AGAIN)
+    if found is None:
+        return Again(record.log_offset, record.log_offset, record.store_ms)
+    return Again(*map(int, found.split(b":")))
+
+
+def event_of_park(stored: Stored) -> Parked:
+    """Return what a park means. Raise ``CorruptRecord`` when an intact record is not a park."""
+    view, at, size, _ = stored
+    data = bytes(view[at : at + size])
+    due, again = _value(data, _OUT), _value(data, _AGAIN)
+    if due is None:
+        raise CorruptRecord(f"the record at log offset {stored.log_offset} is not a park: it has no {TIMER_OUT}")
+    place, end = stored.log_offset, stored.log_offset + size
+    if again is None:
+        return Parked(key_of(int(due), place), place, None, end)
+    ident, before, _ = map(int, again.split(b":"))
+    return Parked(key_of(int(due), ident), place, before, end)
+
+
+def event_of_mark(stored: Stored) -> TimerEvent:
+    """Return what a mark means. Raise ``CorruptRecord`` when an intact record is not a mark."""
+    record = decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
+    place, end = stored.log_offset, stored.log_offset + stored.size
+    try:
+        mark: dict[str, Any] = orjson.loads(bytes(record.body))
+        match mark["do"]:
+            case "deliver":
+                return Delivered(key_of(*mark["to"]), {int(base): count for base, count in mark["segments"].items()}, end)
+            case "cancel":
+                return Cancelled([(key_of(due, ident), at) for due, ident, at in mark["timers"]], end)
+            case "secret":
+                return Secret(bytes.fromhex(mark["secret"]), place, end)
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise CorruptRecord(f"the mark of timers at log offset {place} cannot be read: {error}") from error
+    raise CorruptRecord(f"the mark of timers at log offset {place} is of an unknown kind")
+
+
+def topic_of_park(record: Record) -> str:
+    """Return the topic to which a parked message will be delivered."""
+    found = _value(record.properties, _TOPIC)
+    return "" if found is None else found.decode()
+
+
+def is_of(stored: Stored, key: TopicPartition) -> bool:
+    """Return whether a record belongs to a partition."""
+    return identity(stored.buffer[stored.at : stored.at + stored.size])[:2] == key
+
+
+def _value(data: bytes, name: bytes) -> bytes | None:
+    """Return the value of the last property of a name. What the broker adds stands after everything that a sender gave."""
+    at = data.rfind(name)
+    if at < 0:
+        return None
+    at += len(name)
+    return data[at : data.index(b"\x02", at)]
