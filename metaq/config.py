@@ -264,13 +264,13 @@ class Settings(BaseModel):
         description="age of an undecided transactional message at which its producers are first asked for the outcome",
     )
     check_interval_ms: int = Field(30_000, ge=10, description="time between two such questions about the same message")
+    max_checks: int = _live(15, ge=1, description="how often producers are asked before a transactional message is given up")
     max_delay_ms: int = _live(
         400 * 86_400_000, ge=0, description="longest delay of a message that is delivered at a time of its own; 0: no limit"
     )
     timer_engine: Literal["rocksdict", "sqlite3"] = Field(
         "rocksdict", description="what keeps the index of delayed messages: rocksdict (metaq-broker[timers]) or sqlite3"
     )
-    max_checks: int = _live(15, ge=1, description="how often producers are asked before a transactional message is given up")
     topics: dict[str, TopicSettings] = _live({}, description="topics that exist from the start (configuration file only)")
 
     @field_validator("*")

@@ -80,6 +80,7 @@ from metaq.server.wire.listeners import Listener
 from metaq.server.wire.reads import StoreReads
 from metaq.store.copies.applying import hide_from
 from metaq.store.files.disk import Disk
+from metaq.store.files.filecache import Read
 from metaq.store.recovery.progress import Tell, nobody
 from metaq.tx.halves import Halves
 from metaq.tx.journal import Held
@@ -261,11 +262,16 @@ class Broker:
             reads=self._reads,
             positions=self._schedule.positions,
             transactions=self._operators.numbers,
+            timers=self.timers,
             export=self._export,
             registered=self._why_unknown,
             registry=self._registry,
             run=self.run,
         )
+
+    def _figures(self, read: Read) -> Mapping[str, object]:
+        """Return figures of transactions and timers for stats: values by name."""
+        return {**self._operators.numbers(read), **self.timers.numbers()}
 
     def _why_unknown(self) -> str | None:
         """Return why clients cannot find this broker, or ``None`` when they can."""
@@ -280,7 +286,7 @@ class Broker:
     def _answer_text(self) -> None:
         """Set the handlers of the text protocol's commands."""
         self._gets = GetHandler(self.context, self.holds, self._reads, self._hub.loop)
-        admin = AdminHandler(self.context, self._endpoint, self._duties.save_topics, self._operators.numbers)
+        admin = AdminHandler(self.context, self._endpoint, self._duties.save_topics, self._figures)
         puts = PutHandler(self.context, self.turns)
         later = LaterHandler(self.context, puts, self.timers, self._cancels)
         self._endpoint.puts = puts.puts
@@ -333,9 +339,7 @@ class Broker:
             OffsetAdminHandler(context, later, advertised, self.run),
             OffsetExportHandler(context, later, self._export),
             ClientAdminHandler(context, later, self.run),
-            BrokerInfoHandler(
-                context, self.turns, self._schedule.positions, self._operators.numbers, later, advertised, self._owner
-            ),
+            BrokerInfoHandler(context, self.turns, self._schedule.positions, self._figures, later, advertised, self._owner),
             self._operators,
         ]
 

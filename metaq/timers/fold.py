@@ -96,7 +96,7 @@ class Fold:
         for log_offset, is_park, event in islice(heapq.merge(parks, marks, key=lambda found: found[0]), most):
             count_parks, count_marks = count_parks + is_park, count_marks + (not is_park)
             if event is None:
-                logger.error("a record of timers is lost log_offset=%d", log_offset)
+                logger.error("record of timers lost after_log_offset=%d", log_offset)
             else:
                 events.append(event)
         self.place = Ordinals(count_parks, count_marks)
@@ -114,5 +114,5 @@ class Fold:
                 try:
                     event = read_event(stored)
                 except CorruptRecord as error:
-                    logger.error("%s", error)
+                    logger.error("record of timers cannot be read log_offset=%d reason=%s", log_offset, error)
             yield log_offset, is_park, event

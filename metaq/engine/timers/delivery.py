@@ -47,7 +47,7 @@ CLOCK_STEP_MS: Final = 10_000
 
 
 class _Copies(NamedTuple):
-    """What a group delivers."""
+    """The timers of one group, and the messages that it delivers."""
 
     taken: list[tuple[Key, int]]
     drafts: list[Draft]
@@ -88,7 +88,7 @@ class Delivery:
                     self._failing = False
                 except MetaqError as error:
                     if not self._failing:
-                        logger.error("delayed messages wait, tried again reason=%s", error)
+                        logger.error("timers wait, tried again reason=%s", error)
                     self._failing = True
                     gevent.sleep(RETRY_S)
                     continue
@@ -206,7 +206,7 @@ class Delivery:
 
     def _dropped(self, place: int, reason: str) -> None:
         self._timers.dropped += 1
-        logger.error("delayed message dropped log_offset=%d reason=%s", place, reason)
+        logger.error("timer dropped log_offset=%d reason=%s", place, reason)
 
     def _stage(self, table: Pending, copies: _Copies) -> None:
         """Stage a group, and wait until it is in the log. Raises ``MetaqError`` when it is not; its timers are given back."""

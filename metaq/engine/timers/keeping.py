@@ -85,6 +85,6 @@ class TimerKeeper:
         try:
             self._timers.stage_again(key, origin, again(record, *PARKS, pairs_of(record)))
         except BadRequest as error:
-            logger.error("a delayed message cannot be put again, its segment stays place=%d reason=%s", origin.place, error)
+            logger.error("timer cannot be stored again, its segment stays log_offset=%d reason=%s", origin.place, error)
             return 0
         return record.size

@@ -21,6 +21,7 @@ from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, Placed, internal_mark, new_record, note, stage
 from metaq.errors import MessageIllegal, NotWritable, Overloaded, StoreError
 from metaq.protocol import properties
+from metaq.store.copies.discarding import TIMER_INDEX
 from metaq.store.files.filecache import Run, read_through
 from metaq.store.recordgroups import put_record_group
 from metaq.store.recovery.recovery import add_feature
@@ -81,7 +82,7 @@ class Timers:
         self._store = context.store
         self._run = run
         self._read = read_through(run)
-        self._folder: Path = context.settings.data / "timerindex"
+        self._folder: Path = context.settings.data / TIMER_INDEX
         self._pending: Pending | None = None
         self._fold: Fold | None = None
         self._fold_end = Ordinals(0, 0)
@@ -382,23 +383,30 @@ class Timers:
             needed.append(self._flushed)
         return min(needed, default=None)
 
+    @property
+    def pending(self) -> int:
+        """The number of messages that are delayed now."""
+        return 0 if self._pending is None else len(self._pending)
+
+    @property
+    def late_ms(self) -> int:
+        """How long the first message that is due has been due, in milliseconds; 0 when none is."""
+        first = None if self._pending is None else self._pending.first
+        return 0 if first is None else max(0, self._store.clock.now_ms() - int.from_bytes(first[:8]))
+
     def numbers(self) -> dict[str, object]:
         """Return figures for stats: values by name."""
         pending = self._pending
-        if pending is None:
-            return {"timers_pending": 0}
-        first, now_ms = pending.first, self._store.clock.now_ms()
-        late_ms = 0 if first is None else max(0, now_ms - int.from_bytes(first[:8]))
         return {
-            "timers_pending": len(pending),
-            "timers_late_ms": late_ms,
+            "timers_pending": self.pending,
+            "timers_late_ms": self.late_ms,
             "timers_parked": self.parked,
             "timers_delivered": self.delivered,
             "timers_cancelled": self.cancelled,
             "timers_dropped": self.dropped,
             "timers_moved": self.moved,
-            "timer_index": "folding" if self._fold is not None else "yes",
-            "timer_index_waiting": pending.waiting,
+            "timer_index": "unused" if pending is None else "yes" if self._fold is None else "reading the log",
+            "timer_index_waiting": 0 if pending is None else pending.waiting,
         }
 
 

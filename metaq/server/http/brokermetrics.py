@@ -18,6 +18,7 @@ from metaq.engine.figures.statistics import NOTHING
 from metaq.engine.hold import Holds
 from metaq.engine.offsets.offsetexport import OffsetExport
 from metaq.engine.registry import Registry
+from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
 from metaq.errors import MetaqError
 from metaq.message import INTERNAL_TOPICS, SCHEDULE_TOPIC, TopicPartition
@@ -57,6 +58,7 @@ class BrokerMetrics:
     """Returns, for each delay level, the ordinal up to which its messages are delivered."""
     transactions: Callable[[Read], Mapping[str, object]]
     """Returns the figures of transactions by name."""
+    timers: Timers
     export: OffsetExport
     registered: Callable[[], str | None]
     """Returns the reason why clients cannot find this broker, or ``None``."""
@@ -251,6 +253,11 @@ class BrokerMetrics:
 
     def _delays(self, rest: Rest) -> Iterator[Family]:
         yield metrics.DELAYED, self._delayed()
+        yield _one(metrics.TIMERS, self.timers.pending)
+        yield _one(metrics.TIMERS_LATE, self.timers.late_ms / 1000)
+        yield _one(metrics.TIMERS_DELIVERED, self.timers.delivered)
+        yield _one(metrics.TIMERS_CANCELLED, self.timers.cancelled)
+        yield _one(metrics.TIMERS_DROPPED, self.timers.dropped)
 
     def _delayed(self) -> Iterator[Sample]:
         for level, position in self.positions().items():

@@ -102,6 +102,17 @@ GROUPS: Final = _gauge("metaq_groups", "groups", "Consumer groups that this brok
 # -- delays and transactions ------------------------------------------------------------------------------------------
 
 DELAYED: Final = _gauge("metaq_delayed_messages", "messages", "Delayed messages that are not delivered yet.", "level")
+TIMERS: Final = _gauge("metaq_timers_pending", "messages", "Messages that are delayed to a time, and not delivered yet.")
+TIMERS_LATE: Final = _gauge(
+    "metaq_timers_late_seconds",
+    "seconds",
+    "Seconds since the first of these that waits has been due; 0 if none is late.",
+)
+TIMERS_DELIVERED: Final = _counter("metaq_timers_delivered_total", "messages", "Messages that were delivered at their time.")
+TIMERS_CANCELLED: Final = _counter("metaq_timers_cancelled_total", "messages", "Delayed messages that were cancelled.")
+TIMERS_DROPPED: Final = _counter(
+    "metaq_timers_dropped_total", "messages", "Delayed messages that could not be delivered at their time."
+)
 HALVES: Final = _gauge("metaq_half_messages", "messages", "Transactional messages whose producers have not decided yet.")
 HALF_AGE: Final = _gauge(
     "metaq_half_oldest_seconds", "seconds", "Seconds since the oldest of these was put; 0 if there is none."

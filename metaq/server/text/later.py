@@ -1,4 +1,4 @@
-"""``put`` with ``delay=`` or ``at=``, and ``cancel``."""
+"""Messages for later: ``put`` with ``delay=`` or ``at=``, and ``cancel``."""
 
 from typing import Final
 

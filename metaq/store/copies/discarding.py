@@ -23,10 +23,13 @@ from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import Segment, is_segment_name, segment_name
 from metaq.store.log.walk import Gap, walk
 from metaq.store.messagestore import INDEX, LOG, QUEUES, MessageStore
+from metaq.store.ordered.ordered import remove_ordered
 from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
 from metaq.store.settings import StoreSettings
 
 INTENT: Final = "replacing.json"
+TIMER_INDEX: Final = "timerindex"
+"""The folder of the index that ``metaq.timers`` makes from the log."""
 
 Ends = Iterable[tuple[str, int, int, int]]
 """Topic and partition, and the ordinal and text position of its next message."""
@@ -104,6 +107,7 @@ def discard_intended(directory: Path, settings: StoreSettings, disk: Disk) -> No
     for name in disk.list_directory(directory / INDEX):
         disk.unlink(directory / INDEX / name)
     if content["begin"] is not None:
+        remove_ordered(directory / TIMER_INDEX)  # it knows nothing of what lies before the new begin
         _delete_log(directory, content["begin"], disk)
     for key, progress in ends.items():
         _cut_queue(directory, key, progress.next, settings, files)
