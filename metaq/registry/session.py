@@ -9,9 +9,9 @@ The lease
     ZooKeeper ends a session no sooner than S (the negotiated time) after it last heard from it. A follower may have answered
     a request of which the leader has not heard: a follower reports its sessions when the leader asks, twice a tick. So a
     renewal is a transaction, which only a leader with a quorum can answer. The lease counts from the third newest renewal: it
-    holds even if the leader has noticed neither of the two later ones. With a renewal every S/6 the lease ends two thirds of S
-    after the newest one. A new leader begins the times of all sessions anew, and only after the quorum has left the old
-    leader, which from then on answers no transaction.
+    holds even if the leader has noticed neither of the two later ones. It lasts S less ``CLOCK_DRIFT``; with a renewal every
+    S/6 it ends about 60 % of S after the newest one. A new leader begins the times of all sessions anew, and only after the
+    quorum has left the old leader, which from then on answers no transaction.
 """
 
 import logging

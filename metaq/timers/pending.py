@@ -54,7 +54,7 @@ _SECRET: Final = struct.Struct(">16sQ")
 
 
 class State(enum.Enum):
-    """What is known about a timer without asking the index, or with it."""
+    """The state of a timer, as memory or the index knows it."""
 
     PENDING = enum.auto()
     TAKEN = enum.auto()
