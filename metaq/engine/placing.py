@@ -20,5 +20,5 @@ def place(halves: HalfMessages, draft: Draft, producer_group: str, given_up_by: 
         draft.properties[properties.CLUSTER] = context.settings.cluster_name
     placed = halves.park(draft, producer_group) if is_half(draft) else stage(context, delayed(draft))
     if given_up_by is not None:
-        report_dead_letter(context, draft)
+        report_dead_letter(context, halves.turns, draft)
     return placed
