@@ -85,7 +85,6 @@ class RemotingSession(Session):
         """The header serialization of the client's last request, also used for requests to it."""
         self.closing: list[Callable[[], None]] = []
         """Called once when the connection closes."""
-        self.on_close = self._on_close
 
     # -- requests of the client ---------------------------------------------------------------------------------------
 
@@ -205,7 +204,7 @@ class RemotingSession(Session):
         asked.timer.close()
         asked.answered(None)
 
-    def _on_close(self) -> None:
+    def _drop_waiting(self) -> None:
         asked, self._asked = self._asked, {}
         for one in asked.values():
             one.timer.close()
