@@ -11,7 +11,8 @@ it is sent.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -137,7 +138,7 @@ class CheckBack:
         return self._store.writable and not self._messages.turns.overloaded
 
     def _ask(self, record: Record, pairs: dict[str, str], origin: Origin) -> bool:
-        """Send a check to one producer of the group; return false when there are producers but none reads what it is sent."""
+        """Send a check to one producer of the group; return false when there are producers but none can be sent it."""
         members = self._context.clients.producers(pairs[properties.PRODUCER_GROUP])
         if not members:
             return True
@@ -156,14 +157,7 @@ class CheckBack:
     def _give_up(self, record: Record, pairs: dict[str, str], origin: Origin, half: Half) -> None:
         moved = again(record, GIVEN_UP_TOPIC, 0, pairs)
         self._messages.decide(origin.ordinal, Fate.GIVEN_UP, moved, {properties.HALF: str(origin)})
-        logger.warning(
-            "transactional message given up group=%s topic=%s id=%s checks=%d moved_to=%s",
-            pairs[properties.PRODUCER_GROUP],
-            pairs[properties.REAL_TOPIC],
-            pairs.get(properties.UNIQUE_KEY),
-            half.checks,
-            GIVEN_UP_TOPIC,
-        )
+        note(self._messages.turns, partial(_report_given_up, pairs, half.checks))
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 
@@ -205,6 +199,19 @@ class CheckBack:
         if error is not None:
             logger.error("undecided messages not put again, tried again before their segment is deleted reason=%s", error)
             self._moving = None
+
+
+def _report_given_up(pairs: Mapping[str, str], checks: int, error: MetaqError | None) -> None:
+    if error is not None:
+        return  # it is undecided again
+    logger.warning(
+        "transactional message given up group=%s topic=%s id=%s checks=%d moved_to=%s",
+        pairs[properties.PRODUCER_GROUP],
+        pairs[properties.REAL_TOPIC],
+        pairs.get(properties.UNIQUE_KEY),
+        checks,
+        GIVEN_UP_TOPIC,
+    )
 
 
 def as_sent(record: Record, pairs: dict[str, str], origin: Origin) -> bytes:

@@ -26,5 +26,5 @@ def place(halves: HalfMessages, timers: Timers, draft: Draft, producer_group: st
         due_ms = due_of(draft.properties, context.store.clock.now_ms()) if level is draft else None
         placed = stage(context, level) if due_ms is None else timers.send(draft, due_ms)
     if given_up_by is not None:
-        report_dead_letter(context, draft)
+        report_dead_letter(context, halves.turns, draft)
     return placed

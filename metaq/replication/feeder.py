@@ -96,16 +96,18 @@ class Feeder:
         self._refused: dict[int, str] = {}
         """The reason of the last logged refusal, by replica."""
         self._greenlets: set[Any] = set()
-        self._stopped = False
+        self._serving = False
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        """Take slaves from now on; the caller has saved the epoch."""
+        self._serving = True
         self._spawn(self._look_forever)
 
     def serve(self, connection: socket.socket, address: Address) -> None:
         """Take a new connection, of a slave or of some other client, and serve it in a greenlet of its own."""
-        if self._stopped:  # the next role of this replica has not begun; nothing would end a slave that is fed from here
+        if not self._serving:  # before ``start``, or after ``stop``, when nothing would end it; the slave tries again
             connection.close()
             return
         if len(self._nameless) >= MOST_NAMELESS:
@@ -129,7 +131,7 @@ class Feeder:
 
     def stop(self) -> None:
         """End all connections, and take no more."""
-        self._stopped = True
+        self._serving = False
         gevent.killall(list(self._greenlets))
         for slave in list(self._slaves.values()):
             slave.close()

@@ -394,8 +394,9 @@ class MessageStore:
             self.log.sync(min(self.durable_end, mark), run)
             many = len(changed) >= self.settings.sync_together
             if not (many and self.lock is not None and sync_together(self.in_slices(changed, rest), self.lock, run)):
+                above: set[Path] = set()
                 for queue in changed:
-                    queue.sync(run)
+                    queue.sync(run, above)
             flushed = index is not None and self.indexing.flush(index, run)
             index_mark = index.mark if index is not None and flushed else self._index_mark
             self.check_healthy()  # the kernel may have reported a failed write only to another sync that ran meanwhile

@@ -335,6 +335,31 @@ def test_a_reset_is_obeyed_by_who_is_about_to_take_the_queue(
     assert memory.committed("billing", "orders") == {0: 2}  # the message was handed out, not committed
 
 
+def test_a_reset_is_obeyed_by_who_is_about_to_give_the_queue_up(memory: InMemoryBroker, client: Client) -> None:
+    """SG-118: an ordered queue is given up when its message is consumed, whose position is from before the reset."""
+    queue, fields = MessageQueue("orders", "memory", 0), {"topic": "orders", "group": "billing"}
+    memory.create_topic("orders", 1)
+    called, go_on = threading.Event(), threading.Event()
+    bodies: list[bytes] = []
+
+    def listener(message: ReceivedMessage) -> None:
+        bodies.append(message.body)
+        called.set()
+        assert go_on.wait(DEADLINE_S)
+
+    with client:
+        send(client, 3)
+        with client.listen("orders", "billing", listener, ordered=True, consume_from=FIRST) as consumer:
+            assert called.wait(DEADLINE_S)
+            consumer._drop([queue])
+            consumer.asked(request(Request.RESET_CONSUMER_CLIENT_OFFSET, fields, encode_offsets({queue: 2})))
+            go_on.set()
+            wait_until(lambda: not consumer._leaving, DEADLINE_S, "it is given up")
+            consumer.rebalance()
+            wait_until(lambda: len(bodies) > 1, DEADLINE_S, "it is taken again")
+    assert bodies == [b"0", b"2"]
+
+
 def test_a_consumer_tells_its_offsets_and_its_state(memory: InMemoryBroker, client: Client) -> None:
     """SG-088: 221 and 307, as administration tools show them; 220 moves it."""
     queue = MessageQueue("orders", "memory", 0)

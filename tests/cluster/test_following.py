@@ -207,21 +207,11 @@ def test_a_silent_slave_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (feeder.HEARTBEAT_S, feeder.SILENCE_S) == (0.5, 10.0)
     monkeypatch.setattr(feeder, "SILENCE_S", 1.4)
     store, _ = open_store(tmp_path / "master", SETTINGS)
-    in_sync = InSync(1, 1, 3.0, time.monotonic, lambda: store.log.end, lambda wanted: True, lambda: None)
-    state: Any = SimpleNamespace(readable_end=store.log.end)
-    feeding = feeder.Feeder(
-        store, Epochs(store), in_sync, Identity("c", "b", 0, 1), state, lambda: Documents(tmp_path, RealDisk()), run_here
-    )
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        ours = socket.create_connection(listener.getsockname(), timeout=DEADLINE_S)
-        theirs, _ = listener.accept()
-    begin, end = store.log.begin, store.log.end
-    ours.sendall(Hello("c", "b", 0, 2, SETTINGS.segment_bytes, begin, end, [[0, 0, 0]], None, "127.0.0.1:1", end).encode())
-    reader, said = FrameReader(), 0
+    feeding = feeder_of(store, tmp_path)
+    reader, said, end = FrameReader(), 0, store.log.end
     with gevent.Timeout(DEADLINE_S):
-        feeding.serve(theirs, Address("127.0.0.1", 2))
+        feeding.start()
+        ours = connect(feeding)
         while said < 5:  # the answer to the hello, and heartbeats every half second, each with its report
             data = ours.recv(1 << 16)
             assert data, "the link is ended although reports come"
@@ -231,7 +221,52 @@ def test_a_silent_slave_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         while ours.recv(1 << 16):
             said += 1
         assert time.monotonic() >= heard + 1.3 and said >= 6
-    assert in_sync.standings() == [] or not in_sync.standings()[0].in_sync
+    assert not any(slave.in_sync for slave in feeding.in_sync.standings())
     feeding.stop()
     ours.close()
     store.close()
+
+
+def test_a_master_that_has_not_started_takes_no_slave(tmp_path: Path) -> None:
+    """SG-140: nothing is copied before the begin of its epoch is saved, and nothing after its role has ended."""
+    store, _ = open_store(tmp_path / "master", SETTINGS)
+    feeding = feeder_of(store, tmp_path)
+    with gevent.Timeout(DEADLINE_S):
+        with connect(feeding) as early:
+            assert is_ended(early)
+        feeding.start()
+        with connect(feeding) as slave:
+            assert FrameReader().receive(slave.recv(1 << 16))
+            feeding.stop()
+        with connect(feeding) as late:
+            assert is_ended(late)
+    store.close()
+
+
+def feeder_of(store: MessageStore, folder: Path) -> feeder.Feeder:
+    """Return the feeder of a master that has no slave in sync agreed on."""
+    in_sync = InSync(1, 1, 3.0, time.monotonic, lambda: store.log.end, lambda wanted: False, lambda: None)
+    state: Any = SimpleNamespace(readable_end=store.log.end)
+    own = Identity("c", "b", 0, 1)
+    return feeder.Feeder(store, Epochs(store), in_sync, own, state, lambda: Documents(folder, RealDisk()), run_here)
+
+
+def is_ended(connection: socket.socket) -> bool:
+    """Return whether the other side closes the connection without a word."""
+    try:
+        return not connection.recv(1)
+    except ConnectionResetError:  # it had not read the hello
+        return True
+
+
+def connect(feeding: feeder.Feeder) -> socket.socket:
+    """Return a slave's connection, which has said hello."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        ours = socket.create_connection(listener.getsockname(), timeout=DEADLINE_S)
+        theirs, _ = listener.accept()
+    begin, end = feeding.store.log.begin, feeding.store.log.end
+    ours.sendall(Hello("c", "b", 0, 2, SETTINGS.segment_bytes, begin, end, [[0, 0, 0]], None, "127.0.0.1:1", end).encode())
+    feeding.serve(theirs, Address("127.0.0.1", 2))
+    return ours

@@ -37,6 +37,13 @@ BROKER: Final = [
     ),
     M(
         "SG-074",
+        "engine/deadletters.py",
+        "(properties.DELAY, properties.TRANSACTION)",
+        "(properties.DELAY,)",
+        "server/remoting/test_sendback.py::test_a_dead_letter_waits_for_no_producer",
+    ),
+    M(
+        "SG-074",
         "server/remoting/consuming/sendback.py",
         "record.reconsume_times >= most or header.delay_level < 0",
         "header.delay_level < 0",
@@ -203,6 +210,14 @@ REPLICAS: Final = [
         "connection.settimeout(SILENCE_S)",
         "connection.settimeout(None)",
         "cluster/test_following.py::test_a_silent_slave_is_given_up",
+        waits=True,
+    ),
+    M(
+        "SG-140",
+        "replication/feeder.py",
+        "if not self._serving:",
+        "if False:",
+        "cluster/test_following.py::test_a_master_that_has_not_started_takes_no_slave",
         waits=True,
     ),
     M(

@@ -94,7 +94,7 @@ STORE: Final = [
     M(
         "SG-043",
         "store/messagestore.py",
-        "queue.sync(run)",
+        "queue.sync(run, above)",
         "pass",
         f"{FEATURES}::test_queues_are_synced_for_a_checkpoint_only",
     ),

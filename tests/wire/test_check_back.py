@@ -25,7 +25,9 @@ from tests.support.halves import (
     bodies,
 )
 from tests.support.messages import BORN_MS, count, pairs_of, records, send, send_header, sent
+from tests.support.metrics import value
 from tests.support.remoting import RemotingClient
+from tests.support.slowdisk import Controlled as StallingDisk
 
 DEADLINE_S: Final = 60.0
 SOON: Final = ("--check-after-ms", "100", "--check-interval-ms", "200")
@@ -124,6 +126,21 @@ def test_after_too_many_checks_it_is_given_up_and_may_be_brought_back(tmp_path: 
         )
         for each in ids:  # decided, no half message, no id, nothing there
             assert producer.call(Request.RESUME_CHECK_HALF_MESSAGE, {"msgId": each}).code == Response.SYSTEM_ERROR
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_nothing_is_reported_as_given_up_before_it_is(tmp_path: Path, *, failing: bool) -> None:
+    """RD-105: a decision that the disk does not have leaves the message undecided, and the log says nothing else."""
+    body = bytes(10_000)
+    with StallingDisk(tmp_path / "data", *SOON, "--max-checks", "1") as broker, Producer(broker) as producer:
+        producer.half(body, pairs="CHECK_IMMUNITY_TIME_IN_SECONDS\x011\x02")
+        broker.stall()
+        wait_until(lambda: value(broker, "metaq_log_unsynced_bytes") > len(body), DEADLINE_S, "it is moved, and not yet synced")
+        assert "given up" not in broker.stderr()
+        broker.go_on(failing=failing)
+        end = "decision not stored" if failing else f"given up group=pg topic={TOPIC}"
+        wait_until(lambda: end in broker.stderr(), DEADLINE_S, "it is decided, or not")
+        assert ("given up" in broker.stderr()) == (not failing)
 
 
 def test_checks_count_also_when_nobody_is_there(tmp_path: Path) -> None:

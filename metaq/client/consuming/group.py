@@ -84,8 +84,9 @@ class GroupConsumer:
         self._closed = False
         self._subscriptions: dict[str, Subscription] = {}
         self._fetchers: dict[MessageQueue, Fetcher] = {}
-        self._leaving: dict[MessageQueue, Fetcher] = {}
-        """The queues that are given up but of which a message is still being consumed, so that their locks are still held."""
+        self._leaving: dict[MessageQueue, Fetcher | None] = {}
+        """The queues that are given up but of which a message is still being consumed, so that their locks are still held;
+        without a fetcher when a reset has come meanwhile."""
         self._taking: dict[MessageQueue, QueueOffset | None] = {}
         """The queues that are being taken, with the offset that a reset has set meanwhile, if any."""
         renewed_in_children(self)
@@ -309,7 +310,8 @@ class GroupConsumer:
         """Complete the giving up of a queue that is no longer busy."""
         with self._guard:
             fetcher = self._leaving[queue]
-        self._remember(fetcher)
+        if fetcher is not None:
+            self._remember(fetcher)
         logger.info("queue given up group=%s queue=%s", self.group, queue)
         self._let_go([queue])
         with self._guard:
@@ -319,9 +321,10 @@ class GroupConsumer:
 
     def _remember(self, fetcher: Fetcher) -> None:
         with self._remembering:
-            position = self._position(fetcher)
-            if position is not None and self._fetchers.get(fetcher.queue, fetcher) is fetcher:  # else it was reset
-                self._offsets.update(fetcher.queue, position)
+            queue, position = fetcher.queue, self._position(fetcher)
+            current = self._fetchers.get(queue, self._leaving.get(queue, fetcher))
+            if position is not None and current is fetcher:  # else it was reset
+                self._offsets.update(queue, position)
 
     def _remember_all(self) -> None:
         with self._guard:
@@ -340,21 +343,26 @@ class GroupConsumer:
             logger.log(level_of(error), "offsets not saved group=%s reason=%s", self.group, error)
 
     def _reset(self, queue: MessageQueue, offset: QueueOffset) -> None:
-        """Continue at ``offset`` in a queue, by a broker's command."""
+        """Continue at ``offset`` in a queue, by a broker's command; a queue that is being given up is left at that offset."""
+        fetcher = None
         with self._guard:
             if queue in self._taking:
                 self._taking[queue] = offset
                 return
-            before = self._fetchers.get(queue)
-            if before is None:
+            if queue in self._leaving:
+                self._leaving[queue] = None
+            elif queue in self._fetchers:
+                self._fetchers[queue].stop()
+                # a new fetcher, so that messages that the old one still delivers are not taken for those at the new offset
+                fetcher = self._fetchers[queue] = Fetcher(self._source, queue, self._subscriptions[queue.topic], offset)
+            else:
                 return
-            # a new fetcher, so that messages that the old one still delivers are not taken for those at the new offset
-            fetcher = self._fetchers[queue] = Fetcher(self._source, queue, self._subscriptions[queue.topic], offset)
-            before.stop()
-        self._gained(fetcher, offset)
+        if fetcher is not None:
+            self._gained(fetcher, offset)
         with self._remembering:
             self._offsets.update(queue, offset)
-        fetcher.pull()
+        if fetcher is not None:
+            fetcher.pull()
         logger.warning("offset set by command group=%s queue=%s offset=%s", self.group, queue, offset)
 
     # -- what brokers ask ---------------------------------------------------------------------------------------------

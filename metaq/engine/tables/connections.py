@@ -37,7 +37,7 @@ class Connection(Protocol):
         ...
 
     def tell(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> bool:
-        """Send a one-way request; return false, and send nothing, when the client does not read what it is sent."""
+        """Send a one-way request; return false when the client is gone, or does not read what it is sent."""
         ...
 
     def ask(self, code: int, fields: Mapping[str, str], body: bytes, answered: Answered) -> None:

@@ -85,7 +85,6 @@ class RemotingSession(Session):
         """The header serialization of the client's last request, also used for requests to it."""
         self.closing: list[Callable[[], None]] = []
         """Called once when the connection closes."""
-        self.on_close = self._on_close
 
     # -- requests of the client ---------------------------------------------------------------------------------------
 
@@ -161,14 +160,11 @@ class RemotingSession(Session):
     # -- requests of the broker ---------------------------------------------------------------------------------------
 
     def tell(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> bool:
-        """Send a one-way request and return true.
-
-        When the client does not read what it is sent, send nothing and return false.
-        """
-        reads = self._unsent <= self._handlers.max_unsent_bytes
-        if reads:
-            self._request(code, fields, body, oneway=True)
-        return reads
+        """Send a one-way request and return true; return false when the client is gone, or does not read what it is sent."""
+        if not self._is_read:
+            return False
+        self._push(encode_request(code, self._new_opaque(), fields, body, oneway=True, serialization=self.serialization))
+        return self._socket is not None
 
     def ask(self, code: int, fields: Mapping[str, str], body: bytes, answered: Answered) -> None:
         """Send a request. ``answered`` is called with the client's answer, or with ``None`` when the connection closes or
@@ -176,21 +172,28 @@ class RemotingSession(Session):
 
         To a client that does not read what it is sent, no request is sent, and ``answered`` is called at once with ``None``.
         """
-        if self._socket is None or self._unsent > self._handlers.max_unsent_bytes:
+        if not self._is_read:
             answered(None)
             return
+        opaque = self._new_opaque()
+        frame = encode_request(code, opaque, fields, body, oneway=False, serialization=self.serialization)
         timer = self._handlers.timer(ASK_TIMEOUT_S)
-        opaque = self._request(code, fields, body, oneway=False)
-        self._asked[opaque] = _Asked(answered, timer)
+        self._asked[opaque] = _Asked(answered, timer)  # before it is sent: that may show that the connection is lost
         timer.start(self._expire, opaque)
+        self._push(frame)
 
-    def _request(self, code: int, fields: Mapping[str, str], body: bytes, *, oneway: bool) -> int:
+    @property
+    def _is_read(self) -> bool:
+        """True when the connection is open, and its client reads what it is sent."""
+        return self._socket is not None and self._unsent <= self._handlers.max_unsent_bytes
+
+    def _new_opaque(self) -> int:
         self._last_opaque = self._last_opaque % 0x7FFFFFFF + 1  # never 0, which one client library replaces
-        frame = encode_request(code, self._last_opaque, fields, body, oneway=oneway, serialization=self.serialization)
-        if self._socket is not None:
-            self.reply(frame)
-            self.flush()
         return self._last_opaque
+
+    def _push(self, frame: bytes) -> None:
+        self.reply(frame)
+        self.flush()
 
     def _take_answer(self, answer: RemotingCommand) -> None:
         asked = self._asked.pop(answer.opaque, None)
@@ -205,7 +208,7 @@ class RemotingSession(Session):
         asked.timer.close()
         asked.answered(None)
 
-    def _on_close(self) -> None:
+    def _drop_waiting(self) -> None:
         asked, self._asked = self._asked, {}
         for one in asked.values():
             one.timer.close()

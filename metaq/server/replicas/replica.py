@@ -148,7 +148,11 @@ class Replica:
         logger.info("serving role=%s epoch=%d", self.role_name, self.broker.epochs.current.number)
 
     def _remember_epoch(self) -> None:
-        """Save the epoch before any slave copies from it. If the disk has no room for that, become a slave until it has."""
+        """Save the epoch before any slave or client is served. If the disk has no room for that, become a slave until it has.
+
+        A power cut may take the record that begins the epoch. A slave that had copied it would then have another record under
+        the same number than the log of this replica, and could not tell the two apart by their epochs.
+        """
         in_sync, role = self._kept.in_sync or (self.settings.replica_number,), self.broker.role
         try:
             self._keep(in_sync=in_sync, epoch=self.broker.epochs.current.number)

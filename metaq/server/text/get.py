@@ -85,7 +85,7 @@ class GetHandler:
         request.defer()
         request.place = get._replace(wait_ms=0)  # it is held only once
         timer = self._loop.timer(min(get.wait_ms, self._context.settings.max_hold_ms) / 1000)
-        session.on_close = self._holds.hold(TopicPartition(get.topic, get.partition), timer, request.woken).cancel
+        session.held = self._holds.hold(TopicPartition(get.topic, get.partition), timer, request.woken)
         return True
 
     def missed(self, place: Get | Offset) -> bytes:
@@ -95,7 +95,7 @@ class GetHandler:
         return self._nothing(place)
 
     def _may_hold(self, session: TextSession) -> bool:
-        return not (self.stopping or session.closed) and self._holds.count < self._context.settings.max_held_gets
+        return not (self.stopping or session.ended) and self._holds.count < self._context.settings.max_held_gets
 
     # -- the work -----------------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class _GetRead(TextRead):
 
     def woken(self) -> None:
         """Read again at the end of the hold, and answer with whatever is found."""
-        self.session.on_close = None
+        self.session.held = None
         self._handler.reads.start(self)
 
 

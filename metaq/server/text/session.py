@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from metaq.engine.figures.counters import Counters
+from metaq.engine.hold import Hold
 from metaq.engine.turn import Short
 from metaq.errors import MetaqError
 from metaq.protocol.text.codec import CommandReader
@@ -36,7 +37,7 @@ class TextHandlers(Host, Protocol):
 class TextSession(Session):
     """One client that speaks the text protocol."""
 
-    __slots__ = ("_handlers", "_reader", "_waiting", "roll_back")
+    __slots__ = ("_handlers", "_reader", "_waiting", "held", "roll_back")
 
     def __init__(self, connection: Stream, address: Any, reader: CommandReader, handlers: TextHandlers) -> None:
         super().__init__(connection, address, handlers, reader.receive)
@@ -44,13 +45,25 @@ class TextSession(Session):
         self._reader = reader
         self._waiting = False
         self.roll_back: Callable[[], object] | None = None
-        """Ends the connection's transactions when it closes; ``on_close`` is for a held get."""
+        """Ends the connection's transactions when it closes."""
+        self.held: Hold | None = None
+        """The get that waits for a message."""
 
     def close(self) -> None:
         super().close()
         roll_back, self.roll_back = self.roll_back, None
         if roll_back is not None:
             roll_back()
+
+    def _drop_waiting(self) -> None:
+        held, self.held = self.held, None
+        if held is not None:
+            held.cancel()
+
+    def _ended(self) -> None:
+        super()._ended()
+        if self.held is not None:  # the client may be gone: whether it still reads, only the answer can show
+            self.held.wake()
 
     def _count_unfinished(self) -> int:
         return self._reader.buffered

@@ -96,7 +96,6 @@ class Session:
         "born_host",
         "due",
         "last_io",
-        "on_close",
         "outcome",
         "owed",
         "owed_bytes",
@@ -126,7 +125,6 @@ class Session:
         self.outcome: Any = None
         """The outcome of the puts of the current turn."""
         self.principal = host.anonymous
-        self.on_close: Callable[[], None] | None = None
         self.born_host = host_bytes(address[0], address[1])
         self._since = self.last_io = host.now()
         self._watcher = host.io(connection.fileno(), READABLE)
@@ -138,6 +136,11 @@ class Session:
     @property
     def closed(self) -> bool:
         return self._socket is None
+
+    @property
+    def ended(self) -> bool:
+        """True when no more commands are taken, from a client that has sent its last one or is being disconnected."""
+        return self._eof or self._socket is None
 
     @property
     def idle(self) -> bool:
@@ -167,6 +170,10 @@ class Session:
     def _may_go_on(self) -> bool:
         """Return whether the backlog can be handled now."""
         return self._unsent <= self._host.max_unsent_bytes
+
+    def _drop_waiting(self) -> None:
+        """Drop what waits for an answer to this client, or from it: the connection is closed."""
+        raise NotImplementedError
 
     def _ended(self) -> None:
         """Handle the end of input: the client sends nothing more."""
@@ -363,11 +370,9 @@ class Session:
         freed, self._held = self._held, 0
         self._host.memory.change(-freed)
         # break references back to the session, so that its memory is freed with its last user, not at the next collection
-        on_close, self.on_close = self.on_close, None
         self._receive = _nothing
         self.outcome = None
-        if on_close is not None:
-            on_close()
+        self._drop_waiting()
         self._host.closed(self)
 
 

@@ -225,16 +225,23 @@ class ConsumeQueue:
             self.written += len(data) // UNIT_SIZE
             del self.pending[: len(data)]
 
-    def sync(self, run: Run) -> None:
-        """Make the written units durable, and the names of their files and folders. Raises ``DiskFailed``."""
+    def sync(self, run: Run, above: set[Path]) -> None:
+        """Make the written units durable, and the names of their files and folders. Raises ``DiskFailed``.
+
+        ``above`` are folders of other queues that were synced after this queue was written: their names are durable, and they
+        are not synced again. It receives those that this call syncs.
+        """
         unsynced = self.take_unsynced()
         try:
             # opened before the first wait: a file that is dropped meanwhile must not be made again by opening it
             for file in [self._open(base) for base in sorted(unsynced.files)]:
                 run(file.datasync)
-            folders = [self.directory, *self.directory.parents[:LEVELS_ABOVE]] if unsynced.new_folder else [self.directory]
-            for folder in folders if unsynced.files else ():
-                run(lambda folder=folder: self._files.disk.sync_directory(folder))  # type: ignore[misc]
+            parents = self.directory.parents[:LEVELS_ABOVE] if unsynced.new_folder else ()
+            new = [folder for folder in parents if folder not in above]
+            if unsynced.files:
+                for folder in (self.directory, *new):
+                    run(lambda folder=folder: self._files.disk.sync_directory(folder))  # type: ignore[misc]
+                above.update(new)
         except BaseException:
             self.give_back(unsynced)
             raise

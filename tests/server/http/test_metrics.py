@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from metaq.client import TextClient
 from metaq.engine.figures.metrics import Histogram, Kind, Metric, write
 from metaq.engine.tables.topics import FOLDER
-from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.codes import PULL_SUSPENDS, Request, Response
 from metaq.protocol.text.codec import write_get
 from metaq.protocol.text.replies import ERROR, NOT_FOUND, OK, UNAVAILABLE
 from metaq.server.http.httpserver import MOST_CONNECTIONS
@@ -36,14 +36,16 @@ from tests.support.slowdisk import Controlled
 from tests.support.talk import Talk
 
 DEADLINE_S: Final = 60.0
+HOLD_MS: Final = 300_000
 GROUP: Final = "workers"
 MANY_TOPICS: Final = 2000
 CHECKS: Final = ("--check-after-ms", "0", "--check-interval-ms", "50", "--max-checks", "1000000")
+PATIENT: Final = ("--max-hold-ms", str(HOLD_MS))
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path / "data", *CHECKS) as process:
+    with BrokerProcess(tmp_path / "data", *CHECKS, *PATIENT) as process:
         yield process
 
 
@@ -115,7 +117,6 @@ def test_puts_and_gets(broker: BrokerProcess) -> None:
     assert now.get("process_cpu_seconds_total") > before.get("process_cpu_seconds_total")
 
 
-@pytest.mark.slow
 def test_consumers(broker: BrokerProcess) -> None:
     """E-01: a group's lag in messages and seconds, its members, what it waits for, and what is given up."""
     with Consumer(broker, GROUP) as consumer, RemotingClient(broker.host, broker.port) as client:
@@ -141,9 +142,21 @@ def test_consumers(broker: BrokerProcess) -> None:
         assert found.get("metaq_delayed_messages", {"level": "18"}) == 1
         assert client.call(Request.UPDATE_CONSUMER_OFFSET, fields | {"commitOffset": "3"}).code == Response.SUCCESS
         assert Values(broker).get("metaq_consumer_lag_messages", names) == 0
-    with Talk(broker) as talk:
-        talk.send(write_get("work", GROUP, 0, 1_000_000, 1000, 1, wait_ms=30_000))
-        wait_until(lambda: value(broker, "metaq_held_pulls") == 1, DEADLINE_S, "the get is held")
+
+
+@pytest.mark.parametrize("bye", ["hang up", "end of input"])
+def test_gets_are_held_until_their_clients_go(broker: BrokerProcess, bye: str) -> None:
+    """E-01, SG-085: and no longer, in both protocols; a client that sends no more is answered, since it may still read."""
+    with Consumer(broker, GROUP) as consumer, Talk(broker) as talk:
+        talk.placed("work", b"one")
+        consumer.beat(subscription("work"))
+        consumer.wire.send(Request.PULL_MESSAGE, consumer.pull_fields("work", 1, flags=PULL_SUSPENDS, wait_ms=HOLD_MS))
+        talk.send(write_get("work", GROUP, 0, 1_000_000, 1000, 1, wait_ms=HOLD_MS))
+        wait_until(lambda: value(broker, "metaq_held_pulls") == 2, DEADLINE_S, "both are held")
+        if bye == "end of input":
+            talk.socket.shutdown(socket.SHUT_WR)
+            assert talk.replies(1)[0].code == NOT_FOUND
+            assert not talk.socket.recv(1)
     wait_until(lambda: value(broker, "metaq_held_pulls") == 0, DEADLINE_S, "whoever waited is gone")
 
 

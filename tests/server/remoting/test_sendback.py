@@ -10,9 +10,12 @@ import pytest
 from metaq.protocol.record import Record
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32
+from metaq.protocol.sysflag import TRANSACTION_PREPARED
 from tests.support.broker import BrokerProcess, wait_until
-from tests.support.messages import pairs_of, records, send, send_header, sent
+from tests.support.messages import count, pairs_of, records, send, send_header, sent
+from tests.support.metrics import Values, value
 from tests.support.remoting import RemotingClient
+from tests.support.slowdisk import Controlled
 
 DEADLINE_S: Final = 60.0
 GROUP: Final = "workers"
@@ -112,3 +115,43 @@ def test_a_consumer_that_publishes_the_copy_itself(broker: BrokerProcess, client
     dead = last(client, DEAD, 1)
     assert (dead.reconsume_times, bytes(dead.body), pairs_of(dead).get("DELAY")) == (2, b"dead", None)
     assert f"dead_letter group={GROUP} topic=work id=ID2" in broker.stderr()
+
+
+@pytest.mark.parametrize("delay", ["DELAY\x011\x02", ""], ids=["delayed", "at once"])
+def test_a_dead_letter_waits_for_no_producer(broker: BrokerProcess, client: RemotingClient, delay: str) -> None:
+    """SG-074: some clients keep the mark of a transaction in a retry: nobody would decide it, and it would be lost."""
+    pairs = f"RETRY_TOPIC\x01work\x02{delay}UNIQ_KEY\x01ID3\x02TRAN_MSG\x01true\x02PGROUP\x01pg\x02"
+    header = send_header(RETRY, pairs, sys_flag=TRANSACTION_PREPARED)
+    header = header._replace(reconsume_times=Int32(2), max_reconsume_times=Int32(2))
+    answer = sent(client, send(client, header, b"dead"))
+    assert not answer.get("transactionId")
+    dead = last(client, DEAD, 1)
+    assert (bytes(dead.body), "TRAN_MSG" in pairs_of(dead), dead.sys_flag) == (b"dead", False, 0)
+    assert value(broker, "metaq_dead_letters_total") == 1
+    assert f"dead_letter group={GROUP} topic=work id=ID3" in broker.stderr()
+    assert count(client, "RMQ_SYS_TRANS_HALF_TOPIC") == 0
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_nothing_is_counted_before_it_is_safe(tmp_path: Path, *, failing: bool) -> None:
+    """SG-074, E-01: a retry and a dead letter count when the disk has them, and not at all when it fails."""
+    with Controlled(tmp_path / "data") as broker, RemotingClient(broker.host, broker.port) as client:
+        record = put(client, b"hard")
+        retry = send_header(RETRY, "RETRY_TOPIC\x01work\x02")._replace(reconsume_times=Int32(2), max_reconsume_times=Int32(2))
+        fields = {"offset": str(record.log_offset), "group": GROUP, "delayLevel": "-1", "unitMode": "false"}
+        broker.stall()
+        asked = [client.send(Request.CONSUMER_SEND_MSG_BACK, fields), send(client, retry, b"dead")]
+        wait_until(lambda: value(broker, "metaq_waiting_bytes") >= 8, DEADLINE_S, "both wait for the disk")
+        assert counted(broker) == (0, 0)
+        broker.go_on(failing=failing)
+        codes = {client.response(opaque).code for opaque in asked}
+        assert (codes == {Response.SUCCESS}) == (not failing)
+        assert counted(broker) == ((0, 0) if failing else (1, 2))
+
+
+def counted(broker: BrokerProcess) -> tuple[float, int]:
+    """Return how many messages were sent back, and how many are dead letters; the log has as many alarms as the counter."""
+    found = Values(broker)
+    dead = found.get("metaq_dead_letters_total")
+    assert broker.stderr().count("dead_letter group=") == dead
+    return found.get("metaq_messages_sent_back_total"), int(dead)

@@ -83,6 +83,34 @@ def test_a_client_that_does_not_read_is_not_told_for_ever() -> None:
     assert int(repr(session).rstrip(">").rpartition(" ")[2]) < 2 * LIMIT
 
 
+class LostStream(FullStream):
+    """A client that is gone, which a send finds out."""
+
+    def send(self, data: bytes) -> int:
+        raise ConnectionResetError
+
+
+class Timer:
+    """Never ends."""
+
+    def start(self, callback: Callable[..., None], *arguments: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_who_is_gone_is_neither_told_nor_waited_for() -> None:
+    """SG-089: whoever asks knows at once, also when nothing but the question itself shows that the connection is lost."""
+    host: Any = Host()
+    host.timer = lambda seconds: Timer()
+    answers: list[RemotingCommand | None] = []
+    told, asked = [RemotingSession(cast(Any, LostStream()), ("127.0.0.1", 1), FrameReader(), host) for _ in range(2)]
+    for known in (1, 2):  # an open connection that is lost, then one that is known to be closed
+        assert not told.tell(Request.CHECK_TRANSACTION_STATE, {})
+        asked.ask(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, {}, b"", answers.append)
+        assert told.closed and asked.closed
+        assert answers == [None] * known
+
+
 MIB: Final = 1 << 20
 FRAME: Final = (1 << 24).to_bytes(4) + (20).to_bytes(4)
 """The head of one of 16 MiB."""

@@ -5,6 +5,7 @@ dead-letter topic, where it stays for an operator to look at.
 """
 
 import random
+from functools import partial
 from typing import Final
 
 from metaq.engine.context import Context
@@ -12,8 +13,8 @@ from metaq.engine.deadletters import dead_letter, most_retries, report_dead_lett
 from metaq.engine.tables.groups import Group
 from metaq.engine.tables.topics import Topic
 from metaq.engine.turn import Turns
-from metaq.engine.writing import Draft, again, delayed, stage
-from metaq.errors import AccessDenied, RequestFailed
+from metaq.engine.writing import Draft, again, delayed, note, stage
+from metaq.errors import AccessDenied, MetaqError, RequestFailed
 from metaq.protocol import properties
 from metaq.protocol.ids import offset_id_of
 from metaq.protocol.record import Record, decode_record
@@ -92,11 +93,15 @@ class _SendBack(Change):
         check_retry_topic(context, self._group, unit=self._header.unit_mode)  # it may have gone during the read
         draft = self._again(record)
         stage(context, draft)
-        context.counters.sent_back.add(1)
-        context.statistics.sent_back(self._group.name, record.topic)
+        note(self._turns, partial(self._count, record.topic))
         if draft.topic == self._group.dead_topic:
-            report_dead_letter(context, draft)
+            report_dead_letter(context, self._turns, draft)
         self.answer_stored(len(record.body))
+
+    def _count(self, topic: str, error: MetaqError | None) -> None:
+        if error is None:
+            self._context.counters.sent_back.add(1)
+            self._context.statistics.sent_back(self._group.name, topic)
 
     def _again(self, record: Record) -> Draft:
         """Return the copy to be stored."""
