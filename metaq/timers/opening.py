@@ -1,6 +1,7 @@
 """The opening of the table of timers: an index that does not fit the log is made anew from it."""
 
 import logging
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -8,13 +9,16 @@ from metaq.store.files.filecache import Run, read_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.messagestore import MessageStore
 from metaq.store.ordered.ordered import Covered, EngineName, open_ordered, remove_ordered
-from metaq.timers.fold import Fold, checksum_before, place_of
+from metaq.timers.fold import READ_BYTES, Fold, checksum_before, place_of
 from metaq.timers.pending import Pending
+from metaq.timers.records import MARKS, Secret, event_of_mark
 
 logger = logging.getLogger(__name__)
 
 FEATURE: Final = "timers"
 """What a data folder with timers is marked with, so that no older version opens it."""
+FIRST_MARKS: Final = 64
+"""Marks that are looked at for the secret before the log is folded, so that the first messages after a start get handles."""
 
 
 def open_pending(store: MessageStore, folder: Path, engine: EngineName, run: Run) -> tuple[Pending, Fold]:
@@ -31,7 +35,20 @@ def open_pending(store: MessageStore, folder: Path, engine: EngineName, run: Run
     if reason is not None:
         logger.error("timer index rebuilt reason=%s", reason)
     pending = Pending(index, store.log, run)
+    if pending.secret is None:
+        pending.secret = _first_secret(store)
     return pending, Fold(store, place_of(store, pending.covered, read_here))
+
+
+def _first_secret(store: MessageStore) -> Secret | None:
+    """Return the secret of the handles if it is among the first marks, as it is until retention has passed it."""
+    queue = store.queues.get(MARKS)
+    if queue is not None:
+        first = store.first(queue, read_here)[0]
+        for stored in islice(store.records(queue, first, READ_BYTES, read_here), FIRST_MARKS):
+            if stored is not None and isinstance(event := event_of_mark(stored), Secret):
+                return event
+    return None
 
 
 def _fits(log: CommitLog, covered: Covered) -> bool:

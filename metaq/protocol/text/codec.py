@@ -44,6 +44,7 @@ _OPAQUE_AT: Final = {"get": 6, "offset": 5, "stats": 2, "version": 1, "help": 1,
 """Where the opaque stands in commands that may have tokens after it; elsewhere it is the last token."""
 _HEADS_KEPT: Final = 1024
 _SMALL_CHUNK: Final = 4096
+_OPTIONS: Final = ("delay=", "at=")
 _KEY_BEGINS: Final = ("T", "X")
 """First letters of transaction keys; a checksum and a flag begin with a digit or a sign."""
 _new: Final = tuple.__new__
@@ -236,14 +237,14 @@ def _read_put(tokens: list[str], body: bytes) -> Put:
 
 
 def _read_put_with_options(tokens: list[str], body: bytes) -> Put | PutLater:
-    """Parse a put that may have options: words with ``=`` between the flag and the opaque."""
-    options = [token for token in tokens[5:-1] if "=" in token and not token.startswith(_KEY_BEGINS)]
+    """Parse a put that may have an option between the flag and the opaque."""
+    options = [token for token in tokens[5:-1] if token.startswith(_OPTIONS)]
     if not options:
         return _read_put(tokens, body)
     put = _read_put([token for token in tokens if token not in options], body)
     name, _, value = options[0].partition("=")
-    if len(options) > 1 or name not in ("delay", "at"):
-        raise BadRequest(f"put has one option, delay=MS or at=MS, not {' '.join(options)[:60]!r}")
+    if len(options) > 1:
+        raise BadRequest("put takes one of delay=MS and at=MS, not both")
     if put.transaction is not None:
         raise BadRequest(f"a put in a transaction cannot have the option {name}=")
     return PutLater(put, integer(value, name, (0, INT64[1])), name == "delay")
