@@ -99,10 +99,10 @@ class Pending:
     """The pending timers of one store."""
 
     def __init__(self, index: Ordered, log: CommitLog, run: Run = run_here) -> None:
-        """Begin with what the index has; ``run`` is where an engine waits that has to."""
+        """Begin with what the index has; ``run`` is where an engine waits later, if it has to."""
         self.index = index
         self._log = log
-        self._run = run
+        self._run = run_here  # what the opening reads
         self._waiting: deque[TimerEvent] = deque()  # safe, and not yet in the index
         self._near: dict[Key, int] = {}  # to the places
         self._heap: list[Key] = []
@@ -117,6 +117,7 @@ class Pending:
         self._applied: dict[int, int] = {}  # the same at X
         self.secret: Secret | None = None
         self._read_index()
+        self._run = run
 
     def _read_index(self) -> None:
         begin = SEGMENT
