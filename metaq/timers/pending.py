@@ -124,11 +124,15 @@ class Pending:
             for key, value in rows:
                 self._applied[_NUMBER.unpack(key[1:])[0]] = _NUMBER.unpack(value)[0]
             begin = rows[-1][0] + b"\0"
-        self.segments = self._applied.copy()
+        self.segments = self._kept(self._applied)
         (found,) = self.index.find([SECRET])
         if found is not None:
             secret, place = _SECRET.unpack(found)
             self.secret = Secret(secret, place, self.covered)
+
+    def _kept(self, segments: dict[int, int]) -> dict[int, int]:
+        """Return the counts without segments that were deleted since: what ended their last timers may be later in the log."""
+        return {base: count for base, count in segments.items() if base >= self._log.begin}
 
     def _slice(self, begin: bytes, end: bytes) -> list[Entry]:
         """Return the first entries of a range of the index, at most ``SLICE``."""
@@ -165,7 +169,7 @@ class Pending:
 
     def oldest(self) -> int | None:
         """Return the base of the oldest segment that holds a pending timer, or the place of the secret if that is older."""
-        places = [*self.segments, *(() if self.secret is None else (self.secret.place,))]
+        places = [*self._kept(self.segments), *(() if self.secret is None else (self.secret.place,))]
         return min(places, default=None)
 
     # -- the fold -----------------------------------------------------------------------------------------------------
@@ -243,7 +247,7 @@ class Pending:
             taken.append(self._waiting.popleft())
         if not taken:
             return False
-        segments = self._applied.copy()
+        segments = self._kept(self._applied)
         batch: list[Operation] = []
         for event in taken:
             self._enter(batch, event, segments)
