@@ -239,7 +239,7 @@ class Pending:
     def apply(self, before: int) -> bool:
         """Enter one batch of the events that end at or before a log offset into the index.
 
-        Return false when there is none, or when the index would have to wait; nothing has changed then.
+        Return false when there is none, or when the index would have to wait; nothing has changed then, nor when it fails.
         """
         portion = LARGE_PORTION if len(self._waiting) > MANY else PORTION
         taken: list[TimerEvent] = []
@@ -257,9 +257,13 @@ class Pending:
                 batch.append(Delete(SEGMENT + _NUMBER.pack(base)))
             elif count != self._applied.get(base):
                 batch.append(Put(SEGMENT + _NUMBER.pack(base), _NUMBER.pack(count)))
-        end = taken[-1].end
-        if not self.index.apply(batch, Covered(end, checksum_before(self._log, end)), self._run):
-            self._waiting.extendleft(reversed(taken))
+        end, is_applied = taken[-1].end, False
+        try:
+            is_applied = self.index.apply(batch, Covered(end, checksum_before(self._log, end)), self._run)
+        finally:
+            if not is_applied:
+                self._waiting.extendleft(reversed(taken))
+        if not is_applied:
             return False
         self._applied = segments
         self._forget(taken)
