@@ -1,14 +1,16 @@
 """The opening of the table of timers: an index that does not fit the log is made anew from it."""
 
 import logging
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from metaq.errors import IndexFailed, StoreError
 from metaq.store.files.filecache import Run, read_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.messagestore import MessageStore
-from metaq.store.ordered.ordered import Covered, EngineName, open_ordered, remove_ordered
+from metaq.store.ordered.ordered import Covered, EngineName, Ordered, open_ordered, remove_ordered
 from metaq.timers.fold import READ_BYTES, Fold, checksum_before, place_of
 from metaq.timers.pending import Pending
 from metaq.timers.records import MARKS, Secret, event_of_mark
@@ -28,31 +30,23 @@ def open_pending(store: MessageStore, folder: Path, engine: EngineName, run: Run
     """
     index, reason = open_ordered(folder, engine)
     if reason is None and index.covered is not None and not _fits(store.log, index.covered):
-        reason = f"it covers the log up to {index.covered.log_offset}, where this log has other records"
-        index.close()
-        remove_ordered(folder)
-        index, _ = open_ordered(folder, engine)
+        reason = f"it covers the log up to {index.covered.log_offset}, where this log has no record, or another one"
+        index = _anew(index, folder, engine)
+    try:
+        pending = Pending(index, store.log, run)
+    except IndexFailed as error:
+        reason = str(error)
+        pending = Pending(_anew(index, folder, engine), store.log, run)
     if reason is not None:
         logger.error("timer index rebuilt reason=%s", reason)
-    pending = Pending(index, store.log, run)
-    if pending.secret is None:
-        pending.secret = _first_secret(store)
     return pending, Fold(store, place_of(store, pending.covered, read_here))
-
-
-def _first_secret(store: MessageStore) -> Secret | None:
-    """Return the secret of the handles if it is among the first marks, as it is until retention has passed it."""
-    queue = store.queues.get(MARKS)
-    if queue is not None:
-        first = store.first(queue, read_here)[0]
-        for stored in islice(store.records(queue, first, READ_BYTES, read_here), FIRST_MARKS):
-            if stored is not None and isinstance(event := event_of_mark(stored), Secret):
-                return event
-    return None
+    if pending.secret is None:
 
 
 def _fits(log: CommitLog, covered: Covered) -> bool:
-    """Return whether the log still has the record at which the index ends, or has deleted it since."""
-    if covered.log_offset <= log.begin:
-        return True
-    return covered.log_offset <= log.end and checksum_before(log, covered.log_offset) == covered.checksum
+    """Return whether the log still has the record at which the index ends.
+
+    Before a segment is deleted, all that is pending in it is stored again: an index that ends there does not know it, or nothing
+    is pending.
+    """
+    return log.begin < covered.log_offset <= log.end and checksum_before(log, covered.log_offset) == covered.checksum

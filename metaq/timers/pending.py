@@ -102,7 +102,7 @@ class Pending:
         """Begin with what the index has; ``run`` is where an engine waits later, if it has to."""
         self.index = index
         self._log = log
-        self._run = run_here  # what the opening reads
+        self._run: Run = run_here  # what the opening reads
         self._waiting: deque[TimerEvent] = deque()  # safe, and not yet in the index
         self._near: dict[Key, int] = {}  # to the places
         self._heap: list[Key] = []
@@ -125,11 +125,15 @@ class Pending:
             for key, value in rows:
                 self._applied[_NUMBER.unpack(key[1:])[0]] = _NUMBER.unpack(value)[0]
             begin = rows[-1][0] + b"\0"
-        self.segments = self._applied.copy()
+        self.segments = self._kept(self._applied)
         (found,) = self.index.find([SECRET])
         if found is not None:
             secret, place = _SECRET.unpack(found)
             self.secret = Secret(secret, place, self.covered)
+
+    def _kept(self, segments: dict[int, int]) -> dict[int, int]:
+        """Return the counts without segments that were deleted since: what ended their last timers may be later in the log."""
+        return {base: count for base, count in segments.items() if base >= self._log.begin}
 
     def _slice(self, begin: bytes, end: bytes) -> list[Entry]:
         """Return the first entries of a range of the index, at most ``SLICE``."""
@@ -166,7 +170,7 @@ class Pending:
 
     def oldest(self) -> int | None:
         """Return the base of the oldest segment that holds a pending timer, or the place of the secret if that is older."""
-        places = [*self.segments, *(() if self.secret is None else (self.secret.place,))]
+        places = [*self._kept(self.segments), *(() if self.secret is None else (self.secret.place,))]
         return min(places, default=None)
 
     # -- the fold -----------------------------------------------------------------------------------------------------
@@ -236,7 +240,7 @@ class Pending:
     def apply(self, before: int) -> bool:
         """Enter one batch of the events that end at or before a log offset into the index.
 
-        Return false when there is none, or when the index would have to wait; nothing has changed then.
+        Return false when there is none, or when the index would have to wait; nothing has changed then, nor when it fails.
         """
         portion = LARGE_PORTION if len(self._waiting) > MANY else PORTION
         taken: list[TimerEvent] = []
@@ -244,7 +248,7 @@ class Pending:
             taken.append(self._waiting.popleft())
         if not taken:
             return False
-        segments = self._applied.copy()
+        segments = self._kept(self._applied)
         batch: list[Operation] = []
         for event in taken:
             self._enter(batch, event, segments)
@@ -254,9 +258,13 @@ class Pending:
                 batch.append(Delete(SEGMENT + _NUMBER.pack(base)))
             elif count != self._applied.get(base):
                 batch.append(Put(SEGMENT + _NUMBER.pack(base), _NUMBER.pack(count)))
-        end = taken[-1].end
-        if not self.index.apply(batch, Covered(end, checksum_before(self._log, end)), self._run):
-            self._waiting.extendleft(reversed(taken))
+        end, is_applied = taken[-1].end, False
+        try:
+            is_applied = self.index.apply(batch, Covered(end, checksum_before(self._log, end)), self._run)
+        finally:
+            if not is_applied:
+                self._waiting.extendleft(reversed(taken))
+        if not is_applied:
             return False
         self._applied = segments
         self._forget(taken)

@@ -139,8 +139,8 @@ def origin_of(record: Record) -> Again:
 def event_of_park(stored: Stored) -> Parked:
     """Return what a park means. Raise ``CorruptRecord`` when an intact record is not a park."""
     view, at, size, _ = stored
-    data = bytes(view[at : at + size])
-    due, again = _value(data, _OUT), _value(data, _AGAIN)
+    properties = decode_record(bytes(view[at : at + size])).properties
+    due, again = _value(properties, _OUT), _value(properties, _AGAIN)
     if due is None:
         raise CorruptRecord(f"the record at log offset {stored.log_offset} is not a park: it has no {TIMER_OUT}")
     place, end = stored.log_offset, stored.log_offset + size
@@ -179,10 +179,11 @@ def is_of(stored: Stored, key: TopicPartition) -> bool:
     return identity(stored.buffer[stored.at : stored.at + stored.size])[:2] == key
 
 
-def _value(data: bytes, name: bytes) -> bytes | None:
+def _value(properties: bytes, name: bytes) -> bytes | None:
     """Return the value of the last property of a name. What the broker adds stands after everything that a sender gave."""
-    at = data.rfind(name)
+    data, found = b"\x02" + properties, b"\x02" + name
+    at = data.rfind(found)
     if at < 0:
         return None
-    at += len(name)
+    at += len(found)
     return data[at : data.index(b"\x02", at)]

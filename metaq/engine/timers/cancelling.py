@@ -10,7 +10,7 @@ from metaq.errors import MetaqError, NotWritable, RequestFailed, TimerDelivered,
 from metaq.protocol.record import decode_record
 from metaq.store.files.filecache import Run, read_through
 from metaq.timers.handles import Handle
-from metaq.timers.pending import Pending, State
+from metaq.timers.pending import KEPT_CANCELS_MS, Pending, State
 from metaq.timers.records import Key, parts_of, topic_of_park
 
 FOLD_WAIT_S: Final = 3.0
@@ -125,6 +125,9 @@ class Cancels:
 
     def _gone(self, key: Key) -> MetaqError:
         due_ms, ident = parts_of(key)
-        if due_ms <= self._store.clock.now_ms():
+        late_ms = self._store.clock.now_ms() - due_ms
+        if late_ms > KEPT_CANCELS_MS:
+            return UnknownTimer(f"the message {ident} was due so long ago that nothing is known of it any more")
+        if late_ms >= 0:
             return TimerDelivered(f"the message {ident} was delivered at its time")
         return UnknownTimer(f"the log has no delayed message {ident} that is due at {due_ms}")

@@ -213,7 +213,7 @@ class Timers:
         pending = self._pending
         if pending is None or self._fold is not None or not self._in_log:
             return
-        first, seen = pending.first, readable(self._store)
+        before, seen = (pending.first, pending.flight.lowest), readable(self._store)
         while self._in_log:
             staged = self._in_log[0]
             if staged.ordinal >= (seen.parks if staged.is_park else seen.marks):
@@ -222,7 +222,7 @@ class Timers:
             self._land(staged)
             self._take(staged.event)
         self._changed.set()
-        if pending.first != first:
+        if (pending.first, pending.flight.lowest) != before:
             self.woken()
 
     def _land(self, staged: Staged) -> None:

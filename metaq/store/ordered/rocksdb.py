@@ -81,8 +81,9 @@ def _tables(cache_bytes: int) -> rocksdict.BlockBasedOptions:
 class RocksCursor:
     """An iterator of RocksDB, which sees the index as it was when the iterator was made."""
 
-    def __init__(self, iterator: rocksdict.RdictIter, begin: bytes, folder: Path) -> None:
+    def __init__(self, iterator: rocksdict.RdictIter, reading: rocksdict.ReadOptions, begin: bytes, folder: Path) -> None:
         self._iterator: rocksdict.RdictIter | None = iterator
+        self._reading = reading  # it keeps the upper bound, to which RocksDB only points: a scan would end anywhere without it
         self._folder = folder
         iterator.seek(begin)
 
@@ -142,7 +143,7 @@ class RocksEngine:
         reading.set_readahead_size(256 * KIB)
         reading.set_iterate_upper_bound(end)
         with _translated("read", self._folder):
-            return RocksCursor(self._rocks.iter(reading), begin, self._folder)
+            return RocksCursor(self._rocks.iter(reading), reading, begin, self._folder)
 
     def files(self, begin: bytes, end: bytes) -> list[str]:
         with _translated("read", self._folder):
