@@ -11,7 +11,8 @@ from typing import Final
 import pytest
 
 from metaq.errors import IndexFailed
-from metaq.store.ordered.ordered import EngineName
+from metaq.store.ordered.engine import Put
+from metaq.store.ordered.ordered import Covered, EngineName, remove_ordered
 from tests.store.ordered.writer import ENGINES, batch, covered, enter, entries, open_small
 from tests.support.samples import seed_of_tree
 
@@ -191,3 +192,33 @@ def test_much_damage_is_noticed_or_does_no_harm(
     tmp_path: Path, engine: EngineName, originals: dict[EngineName, Path], models: list[dict[bytes, bytes]]
 ) -> None:
     check_damages(200, seed_of_tree() + 1, engine, tmp_path, originals, models)
+
+
+def test_a_damaged_entry_ends_a_scan_with_an_error(folder: Path, engine: EngineName) -> None:
+    """It is not taken for the end; and the index can be made anew while the error is still at hand."""
+    index, _ = open_small(folder, engine)
+    values = [random.Random(number).randbytes(400) for number in range(100)]  # which no compression changes
+    assert index.apply([Put(b"T%04d" % number, value) for number, value in enumerate(values)], Covered(1, 0))
+    index.close()
+    damaged = 0
+    for path in folder.iterdir():
+        data = path.read_bytes()
+        path.write_bytes(data.replace(values[50], values[51]))
+        damaged += path.read_bytes() != data
+    assert damaged == 1
+    index, reason = open_small(folder, engine)
+    assert reason is None and index.covered == Covered(1, 0)
+    scan = index.scan(b"T", b"U")
+    try:
+        found = scan.next(10)
+        while part := scan.next(10):
+            found += part
+    except IndexFailed as error:
+        index.close()
+        remove_ordered(folder)
+        again, reason = open_small(folder, engine)
+        assert reason is None and again.covered is None
+        again.close()
+        assert str(folder) in str(error)
+    else:
+        pytest.fail(f"{len(found)} entries were read")

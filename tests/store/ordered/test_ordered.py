@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from metaq.errors import DirectoryLocked, DiskFull, IndexFailed
 from metaq.store.ordered import rocksdb, sqlite
 from metaq.store.ordered.engine import Delete, DeleteRange, Operation, Put
-from metaq.store.ordered.ordered import Covered, EngineName, Ordered, remove_ordered
+from metaq.store.ordered.ordered import Covered, EngineName, Ordered, open_ordered, remove_ordered
 from tests.store.ordered.writer import ENGINES, enter, entries, open_small
 
 T = TypeVar("T")
@@ -270,6 +270,15 @@ def test_an_index_that_is_open_is_not_opened_again(folder: Path) -> None:
         open_small(folder, "rocksdict")
     assert entries(index) == {b"Ta": b""}
     index.close()
+
+
+def test_an_index_has_the_options_that_it_was_last_opened_with(folder: Path) -> None:
+    """rocksdict would go on with those of the first time."""
+    for size in (1 << 17, 1 << 18):
+        index, _ = open_ordered(folder, "rocksdict", cache_bytes=1 << 20, write_buffer_bytes=size)
+        index.close()
+        newest = max(folder.glob("OPTIONS-*"))
+        assert f"\n  write_buffer_size={size}\n" in newest.read_text()
 
 
 def test_an_index_of_the_other_engine_is_made_anew(index: Ordered, folder: Path, engine: EngineName) -> None:
