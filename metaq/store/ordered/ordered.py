@@ -79,7 +79,8 @@ class Ordered:
     """An open ordered index. ``open_ordered`` makes one.
 
     Every call raises ``IndexFailed`` when the engine reports damage or a failure of the disk: the caller closes the index,
-    removes it and makes it anew. After ``DiskFull``, once there is room, the caller closes the index and opens it again.
+    removes it and makes it anew. ``DiskFull`` means that nothing was applied, or made durable; it ends by itself some seconds
+    after there is room.
 
     ``apply`` and ``scan`` are called by one thread at a time. No call may be at work when ``close`` is called.
     """

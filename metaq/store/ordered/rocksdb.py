@@ -59,6 +59,7 @@ def _options(cache_bytes: int, write_buffer_bytes: int) -> rocksdict.Options:
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     options.set_bytes_per_sync(MIB)
     options.set_keep_log_file_num(2)
+    options.set_max_log_file_size(4 * MIB)
     options.set_max_manifest_file_size(MIB)
     options.set_stats_dump_period_sec(0)
     options.set_skip_stats_update_on_db_open(True)
@@ -92,16 +93,19 @@ class RocksCursor:
         if iterator is None:
             return []
         found: list[Entry] = []
-        with _translated("read", self._folder):
-            while len(found) < most and iterator.valid():
-                found.append((iterator.key(), iterator.value()))
-                iterator.next()
-            if len(found) < most:
-                iterator.status()  # damage ends the walk like the end of the range does; this raises the difference
+        try:
+            with _translated("read", self._folder):
+                while len(found) < most and iterator.valid():
+                    found.append((iterator.key(), iterator.value()))
+                    iterator.next()
+                if len(found) < most:
+                    iterator.status()  # damage ends the walk like the end of the range does; this raises the difference
+        finally:
+            del iterator  # the traceback of an error would keep it
         return found
 
     def close(self) -> None:
-        self._iterator = None  # an iterator that is referred to keeps old files, and the database open
+        self._iterator = None  # as long as there is an iterator, its files stay, and the database is open
 
 
 class RocksEngine:
@@ -149,7 +153,9 @@ class RocksEngine:
         with _translated("read", self._folder):
             live = self._rocks.live_files()
         folder = str(self._folder)
-        return [folder + file["name"] for file in live if file["start_key"] < end and file["end_key"] >= begin]
+        return [
+            folder + file["name"] for file in live if (file["start_key"] or b"") < end and (file["end_key"] or end) >= begin
+        ]
 
     def find(self, keys: list[bytes]) -> list[bytes | None]:
         with _translated("read", self._folder):

@@ -1,4 +1,4 @@
-"""The ordered index, by both engines: what it returns, what a kill leaves of it, and what damage does to it."""
+"""The ordered index, by both engines: what it returns, where it waits, and whose folder it opens."""
 
 import random
 import shutil
@@ -14,29 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.errors import DirectoryLocked, IndexFailed
+from metaq.errors import DirectoryLocked, DiskFull, IndexFailed
 from metaq.store.ordered import rocksdb, sqlite
 from metaq.store.ordered.engine import Delete, DeleteRange, Operation, Put
-from metaq.store.ordered.ordered import Covered, EngineName, Ordered, remove_ordered
-from tests.store.ordered_writer import batch, covered, enter, entries, open_small
+from metaq.store.ordered.ordered import Covered, EngineName, Ordered, open_ordered, remove_ordered
+from tests.store.ordered.writer import ENGINES, enter, entries, open_small
 
-ROOT: Final = Path(__file__).parents[2]
 T = TypeVar("T")
-ENGINES: Final[tuple[EngineName, ...]] = ("rocksdict", "sqlite3")
 OTHER: Final[dict[EngineName, EngineName]] = {"rocksdict": "sqlite3", "sqlite3": "rocksdict"}
 MARKS: Final[dict[EngineName, str]] = {"rocksdict": rocksdb.MARK, "sqlite3": sqlite.MARK}
-SEED: Final = 7
-
-
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> EngineName:
-    name: EngineName = request.param
-    return name
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "timerindex"
 
 
 @pytest.fixture
@@ -52,14 +38,6 @@ def reopened(index: Ordered, folder: Path, engine: EngineName) -> Ordered:
     again, reason = open_small(folder, engine)
     assert reason is None
     return again
-
-
-def model_at(number: int, seed: int = SEED) -> dict[bytes, bytes]:
-    """Return what all batches up to one come to."""
-    model: dict[bytes, bytes] = {}
-    for each in range(1, number + 1):
-        enter(model, batch(seed, each))
-    return model
 
 
 # -- what it returns --------------------------------------------------------------------------------------------------
@@ -207,7 +185,7 @@ def test_files_of_a_scan_are_read_ahead_where_it_may_wait(index: Ordered, engine
 
 
 def test_a_write_that_would_wait_for_rocksdb_is_refused_whole(folder: Path) -> None:
-    """F-22: small write buffers fill faster than they are flushed."""
+    """Small write buffers fill faster than they are flushed."""
     index, _ = open_small(folder, "rocksdict")
     rng = random.Random(0)
     applied, refused = 0, 0
@@ -242,6 +220,33 @@ def test_a_write_that_would_wait_for_sqlite_is_refused_whole(folder: Path) -> No
     index.close()
 
 
+def test_a_full_disk_is_told_from_damage_by_sqlite(folder: Path) -> None:
+    """Nothing of the batch is applied; once there is room, the index goes on."""
+    index, _ = open_small(folder, "sqlite3")
+    assert isinstance(index._engine, sqlite.SqliteEngine)
+    writer = index._engine._writer
+    (pages,) = writer.execute("PRAGMA page_count").fetchone()
+    writer.execute(f"PRAGMA max_page_count={pages}")
+    puts = [Put(b"T%d" % number, bytes(1000)) for number in range(100)]
+    with pytest.raises(DiskFull, match=f"cannot write to {folder}: database or disk is full; free space"):
+        index.apply(puts, Covered(1, 0))
+    assert index.covered is None and entries(index) == {}
+    writer.execute("PRAGMA max_page_count=1000")
+    assert index.apply(puts, Covered(1, 0)) and len(entries(index)) == 100
+    index.close()
+
+
+def test_the_errors_of_rocksdict_are_told_apart_by_their_texts() -> None:
+    """rocksdict raises a plain exception for each of them."""
+    for text, kind in (
+        ("IO error: No space left on device: While appending to file: /x/000020.sst: No space left on device", DiskFull),
+        ("IO error: While lock file: /x/LOCK: Resource temporarily unavailable", DirectoryLocked),
+        ("Corruption: block checksum mismatch", IndexFailed),
+    ):
+        with pytest.raises(kind, match=r"^cannot read /x: "), rocksdb._translated("read", Path("/x")):
+            raise Exception(text)
+
+
 # -- closing, and whose folder it is ----------------------------------------------------------------------------------
 
 
@@ -265,6 +270,15 @@ def test_an_index_that_is_open_is_not_opened_again(folder: Path) -> None:
         open_small(folder, "rocksdict")
     assert entries(index) == {b"Ta": b""}
     index.close()
+
+
+def test_an_index_has_the_options_that_it_was_last_opened_with(folder: Path) -> None:
+    """rocksdict would go on with those of the first time."""
+    for size in (1 << 17, 1 << 18):
+        index, _ = open_ordered(folder, "rocksdict", cache_bytes=1 << 20, write_buffer_bytes=size)
+        index.close()
+        newest = max(folder.glob("OPTIONS-*"))
+        assert f"\n  write_buffer_size={size}\n" in newest.read_text()
 
 
 def test_an_index_of_the_other_engine_is_made_anew(index: Ordered, folder: Path, engine: EngineName) -> None:
@@ -352,177 +366,3 @@ open_ordered(Path({str(tmp_path / "timerindex")!r}), "sqlite3")[0].close()
 assert "rocksdict" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)
-
-
-# -- kills ------------------------------------------------------------------------------------------------------------
-
-
-def killed_writer(folder: Path, engine: EngineName, rng: random.Random) -> int:
-    """Let a process apply batches, kill it, and return the number of the last batch that it has surely applied."""
-    command = [sys.executable, "-m", "tests.store.ordered_writer", str(folder), engine, str(SEED)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
-        last = 0
-        for _ in range(rng.randrange(20, 1500)):
-            line = writer.stdout.readline()
-            assert line.endswith("\n"), "the writer runs until it is killed"
-            last = int(line)
-        writer.kill()
-        for line in writer.stdout:
-            if line.endswith("\n"):
-                last = int(line)
-    return last
-
-
-def check_kills(folder: Path, engine: EngineName, kills: int, seed: int) -> None:
-    rng = random.Random(seed)
-    model: dict[bytes, bytes] = {}
-    done = 0
-    for _ in range(kills):
-        last = killed_writer(folder, engine, rng)
-        index, reason = open_small(folder, engine)
-        assert reason is None
-        number = 0 if index.covered is None else index.covered.log_offset
-        assert number in (last, last + 1) if engine == "sqlite3" else done <= number <= last + 1
-        assert index.covered == (covered(SEED, number) if number else None)
-        for each in range(done + 1, number + 1):
-            enter(model, batch(SEED, each))
-        assert entries(index) == model
-        done = number
-        index.close()
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_kill_leaves_whole_batches_and_says_which(folder: Path, engine: EngineName, seed: int) -> None:
-    """I-4."""
-    check_kills(folder, engine, 2, seed)
-
-
-@pytest.mark.slow
-def test_many_kills_leave_whole_batches_and_say_which(folder: Path, engine: EngineName) -> None:
-    """I-4."""
-    check_kills(folder, engine, 20, random.randrange(1 << 30))
-
-
-# -- damage -----------------------------------------------------------------------------------------------------------
-
-BATCHES: Final = 600
-
-
-def as_killed(place: Path, engine: EngineName, seed: int = SEED) -> Path:
-    """Make an index of several files, and return a copy of its folder as a kill leaves it."""
-    index, _ = open_small(place / "timerindex", engine)
-    for number in range(1, BATCHES + 1):
-        while not index.apply(batch(seed, number), covered(seed, number)):
-            pass
-        if number % 120 == 0:
-            index.flush()
-    while True:
-        try:
-            shutil.copytree(place / "timerindex", place / "killed")
-        except shutil.Error:  # RocksDB has removed a file meanwhile
-            shutil.rmtree(place / "killed")
-        else:
-            break
-    index.close()
-    return place / "killed"
-
-
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[EngineName, Path]:
-    return {engine: as_killed(tmp_path_factory.mktemp(engine), engine) for engine in ENGINES}
-
-
-@pytest.fixture(scope="module")
-def models() -> list[dict[bytes, bytes]]:
-    """The entries after each batch."""
-    model: dict[bytes, bytes] = {}
-    found: list[dict[bytes, bytes]] = [{}]
-    for number in range(1, BATCHES + 1):
-        enter(model, batch(SEED, number))
-        found.append(dict(model))
-    return found
-
-
-def damage(folder: Path, other: Path, rng: random.Random) -> str:
-    """Damage one file of an index; return what was done."""
-    path = rng.choice(sorted(path for path in folder.iterdir()))
-    data = bytearray(path.read_bytes())
-    match rng.randrange(5):
-        case 0:
-            path.unlink()
-            return f"{path.name} deleted"
-        case 1:
-            size = rng.randrange(len(data) + 1)
-            path.write_bytes(data[:size])
-            return f"{path.name} cut from {len(data)} to {size} bytes"
-        case 2 if data:
-            flipped = [rng.randrange(len(data) * 8) for _ in range(rng.choice((1, 1, 20)))]
-            for bit in flipped:
-                data[bit // 8] ^= 1 << bit % 8
-            path.write_bytes(data)
-            return f"{path.name} of {len(data)} bytes: bits {flipped} flipped"
-        case 3:
-            begin = rng.randrange(len(data) + 1)
-            end = min(len(data), begin + rng.choice((1, 100, 4096, 100_000)))
-            data[begin:end] = bytes(end - begin)
-            path.write_bytes(data)
-            return f"{path.name} of {len(data)} bytes: zeros from {begin} to {end}"
-        case _:
-            others = sorted(each for each in other.iterdir() if each.suffix == path.suffix)
-            theirs = next((each for each in others if each.name == path.name), rng.choice(others))
-            path.write_bytes(theirs.read_bytes())
-            return f"{path.name} is that of another folder, {theirs.name}"
-
-
-def check_damaged(folder: Path, engine: EngineName, models: list[dict[bytes, bytes]], done: str) -> str:
-    """Open a damaged index; what it says must be right, or be said to be damaged. Return what came of it."""
-    index, reason = open_small(folder, engine)
-    try:
-        if reason is not None:
-            assert index.covered is None and entries(index) == {}, done
-            return "made anew"
-        if index.covered is None:
-            assert entries(index) == {}, done
-            return "empty"
-        number = index.covered.log_offset
-        if index.covered == covered(SEED + 1, number):
-            return "another broker's"
-        assert index.covered == covered(SEED, number), done
-        keys = sorted(models[-1])
-        try:
-            found = entries(index)
-            values = index.find(keys)
-        except IndexFailed:
-            return "noticed"
-        assert found == models[number], done
-        assert values == [models[number].get(key) for key in keys], done
-        return "right"
-    finally:
-        try:
-            index.close()
-        except IndexFailed:
-            assert reason is None
-        again, _ = open_small(folder, engine)
-        again.close()
-
-
-def check_damages(
-    count: int, seed: int, engine: EngineName, place: Path, originals: dict[EngineName, Path], models: list[dict[bytes, bytes]]
-) -> None:
-    rng = random.Random(seed)
-    (place / "other").mkdir()
-    other = as_killed(place / "other", engine, SEED + 1)
-    for number in range(count):
-        folder = place / f"damaged{number}"
-        shutil.copytree(originals[engine], folder)
-        done = damage(folder, other, rng)
-        check_damaged(folder, engine, models, done)
-        shutil.rmtree(folder)
-
-
-def test_damage_is_noticed_or_does_no_harm(
-    tmp_path: Path, engine: EngineName, originals: dict[EngineName, Path], models: list[dict[bytes, bytes]]
-) -> None:
-    """F-13."""
-    check_damages(20, random.randrange(1 << 30), engine, tmp_path, originals, models)

@@ -1,6 +1,6 @@
 """A process that applies numbered batches to an ordered index until it is killed.
 
-``python -m tests.store.ordered_writer FOLDER ENGINE SEED`` goes on after the batch that the index covers, and prints the number
+``python -m tests.store.ordered.writer FOLDER ENGINE SEED`` goes on after the batch that the index covers, and prints the number
 of each batch once it is applied.
 """
 
@@ -13,6 +13,7 @@ from typing import Final, cast
 from metaq.store.ordered.engine import Delete, DeleteRange, Operation, Put
 from metaq.store.ordered.ordered import Covered, EngineName, Ordered, open_ordered
 
+ENGINES: Final[tuple[EngineName, ...]] = ("rocksdict", "sqlite3")
 END: Final = b"\xff"
 WRITE_BUFFER_BYTES: Final = 64 * 1024
 """So small that RocksDB flushes by itself, several times a second."""
