@@ -39,14 +39,34 @@ def open_pending(store: MessageStore, folder: Path, engine: EngineName, run: Run
         pending = Pending(_anew(index, folder, engine), store.log, run)
     if reason is not None:
         logger.error("timer index rebuilt reason=%s", reason)
-    return pending, Fold(store, place_of(store, pending.covered, read_here))
     if pending.secret is None:
+        pending.secret = _first_secret(store)
+    return pending, Fold(store, place_of(store, pending.covered, read_here))
+
+
+def _first_secret(store: MessageStore) -> Secret | None:
+    """Return the secret of the handles if it is among the first marks, as it is until retention has passed it."""
+    queue = store.queues.get(MARKS)
+    if queue is not None:
+        first = store.first(queue, read_here)[0]
+        for stored in islice(store.records(queue, first, READ_BYTES, read_here), FIRST_MARKS):
+            if stored is not None and isinstance(event := event_of_mark(stored), Secret):
+                return event
+    return None
+
+
+def _anew(index: Ordered, folder: Path, engine: EngineName) -> Ordered:
+    """Return an empty index in place of one."""
+    with suppress(StoreError):
+        index.close()
+    remove_ordered(folder)
+    return open_ordered(folder, engine)[0]
 
 
 def _fits(log: CommitLog, covered: Covered) -> bool:
     """Return whether the log still has the record at which the index ends.
 
-    Before a segment is deleted, all that is pending in it is stored again: an index that ends there does not know it, or nothing
-    is pending.
+    Before a segment is deleted, all that is pending in it is stored again. So an index that ends there does not know it, or
+    nothing is pending.
     """
     return log.begin < covered.log_offset <= log.end and checksum_before(log, covered.log_offset) == covered.checksum
