@@ -481,6 +481,11 @@ def write_put(
     return f"put {topic} {partition} {len(body)} {flag}{middle}{key} {opaque}\r\n".encode("ascii") + body
 
 
+def write_put_later(topic: str, partition: int, flag: int, body: bytes, opaque: int, option: str) -> bytes:
+    """Return a put of a message that is delivered later; ``option`` is ``delay=MS`` or ``at=MS``."""
+    return f"put {topic} {partition} {len(body)} {flag} {body_crc(body)} {option} {opaque}\r\n".encode("ascii") + body
+
+
 def write_get(topic: str, group: str, partition: int, position: int, max_size: int, opaque: int, wait_ms: int = 0) -> bytes:
     """Return a get. ``wait_ms``, how long the broker may hold it, is metaq's own addition, which other brokers ignore."""
     wait = f" {WAIT}{wait_ms}" if wait_ms else ""
