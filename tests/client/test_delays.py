@@ -55,7 +55,7 @@ def bodies(client: Client, topic: str, count: int) -> list[bytes]:
 
 
 def test_a_cancelled_message_is_not_delivered(client: Client) -> None:
-    """ES-013: and to cancel it again does no harm."""
+    """E-12: and to cancel it again does no harm."""
     producer = client.producer()
     cancelled = producer.send("cancels", b"cancelled", delay=HOUR)
     assert cancelled.handle is not None
@@ -66,7 +66,7 @@ def test_a_cancelled_message_is_not_delivered(client: Client) -> None:
 
 
 def test_a_time_that_has_passed_is_now(client: Client) -> None:
-    """ES-009: there is nothing to cancel then."""
+    """ES-005: there is nothing to cancel then."""
     sent = client.producer().send("passed", b"x", deliver_at=datetime.now(UTC) - HOUR)
     assert sent.handle is None
     assert bodies(client, "passed", 1) == [b"x"]
@@ -74,7 +74,7 @@ def test_a_time_that_has_passed_is_now(client: Client) -> None:
 
 
 def test_handles_that_mean_nothing(client: Client) -> None:
-    """ES-013: each is refused with its own reason."""
+    """E-12: each is refused with its own reason."""
     sent = client.producer().send("meant", b"x", deliver_at=datetime.now(UTC) + HOUR)
     assert sent.handle is not None
     words = decode_recall(sent.handle)
@@ -140,7 +140,7 @@ def test_messages_come_at_their_time(memory: InMemoryBroker) -> None:
 
 
 def test_a_cancel_that_comes_too_late(memory: InMemoryBroker) -> None:
-    """ES-013: is told from one of an unknown message."""
+    """E-12: is told from one of an unknown message."""
     with connect(memory.address) as client:
         handle = client.producer().send("late", b"x", delay=HOUR).handle
         assert handle is not None
@@ -151,7 +151,7 @@ def test_a_cancel_that_comes_too_late(memory: InMemoryBroker) -> None:
 
 
 def test_a_broker_delivers_at_the_time_and_cancels_no_more(process: BrokerProcess) -> None:
-    """ES-005, ES-013: against a real clock."""
+    """ES-005, E-12: against a real clock."""
     with connect(process.registry, timeout_s=DEADLINE_S) as client:
         began = time.time()
         handle = client.producer().send("clock", b"x", delay=timedelta(milliseconds=300)).handle
@@ -180,7 +180,7 @@ def test_asyncio(address: str) -> None:
 
 
 def test_text(process: BrokerProcess, text: TextClient) -> None:
-    """ES-013: a put has a short handle, which a person can type."""
+    """E-12: a put has a short handle, which a person can type."""
     parked = text.put("typed", b"x", delay=HOUR)
     assert parked.handle is not None
     assert (parked.partition, parked.position) == (0, -1)
