@@ -16,7 +16,7 @@ from metaq.client.message import milliseconds, unix_ms
 from metaq.client.text.connection import Connection, Exchange
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout, TooLate, UnknownHandle
 from metaq.message import Message, PutResult, TextPosition
-from metaq.protocol.text.codec import write_get, write_line, write_offset, write_put, write_put_later
+from metaq.protocol.text.codec import write_get, write_line, write_offset, write_put
 from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG
 from metaq.protocol.text.messages import decode_messages, join_attribute
 from metaq.protocol.text.replies import CONFLICT, MOVED, NOT_FOUND, OK, VALUE, Reply
@@ -142,13 +142,11 @@ class TextClient:
         checks.body(body)
         checks.delay(0, delay, deliver_at)
         flag, data = join_attribute(attribute, body)
-        if delay is not None:
-            option = f"delay={milliseconds(delay)}"
-        elif deliver_at is not None:
+        option = None if delay is None else f"delay={milliseconds(delay)}"
+        if deliver_at is not None:
             option = f"at={unix_ms(deliver_at)}"
-        else:
-            return _put_result(_ok(self.ask(lambda opaque: write_put(topic, partition, flag, data, opaque))))
-        return _delayed_result(_ok(self.ask(lambda opaque: write_put_later(topic, partition, flag, data, opaque, option))))
+        reply = _ok(self.ask(lambda opaque: write_put(topic, partition, flag, data, opaque, option=option)))
+        return _put_result(reply) if option is None else _delayed_result(reply)
 
     def cancel(self, handle: str) -> None:
         """Cancel a delayed message by its ``PutResult.handle``; when this returns, it will not be delivered.
