@@ -263,7 +263,8 @@ def message_properties(
         found[KEYS] = joined
     if tag:
         found[TAGS] = tag
-    found |= delays
+    if delays:
+        found |= delays
     for name, value in found.items():
         if not name or not _SEPARATORS.isdisjoint(name + value):
             raise BadRequest(f"property {name[:40]!r} is empty, or it or its value contains the byte 1 or 2")

@@ -1,6 +1,7 @@
 """Messages that are delayed to any time, and cancelled: with every client, against both brokers."""
 
 import asyncio
+import base64
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,7 @@ import pytest
 import metaq.aio
 from metaq.client import Client, ConsumeFrom, TextClient, connect
 from metaq.errors import BadRequest, Refused, RouteNotFound, TooLate, UnknownHandle
-from metaq.protocol.remoting.recall import decode_recall, encode_recall
+from metaq.protocol.remoting.recall import RecallHandle, decode_recall, encode_recall
 from metaq.testing import InMemoryBroker
 from tests.support.broker import BrokerProcess, wait_until
 
@@ -95,6 +96,15 @@ def test_handles_that_mean_nothing(client: Client) -> None:
     client.cancel(sent.handle)
 
 
+def test_a_handle_of_another_kind_of_broker(client: Client) -> None:
+    """E-12: is sent to that broker as it is; those of RocketMQ have no sixth word."""
+    queue = client.producer().send("foreign", b"x").queue
+    handle = base64.urlsafe_b64encode(f"v1 foreign {queue.broker_name} 1769857200000 7F00".encode()).decode()
+    assert decode_recall(handle) == RecallHandle("foreign", queue.broker_name, 1769857200000, "7F00", "")
+    with pytest.raises(UnknownHandle, match="is not the handle of a delayed message"):
+        client.cancel(handle)
+
+
 WRONG = {
     "two delays": ({"delay": HOUR, "delay_level": 3}, "delay_level and delay contradict each other; give one of them"),
     "delay and time": ({"delay": HOUR, "deliver_at": datetime(2030, 1, 1, tzinfo=UTC)}, "delay and deliver_at contradict"),
@@ -143,11 +153,17 @@ def test_a_cancel_that_comes_too_late(memory: InMemoryBroker) -> None:
     """E-12: is told from one of an unknown message."""
     with connect(memory.address) as client:
         handle = client.producer().send("late", b"x", delay=HOUR).handle
+        cancelled = client.producer().send("late", b"cancelled", delay=HOUR).handle
         assert handle is not None
+        assert cancelled is not None
+        client.cancel(cancelled)
+        assert memory.delayed == 1
         memory.advance(3600)
         with pytest.raises(TooLate, match="delivered") as late:
             client.cancel(handle)
         assert isinstance(late.value, Refused)
+        client.cancel(cancelled)
+        assert [message.body for message in memory.messages("late")] == [b"x"]
 
 
 def test_a_broker_delivers_at_the_time_and_cancels_no_more(process: BrokerProcess) -> None:
