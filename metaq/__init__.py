@@ -65,6 +65,8 @@ if TYPE_CHECKING:
         SendFailed,
         StreamLost,
         SubscriptionInvalid,
+        TooLate,
+        UnknownHandle,
     )
     from metaq.message import Message, MessageQueue, PutResult
 
@@ -112,8 +114,10 @@ __all__ = [
     "StreamLost",
     "SubscriptionInvalid",
     "TextClient",
+    "TooLate",
     "TransactionProducer",
     "TransactionResult",
+    "UnknownHandle",
     "XaFailed",
     "XaSession",
     "connect",

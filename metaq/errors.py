@@ -40,6 +40,8 @@
         ├── RequestTimeout       no answer within the deadline; the outcome is unknown
         ├── Refused              the broker answered with an error status
         │   ├── OffsetOutOfRange the message asked for has aged out, or lies beyond the end of its partition
+        │   ├── TooLate          the message to cancel was delivered before
+        │   ├── UnknownHandle    no message is delayed under the handle to cancel
         │   └── BrokerBusy       a limit on the broker's work in flight is reached; try again after a while
         ├── RouteNotFound        no broker can be asked for a topic; ``reason`` says which of the four causes it is
         ├── SendFailed           every try to send a message failed
@@ -283,6 +285,14 @@ class OffsetOutOfRange(Refused):
         """The offset of the oldest message that is kept."""
         self.most = most
         """The offset after the newest one."""
+
+
+class TooLate(Refused):
+    """The delayed message was delivered before it could be cancelled."""
+
+
+class UnknownHandle(Refused):
+    """No message is delayed under the handle: it was delivered long ago, or the handle is of another broker."""
 
 
 class BrokerBusy(Refused):

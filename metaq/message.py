@@ -130,3 +130,6 @@ class PutResult(NamedTuple):
     id: int
     partition: int
     position: TextPosition
+    """-1 for a delayed message, which gets a position when it is delivered."""
+    handle: str | None = None
+    """The handle by which ``TextClient.cancel`` cancels the message, if it is delayed."""

@@ -289,6 +289,7 @@ class Client:
         self._threads.close()
 
     producer = makes(blocking.Client.producer, Producer)
+    cancel = threaded(blocking.Client.cancel)
     consumer = made(blocking.Client.consumer, SimpleConsumer)
     pull_consumer = makes(blocking.Client.pull_consumer, PullConsumer)
     xa_session = makes(blocking.Client.xa_session, XaSession)

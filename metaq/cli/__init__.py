@@ -20,6 +20,7 @@ from metaq.errors import (
     RouteNotFound,
     RouteProblem,
     SendFailed,
+    UnknownHandle,
 )
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.text.replies import NOT_FOUND
@@ -59,7 +60,7 @@ def exit_code(error: MetaqError) -> int:
     if isinstance(error, ConnectionFailed | RequestTimeout):
         return NOT_CONNECTED
     if isinstance(error, Refused):
-        return FAILED if error.code in _ABSENT else REFUSED
+        return FAILED if error.code in _ABSENT or isinstance(error, UnknownHandle) else REFUSED
     return USAGE if isinstance(error, ConfigError | ProtocolError) else FAILED
 
 
@@ -76,6 +77,7 @@ MODULES: Final = {
     "stats": "admin",
     "topic": "messages.topics",
     "message": "messages.messages",
+    "timer": "messages.timers",
     "group": "groups.groups",
     "why-not-consuming": "groups.groups",
     "dlq": "groups.deadletters",

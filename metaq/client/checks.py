@@ -4,7 +4,7 @@ import enum
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -127,6 +127,23 @@ def time(name: str, value: object) -> None:
     """Refuse a value that is not a ``datetime``."""
     if not isinstance(value, datetime):
         raise wrong(name, value, "a datetime")
+
+
+def delay(level: object, span: object, at: object) -> None:
+    """Refuse delays that cannot be sent: invalid ones, more than one, and times without a time zone."""
+    number("delay_level", level, 0, 18)
+    if span is None and at is None:
+        return
+    if span is not None and (not isinstance(span, timedelta) or span < timedelta(0)):
+        raise wrong("delay", span, "a timedelta, 0 or more")
+    if at is not None:
+        time("deliver_at", at)
+        if isinstance(at, datetime) and at.utcoffset() is None:
+            raise BadRequest(f"deliver_at is {at} and has no time zone; add one: astimezone() adds the local one")
+    given = {"delay_level": level or None, "delay": span, "deliver_at": at}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise BadRequest(f"{' and '.join(names)} contradict each other; give one of them")
 
 
 def function(name: str, value: object, does: str) -> None:

@@ -20,6 +20,7 @@ from metaq.client.consuming.pull import PullConsumer
 from metaq.client.consuming.push import DEFAULT_THREADS, Listener, PushConsumer
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES
 from metaq.client.consuming.sharing import Model
+from metaq.client.sending.cancelling import cancel
 from metaq.client.sending.producer import DEFAULT_GROUP, Producer
 from metaq.client.sending.replies import Replies
 from metaq.client.transactions.branchplaces import Routed
@@ -174,6 +175,26 @@ class Client:
         """Return a producer. The group's name only serves administration, and request and reply."""
         self._core.check_open()
         return Producer(self._core, self._replies, group)
+
+    def cancel(self, handle: str, *, timeout_s: float | None = None) -> None:
+        """Cancel a delayed message. When this returns, it will not be delivered; to cancel it again does no harm.
+
+        Args:
+            handle: the ``handle`` in the result of the send. It stays good when brokers restart or are replaced.
+            timeout_s: the time limit of the whole call; by default the client's.
+
+        Raises:
+            TooLate: the message was delivered before.
+            UnknownHandle: no message is delayed under the handle.
+            RouteNotFound: the topic has no route.
+            Refused: the broker cannot cancel now, or the user may not send to the topic.
+            ConnectionFailed: the broker cannot be reached.
+            RequestTimeout: no answer in time; the message may be cancelled.
+            BadRequest: the handle cannot be read.
+        """
+        deadline = self._core.deadline(timeout_s)
+        checks.text("handle", handle, "the handle in the result of a delayed send")
+        cancel(self._core, handle, deadline)
 
     def transaction_producer(self, group: str, execute: Execute, *, check: Check) -> TransactionProducer:
         """Return a producer of messages that are delivered if, and only if, a local transaction succeeds.

@@ -3,6 +3,7 @@
 import enum
 import zlib
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -18,6 +19,10 @@ from metaq.protocol.properties import (
     REAL_TOPIC,
     REPLY_TO,
     RETRY_TOPIC,
+    TIMER_DELAY,
+    TIMER_DELIVER,
+    TIMER_OUT,
+    TIMERS,
     TRANSACTION,
     UNIQUE_KEY,
     WAIT,
@@ -30,14 +35,17 @@ CORRELATION_ID: Final = "CORRELATION_ID"
 TTL: Final = "TTL"
 MESSAGE_TYPE: Final = "MSG_TYPE"
 
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 RESERVED: Final = frozenset(
-    {KEYS, TAGS, DELAY, UNIQUE_KEY, SHARDING_KEY, RETRY_TOPIC, WAIT, REAL_TOPIC, REAL_QUEUE, TRANSACTION}
+    {KEYS, TAGS, DELAY, UNIQUE_KEY, SHARDING_KEY, RETRY_TOPIC, WAIT, REAL_TOPIC, REAL_QUEUE, TRANSACTION, *TIMERS, TIMER_OUT}
 )
 """Properties with a meaning for brokers or clients: they are set by parameters of their own, or only by brokers and clients."""
 
 COMPRESS_FROM_BYTES: Final = 4096
 _ZLIB_LEVEL: Final = 5
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+_MS: Final = timedelta(milliseconds=1)
 _SEPARATORS: Final = frozenset("\x01\x02")
 
 
@@ -63,7 +71,10 @@ class SendResult(NamedTuple):
     """The id that the broker made: its address and the message's log offset, in hexadecimal digits."""
     queue: MessageQueue
     queue_offset: QueueOffset
+    """Its offset in ``queue``; 0 while it is delayed."""
     status: SendStatus
+    handle: str | None = None
+    """The handle by which ``Client.cancel`` cancels the message, if it is delayed by ``delay`` or ``deliver_at``."""
 
 
 class OutgoingMessage(NamedTuple):
@@ -72,7 +83,7 @@ class OutgoingMessage(NamedTuple):
     body: bytes
     tag: str | None = None
     keys: str | Iterable[str] = ()
-    properties: Mapping[str, str] = MappingProxyType({})
+    properties: Mapping[str, str] = _NONE
 
 
 class ReceivedMessage:
@@ -238,25 +249,45 @@ def _properties(data: bytes) -> Mapping[str, str]:
 
 
 def message_properties(
-    unique_id: str, tag: str | None, keys: str | Iterable[str], properties: Mapping[str, str], delay_level: int = 0
+    unique_id: str, tag: str | None, keys: str | Iterable[str], properties: Mapping[str, str], delays: Mapping[str, str] = _NONE
 ) -> dict[str, str]:
-    """Return the properties of a message to send. ``BadRequest`` names a parameter or a property that cannot be sent."""
+    """Return the properties of a message to send; ``delays`` is one of ``delay_properties``.
+
+    ``BadRequest`` names a parameter or a property that cannot be sent.
+    """
     if reserved := RESERVED & properties.keys():
         raise BadRequest(f"property {min(reserved)} is reserved; use the parameter for it")
-    if not 0 <= delay_level <= 18:
-        raise BadRequest(f"delay_level is {delay_level}; it must be 1 to 18 (1 s to 2 h), or 0 for no delay")
     found = dict(properties)
     found[UNIQUE_KEY] = unique_id
     if joined := keys if isinstance(keys, str) else " ".join(keys):
         found[KEYS] = joined
     if tag:
         found[TAGS] = tag
-    if delay_level:
-        found[DELAY] = str(delay_level)
+    if delays:
+        found |= delays
     for name, value in found.items():
         if not name or not _SEPARATORS.isdisjoint(name + value):
             raise BadRequest(f"property {name[:40]!r} is empty, or it or its value contains the byte 1 or 2")
     return found
+
+
+def delay_properties(level: int, delay: timedelta | None, deliver_at: datetime | None) -> Mapping[str, str]:
+    """Return the property by which a message is delayed; none without a delay."""
+    if level:
+        return {DELAY: str(level)}
+    if delay is not None:
+        return {TIMER_DELAY: str(milliseconds(delay))}
+    return _NONE if deliver_at is None else {TIMER_DELIVER: str(unix_ms(deliver_at))}
+
+
+def milliseconds(delay: timedelta) -> int:
+    """Return a delay in milliseconds, rounded up: nothing comes before its time."""
+    return -(-delay // _MS)
+
+
+def unix_ms(time: datetime) -> int:
+    """Return a time in Unix milliseconds, rounded up; 0 for one before 1970."""
+    return max(0, milliseconds(time - _EPOCH))
 
 
 def properties_text(properties: Mapping[str, str]) -> str:

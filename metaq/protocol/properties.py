@@ -22,10 +22,12 @@ ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 REPLY_TO: Final = "REPLY_TO_CLIENT"
 CLUSTER: Final = "CLUSTER"
 CHECKSUM: Final = "__CRC32#"
+TIMER_DELAY: Final = "TIMER_DELAY_MS"
+TIMER_DELIVER: Final = "TIMER_DELIVER_MS"
 TIMES: Final = (
     ("TIMER_DELAY_SEC", 1000, True),
-    ("TIMER_DELAY_MS", 1, True),
-    ("TIMER_DELIVER_MS", 1, False),
+    (TIMER_DELAY, 1, True),
+    (TIMER_DELIVER, 1, False),
     ("__STARTDELIVERTIME", 1, False),
 )
 """Properties by which a sender delays a message to any time: name, milliseconds in its unit, and whether it counts from now.

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
@@ -15,7 +16,7 @@ from metaq.client.client import in_process
 from metaq.client.connecting.forks import renewed_in_children
 from metaq.client.connecting.transport import Answer, Asked, Done, RemotingRequest
 from metaq.client.message import ReceivedMessage
-from metaq.errors import BadRequest, ClientClosed, MetaqError
+from metaq.errors import BadRequest, ClientClosed, MessageIllegal, MetaqError, TimerDelivered, UnknownTimer
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol import properties as names
 from metaq.protocol.remoting import headers
@@ -24,6 +25,7 @@ from metaq.protocol.remoting.batch import decode_batch
 from metaq.protocol.remoting.codes import READ, WRITE, Request, Response
 from metaq.protocol.remoting.headers import decode_header, with_names
 from metaq.protocol.remoting.heartbeats import Heartbeat, decode_heartbeat, decode_queue_set, encode_locked
+from metaq.protocol.remoting.recall import DELIVERED, TIMER_STATE, RecallHandle, decode_recall, encode_recall
 from metaq.protocol.remoting.routes import (
     BrokerData,
     ClusterInfo,
@@ -38,6 +40,7 @@ from metaq.protocol.subscription import ExpressionKind, Subscription, parse_subs
 from metaq.testing.halves import Halves
 from metaq.testing.log import ADDRESS, BROKER_NAME, Letter, Log, decode
 from metaq.testing.session import Session
+from metaq.timers.handles import read_handle
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +83,7 @@ class InMemoryBroker:
             Request.SEND_MESSAGE_V2: self._send,
             Request.SEND_BATCH_MESSAGE: self._send,
             Request.SEND_REPLY_MESSAGE_V2: self._reply,
+            Request.RECALL_MESSAGE: self._cancel,
             Request.END_TRANSACTION: self._end_transaction,
             Request.CONSUMER_SEND_MSG_BACK: self._send_back,
             Request.HEART_BEAT: self._beat,
@@ -126,6 +130,12 @@ class InMemoryBroker:
         """The number of messages that wait until they are due: delayed ones and those to be delivered again."""
         with self._guard:
             return self._log.parked
+
+    @property
+    def now(self) -> datetime:
+        """The time by the broker's clock, which ``advance`` moves; with a time zone, as ``Producer.send`` takes it."""
+        with self._guard:
+            return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=self._log.now_ms())
 
     def advance(self, seconds: float) -> None:
         """Move the clock forward and deliver the delayed messages that are due by then."""
@@ -245,6 +255,9 @@ class InMemoryBroker:
                 first._replace(body=item.body, flag=item.flag, properties={**names.parse(item.properties), **common})
                 for item in decode_batch(request.body)
             ]
+        one_by_one = request.code != Request.SEND_BATCH_MESSAGE and common.get(names.TRANSACTION) != "true"
+        if not one_by_one and any(name in letter.properties for name in names.TIMERS for letter in letters):
+            raise MessageIllegal("a message of a batch or a transaction cannot be delayed")
         put = self._log.put
         if common.get(names.TRANSACTION) == "true":
             put = self._halves.put
@@ -256,7 +269,24 @@ class InMemoryBroker:
             "queueId": str(partition),
             "queueOffset": str(placed[0].queue_offset),
         }
+        if (handle := placed[0].handle) is not None:
+            key = common.get(names.UNIQUE_KEY, "")
+            fields["recallHandle"] = encode_recall(RecallHandle(topic, BROKER_NAME, handle.due_ms, key, str(handle)))
         return Answer(fields=fields)
+
+    def _cancel(self, session: Session, request: RemotingRequest) -> Answer:
+        header = _fields(headers.RecallMessage, request)
+        try:
+            recall = decode_recall(header.recall_handle)
+            handle = read_handle(recall.handle)
+            if (recall.topic, recall.broker_name) != (header.topic, BROKER_NAME):
+                raise UnknownTimer(f"the handle is of the topic {recall.topic} of the broker {recall.broker_name}")
+            self._log.cancel(handle)
+        except BadRequest as error:
+            return Answer(Response.ILLEGAL_OPERATION, remark=str(error))
+        except TimerDelivered as error:
+            return Answer(error.code, remark=str(error), fields={TIMER_STATE: DELIVERED})
+        return Answer(fields={"msgId": recall.unique_key})
 
     def _end_transaction(self, session: Session, request: RemotingRequest) -> Answer:
         return self._halves.end(_fields(headers.EndTransaction, request))

@@ -1,7 +1,7 @@
 """Topics in memory: records as a broker would store them, and delayed messages that wait until they are due."""
 
-import heapq
 import itertools
+import secrets
 import struct
 import time
 import zlib
@@ -9,10 +9,13 @@ from typing import Final, NamedTuple
 
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage
+from metaq.errors import MessageIllegal, TimerDelivered, UnknownTimer
 from metaq.message import LogOffset
 from metaq.protocol import properties as names
 from metaq.protocol.ids import OffsetId, encode_offset_id
 from metaq.protocol.record import FIXED_SIZE, HEADER, MAGIC
+from metaq.timers.handles import Handle, handle_of
+from metaq.timers.records import key_of
 
 BROKER_NAME: Final = "memory"
 HOST: Final = "127.0.0.1"
@@ -41,6 +44,18 @@ class Placed(NamedTuple):
 
     offset_id: str
     queue_offset: int
+    handle: Handle | None = None
+    """The handle that cancels it, if it is delayed to a time of its own."""
+
+
+class _Parked(NamedTuple):
+    """A message that waits; they sort in the order in which they are delivered."""
+
+    due_ms: int
+    number: int
+    moved_ms: int
+    """How far ``advance`` has moved the clock, in milliseconds since the start, when it is due."""
+    letter: Letter
 
 
 class Log:
@@ -52,12 +67,19 @@ class Log:
         self._records: dict[int, bytes] = {}
         self._end = 0
         self._advanced_s = 0.0
-        self._parked: list[tuple[float, int, Letter]] = []
+        self._parked: list[_Parked] = []
+        self._cancelled: set[int] = set()
+        """The numbers of parked messages that were cancelled."""
+        self._secret = secrets.token_bytes()
         self._sequence = itertools.count()
 
     def now_ms(self) -> int:
         """Return the machine's time plus the time that ``advance`` has added, in milliseconds since 1970."""
-        return time.time_ns() // 1_000_000 + round(self._advanced_s * 1000)
+        return time.time_ns() // 1_000_000 + self._moved_ms
+
+    @property
+    def _moved_ms(self) -> int:
+        return round(self._advanced_s * 1000)
 
     def create(self, topic: str, partitions: int) -> None:
         """Make sure that a topic has at least ``partitions`` partitions; none are taken away."""
@@ -65,21 +87,45 @@ class Log:
         rows += [[] for _ in range(partitions - len(rows))]
 
     def put(self, letter: Letter) -> Placed:
-        """Store a message, or park it when it has a delay level."""
-        level = letter.properties.get(names.DELAY, "")
+        """Store a message, or park it when it is delayed. ``MessageIllegal`` for a time that is not a number."""
+        now_ms, level = self.now_ms(), letter.properties.get(names.DELAY, "")
         if level.isdecimal() and int(level) > 0:
-            delay = DELAYS_S[min(int(level), len(DELAYS_S)) - 1]
-            kept = {name: value for name, value in letter.properties.items() if name != names.DELAY}
-            due = self._advanced_s + delay
-            heapq.heappush(self._parked, (due, next(self._sequence), letter._replace(properties=kept)))
+            due_ms = now_ms + DELAYS_S[min(int(level), len(DELAYS_S)) - 1] * 1000
+            kept = {name: value for name, value in letter.properties.items() if name not in (names.DELAY, *names.TIMERS)}
+            self._park(letter._replace(properties=kept), now_ms, due_ms)
             return Placed(_offset_id(self._end), 0)
-        return self._append(letter)
+        wanted_ms = _due_ms(letter.properties, now_ms)
+        if wanted_ms is None:
+            return self._append(letter)
+        letter = letter._replace(properties=letter.properties | {names.TIMER_OUT: str(wanted_ms)})
+        if wanted_ms <= now_ms:
+            return self._append(letter)
+        number = self._park(letter, now_ms, wanted_ms)
+        return Placed(_offset_id(self._end), 0, handle_of(key_of(wanted_ms, number), self._secret))
+
+    def _park(self, letter: Letter, now_ms: int, due_ms: int) -> int:
+        number = next(self._sequence)
+        self._parked.append(_Parked(due_ms, number, self._moved_ms + due_ms - now_ms, letter))
+        return number
+
+    def cancel(self, handle: Handle) -> None:
+        """Cancel a parked message. ``TimerDelivered``, ``UnknownTimer``."""
+        if handle != handle_of(handle.key, self._secret):
+            raise UnknownTimer("the handle is not of this broker")
+        left = [parked for parked in self._parked if parked.number != handle.ident]
+        if len(left) < len(self._parked):
+            self._cancelled.add(handle.ident)
+        elif handle.ident not in self._cancelled:
+            raise TimerDelivered(f"the message {handle.ident} was delivered at its time")
+        self._parked = left
 
     def advance(self, seconds: float) -> None:
         """Move the clock forward, and store the parked messages that are due by then, in the order in which they are due."""
         self._advanced_s += seconds
-        while self._parked and self._parked[0][0] <= self._advanced_s:
-            self._append(heapq.heappop(self._parked)[2])
+        due = sorted(parked for parked in self._parked if parked.moved_ms <= self._moved_ms)
+        self._parked = [parked for parked in self._parked if parked.moved_ms > self._moved_ms]
+        for parked in due:
+            self._append(parked.letter)
 
     @property
     def parked(self) -> int:
@@ -138,6 +184,18 @@ class Log:
 def decode(record: bytes) -> ReceivedMessage:
     """Decode a record to its message."""
     return decode_messages(record, BROKER_NAME, damaged_too=True)[0]
+
+
+def _due_ms(pairs: dict[str, str], now_ms: int) -> int | None:
+    """Return the time to which a message is delayed by its properties; ``None`` when it is not."""
+    if names.TIMER_OUT in pairs:
+        return None
+    for name, unit_ms, counts_from_now in names.TIMES:
+        if (value := pairs.get(name)) is not None:
+            if not (value.isascii() and value.isdecimal()):
+                raise MessageIllegal(f"the property {name} is {value[:20]!r}, not a number")
+            return int(value) * unit_ms + (now_ms if counts_from_now else 0)
+    return None
 
 
 def _offset_id(log_offset: int) -> str:

@@ -50,6 +50,28 @@ def test_what_is_sent_is_found_by_key_and_by_both_ids(cli: Cli) -> None:
     assert sent["id"] in cli.text("message", "query", "orders", "--key", "eu")
 
 
+def test_a_message_is_delayed_and_cancelled(cli: Cli, broker: BrokerProcess) -> None:
+    """E-12: by its handle, which both protocols print."""
+    later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    for flags in (("--delay", "3h"), ("--delay", "2d"), ("--at", later)):
+        sent = cli.row("message", "send", "delays", "x", *flags)
+        assert cli.row("timer", "cancel", sent["handle"]) == {"handle": sent["handle"], "cancelled": True}
+        assert ", handle " in cli.text("message", "send", "delays", "x", *flags)
+        by_text = ("--broker", f"{broker.host}:{broker.port}")
+        put = cli.row("put", "delays", "x", *flags, *by_text)
+        assert cli.text("timer", "cancel", put["handle"], *by_text).startswith("cancelled")
+        assert ", handle " in cli.text("put", "delays", "x", *flags, *by_text)
+        forged = f"{put['handle'][:-1]}{'0' if put['handle'][-1] != '0' else '1'}"
+        assert "not of this broker" in cli.run("timer", "cancel", forged, *by_text, code=1).stderr
+    passed = cli.row("message", "send", "delays", "x", "--at", "2026-01-31T12:00")
+    assert "handle" not in passed
+    assert "not a handle" in cli.run("timer", "cancel", "nonsense", code=2).stderr
+    assert "max_delay_ms" in cli.run("message", "send", "delays", "x", "--delay", "999999999d", code=4).stderr
+    for wrong in (("--delay", "soon"), ("--at", "90m"), ("--delay", "1h", "--at", later)):
+        cli.run("message", "send", "delays", "x", *wrong, code=2)
+    assert "lines cannot be delayed" in cli.run("put", "delays", "--lines", "-", "--delay", "1h", *by_text, code=2).stderr
+
+
 def test_bodies_that_are_no_text(cli: Cli) -> None:
     """MQ-011: in from a file, out as base64, and as they are."""
     cli.run("topic", "create", "bytes")

@@ -117,7 +117,7 @@ def test_compression_loses_nothing(body: bytes, repeats: int) -> None:
 @given(st.dictionaries(NAMES.filter(lambda name: name not in RESERVED), TEXTS), TEXTS, st.lists(st.just("k"), max_size=3))
 def test_properties_go_there_and_back(given_properties: dict[str, str], tag: str, keys: list[str]) -> None:
     """SG-131, SG-132: as the record keeps them."""
-    pairs = message_properties("id", tag, keys, given_properties, 3)
+    pairs = message_properties("id", tag, keys, given_properties, {"DELAY": "3"})
     expected = {**given_properties, "UNIQ_KEY": "id", "TAGS": tag, "DELAY": "3"} | ({"KEYS": " ".join(keys)} if keys else {})
     assert parse(properties_text(pairs)) == expected
 

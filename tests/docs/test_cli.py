@@ -11,7 +11,7 @@ from tests.docs.test_readme import play_in_shell
 from tests.support.broker import BrokerProcess
 
 DOCUMENT = "docs/cli.md"
-BY_REGISTRY = ("topic", "message", "group", "dlq", "tx", "offsets", "cluster", "doctor", "why-not-consuming")
+BY_REGISTRY = ("topic", "message", "timer", "group", "dlq", "tx", "offsets", "cluster", "doctor", "why-not-consuming")
 
 
 def leaves() -> Iterator[tuple[str, click.Command]]:

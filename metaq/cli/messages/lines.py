@@ -9,6 +9,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
 from itertools import chain, islice, repeat
 from typing import Any, BinaryIO, Final
 
@@ -16,6 +17,7 @@ import click
 
 from metaq.address import Address
 from metaq.cli.common import FAILED, broker_option, connect, json_line, json_option, partition_option, print_json
+from metaq.cli.times import later_options
 from metaq.client import PutManyFailed, TextClient
 from metaq.client.text.textclient import DEFAULT_MAX_BYTES
 from metaq.errors import Refused
@@ -77,6 +79,7 @@ def put_lines(
 )
 @partition_option(BROKER_CHOOSES, "Partition; with -1 the broker chooses one, the same for all lines.")
 @click.option("--attribute", metavar="TEXT", help="Attribute of each message.")
+@later_options
 @broker_option
 @json_option
 def put(
@@ -85,6 +88,8 @@ def put(
     lines_file: BinaryIO | None,
     partition: int,
     attribute: str | None,
+    delay: timedelta | None,
+    at: datetime | None,
     broker: Address,
     as_json: bool,
 ) -> int:
@@ -95,14 +100,18 @@ def put(
     """
     if (body is None) == (lines_file is None):
         raise click.UsageError("give either BODY or --lines FILE")
+    if lines_file is not None and (delay is not None or at is not None):
+        raise click.UsageError("lines cannot be delayed: leave out --delay and --at, or give BODY")
     with connect(broker) as client:
         if lines_file is None:
             assert body is not None
-            sent = client.put(topic, os.fsencode(body), partition=partition, attribute=attribute)
+            sent = client.put(topic, os.fsencode(body), partition=partition, attribute=attribute, delay=delay, deliver_at=at)
             if as_json:
-                print_json({"topic": topic, **sent._asdict()})
-            else:
+                print_json({"topic": topic, **{name: value for name, value in sent._asdict().items() if value is not None}})
+            elif sent.handle is None:
                 click.echo(f"stored in {topic}-{sent.partition} at {sent.position}, id {sent.id}")
+            else:
+                click.echo(f"stored for {topic}-{sent.partition} for later, id {sent.id}, handle {sent.handle}")
             return 0
         lines = Lines(lines_file)
         first = put_lines(client, topic, iter(lines), partition, attribute)

@@ -4,7 +4,7 @@ import base64
 import heapq
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, BinaryIO, Final
 
@@ -14,7 +14,7 @@ from metaq.address import parse_address
 from metaq.cli.common import FAILED, connect_registry, examples, json_line, json_option, print_json, registry_option
 from metaq.cli.messages.tracks import tracks
 from metaq.cli.tables import Row, local_time, one_line, print_record, print_rows
-from metaq.cli.times import TIMES, When
+from metaq.cli.times import TIMES, When, later_options
 from metaq.client import Admin, Client, ReceivedMessage
 from metaq.errors import BadRequest
 from metaq.protocol.ids import decode_offset_id
@@ -115,7 +115,7 @@ def wanted(topic: str, tag: str | None, sql: str | None) -> Matches:
     epilog=examples(
         "metaq message send orders 'paid 2003' --tag paid --key order-2003",
         "metaq message send orders --file body.json --property region=eu",
-        "metaq message send reminders 'call back' --delay-level 5",
+        "metaq message send reminders 'call back' --delay 90m",
     )
 )
 @click.argument("topic")
@@ -126,6 +126,7 @@ def wanted(topic: str, tag: str | None, sql: str | None) -> Matches:
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property; may be repeated.")
 @click.option("--ordering-key", metavar="KEY", help="Messages with the same key go to the same partition.")
 @click.option("--delay-level", type=click.IntRange(0, 18), default=0, metavar="N", help="Delay from 1 s (1) to 2 h (18).")
+@later_options
 @registry_option
 @json_option
 def send(
@@ -137,10 +138,15 @@ def send(
     properties: tuple[str, ...],
     ordering_key: str | None,
     delay_level: int,
+    delay: timedelta | None,
+    at: datetime | None,
     registry: str,
     as_json: bool,
 ) -> None:
-    """Send BODY, or the content of a file, to TOPIC as one message."""
+    """Send BODY, or the content of a file, to TOPIC as one message.
+
+    With --delay or --at, its handle is printed, which metaq timer cancel takes.
+    """
     if (body is None) == (file is None):
         raise click.UsageError("give either BODY or --file FILE")
     content = file.read() if file is not None else (body or "").encode(errors="surrogateescape")
@@ -149,15 +155,28 @@ def send(
         raise click.UsageError(f"--property {properties[0]!r} is not NAME=VALUE")
     with connect_registry(registry) as client:
         sent = client.producer().send(
-            topic, content, tag=tag, keys=keys, properties=pairs, ordering_key=ordering_key, delay_level=delay_level
+            topic,
+            content,
+            tag=tag,
+            keys=keys,
+            properties=pairs,
+            ordering_key=ordering_key,
+            delay_level=delay_level,
+            delay=delay,
+            deliver_at=at,
         )
     queue = sent.queue
     if as_json:
         place = {"topic": topic, "broker": queue.broker_name, "partition": queue.partition, "offset": sent.queue_offset}
-        print_json({"id": sent.id, "offset_id": sent.offset_id, **place, "status": sent.status.name})
+        handle = {} if sent.handle is None else {"handle": sent.handle}
+        print_json({"id": sent.id, "offset_id": sent.offset_id, **place, "status": sent.status.name, **handle})
+        return
+    warning = "" if sent.status.value == 0 else f", {sent.status.name}"
+    where = f"{topic}-{queue.partition} of {queue.broker_name}"
+    if sent.handle is None:
+        click.echo(f"sent {sent.id} to {where} at {sent.queue_offset}{warning}")
     else:
-        warning = "" if sent.status.value == 0 else f", {sent.status.name}"
-        click.echo(f"sent {sent.id} to {topic}-{queue.partition} of {queue.broker_name} at {sent.queue_offset}{warning}")
+        click.echo(f"sent {sent.id} to {where} for later{warning}, handle {sent.handle}")
 
 
 # -- query ------------------------------------------------------------------------------------------------------------

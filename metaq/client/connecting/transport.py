@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
-from metaq.errors import BrokerBusy, ClientError, Refused, RequestTimeout
+from metaq.errors import BrokerBusy, ClientError, Refused, RequestTimeout, TooLate, UnknownHandle
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import encode_header
+from metaq.protocol.remoting.recall import DELIVERED, TIMER_STATE
 
 BUSY_WAIT_S: Final = 0.1
 """The pause before a busy broker is asked again that names no time itself."""
@@ -123,6 +124,8 @@ def refusal(response: RemotingCommand) -> Refused:
     text = response.remark or "no reason given"
     if response.code in {Response.SYSTEM_BUSY, _FLOW_CONTROL}:
         return BrokerBusy(response.code, text, retry_after_s=_retry_after_s(text))
+    if response.code == Response.ILLEGAL_OPERATION:  # a cancel
+        return (TooLate if response.fields.get(TIMER_STATE) == DELIVERED else UnknownHandle)(response.code, text)
     return Refused(response.code, text)
 
 

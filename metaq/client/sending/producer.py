@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from datetime import datetime, timedelta
 from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
@@ -20,6 +21,7 @@ from metaq.client.message import (
     ReceivedMessage,
     SendResult,
     compressed,
+    delay_properties,
     message_properties,
     properties_text,
 )
@@ -92,6 +94,8 @@ class Producer(GroupProducer):
         properties: Mapping[str, str] = _NONE,
         ordering_key: str | None = None,
         delay_level: int = 0,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
         timeout_s: float | None = None,
     ) -> SendResult:
         """Send one message and wait until a broker has accepted it.
@@ -104,6 +108,8 @@ class Producer(GroupProducer):
             properties: further names and values.
             ordering_key: messages with the same key go to the same partition, one after the other.
             delay_level: 1 to 18 for 1 s, 5 s, 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h; 0 for none.
+            delay: the time after which it is delivered; the result then has a ``handle`` for ``Client.cancel``.
+            deliver_at: instead of ``delay``, the time at which it is delivered; with a time zone. One that has passed is now.
             timeout_s: the time limit of the whole call; by default the client's.
 
         Raises:
@@ -115,7 +121,8 @@ class Producer(GroupProducer):
             BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline(timeout_s)
-        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delay_level)
+        delays = _delays(delay_level, delay, deliver_at)
+        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delays)
         return self._send(outgoing, deadline)[0]
 
     def send_async(
@@ -128,6 +135,8 @@ class Producer(GroupProducer):
         properties: Mapping[str, str] = _NONE,
         ordering_key: str | None = None,
         delay_level: int = 0,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
         timeout_s: float | None = None,
     ) -> Future[SendResult]:
         """Send one message like ``send``, without waiting: the future gets the result or the error.
@@ -136,7 +145,8 @@ class Producer(GroupProducer):
         send, but should not block for long.
         """
         deadline = self._core.deadline(timeout_s)
-        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delay_level)
+        delays = _delays(delay_level, delay, deliver_at)
+        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delays)
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()
         _AsyncSend(self._core, Sending(outgoing, self._choice, deadline), future).step()
@@ -152,10 +162,13 @@ class Producer(GroupProducer):
         properties: Mapping[str, str] = _NONE,
         ordering_key: str | None = None,
         delay_level: int = 0,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
     ) -> None:
         """Write one message to a connection without waiting for an answer: the fastest way to send, but it may be lost."""
         deadline = self._core.deadline()
-        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delay_level)
+        delays = _delays(delay_level, delay, deliver_at)
+        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delays)
         attempt = self._choice.choose(outgoing, "", deadline)
         self._core.transport.tell(attempt.address, attempt.request, deadline)
 
@@ -230,7 +243,7 @@ class Producer(GroupProducer):
             lifetime_ms = max(1, round((deadline - time.monotonic()) * 1000))
             checks.properties(properties)
             own = {CORRELATION_ID: expected.correlation, REPLY_TO: self._core.id, TTL: str(lifetime_ms)}
-            self._send(self._outgoing(topic, body, tag, keys, {**properties, **own}, None, 0), deadline)
+            self._send(self._outgoing(topic, body, tag, keys, {**properties, **own}), deadline)
             return expected.wait(deadline, topic)
 
     def reply(
@@ -253,7 +266,7 @@ class Producer(GroupProducer):
         own = {name: given[name] for name in (CORRELATION_ID, REPLY_TO, TTL) if name in given}
         checks.properties(properties)
         topic = f"{given[CLUSTER]}_REPLY_TOPIC"
-        outgoing = self._outgoing(topic, body, None, (), {**properties, **own, MESSAGE_TYPE: "reply"}, None, 0)
+        outgoing = self._outgoing(topic, body, None, (), {**properties, **own, MESSAGE_TYPE: "reply"})
         outgoing = outgoing._replace(code=Request.SEND_REPLY_MESSAGE_V2)
         return self._send(outgoing, self._core.deadline(timeout_s))[0]
 
@@ -264,12 +277,11 @@ class Producer(GroupProducer):
         tag: str | None,
         keys: str | Iterable[str],
         properties: Mapping[str, str],
-        ordering_key: str | None,
-        delay_level: int,
+        ordering_key: str | None = None,
+        delays: Mapping[str, str] = _NONE,
     ) -> Outgoing:
         checks.message(body, tag, properties)
-        checks.number("delay_level", delay_level, 0, 18)
-        pairs = message_properties(self._core.unique_ids.next(), tag, checks.keys(keys), properties, delay_level)
+        pairs = message_properties(self._core.unique_ids.next(), tag, checks.keys(keys), properties, delays)
         if ordering_key is not None:
             checks.text("ordering_key", ordering_key, "a text, or None")
         if ordering_key:
@@ -325,6 +337,11 @@ def compose(group: str, topic: str, body: bytes, properties: Mapping[str, str], 
     fields = send_fields(group, topic, properties_text(properties), sys_flag | packing)
     keys = tuple(properties.get(KEYS, "").split())
     return Outgoing(topic, fields, packed, Request.SEND_MESSAGE_V2, (properties[UNIQUE_KEY],), None, keys=keys)
+
+
+def _delays(level: int, delay: timedelta | None, deliver_at: datetime | None) -> Mapping[str, str]:
+    checks.delay(level, delay, deliver_at)
+    return delay_properties(level, delay, deliver_at)
 
 
 def _several(messages: Iterable[bytes | OutgoingMessage]) -> Iterable[bytes | OutgoingMessage]:

@@ -281,4 +281,7 @@ def _results(response: RemotingCommand, ids: Sequence[str], queue: MessageQueue)
         pairs = zip(ids, offset_ids, strict=True)
     except (KeyError, ValueError) as error:
         raise ClientError(f"{queue.broker_name} accepted a message without saying where it is: {response.fields}") from error
-    return [SendResult(own, offset, queue, QueueOffset(first + place), status) for place, (own, offset) in enumerate(pairs)]
+    handle = response.fields.get("recallHandle")
+    return [
+        SendResult(own, offset, queue, QueueOffset(first + place), status, handle) for place, (own, offset) in enumerate(pairs)
+    ]

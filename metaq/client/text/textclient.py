@@ -5,19 +5,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from metaq.client import checks
 from metaq.client.connecting.access import Access, Tls
 from metaq.client.connecting.forks import renewed_in_children
+from metaq.client.message import milliseconds, unix_ms
 from metaq.client.text.connection import Connection, Exchange
-from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout
+from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout, TooLate, UnknownHandle
 from metaq.message import Message, PutResult, TextPosition
 from metaq.protocol.text.codec import write_get, write_line, write_offset, write_put
 from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG
 from metaq.protocol.text.messages import decode_messages, join_attribute
-from metaq.protocol.text.replies import MOVED, NOT_FOUND, OK, VALUE, Reply
+from metaq.protocol.text.replies import CONFLICT, MOVED, NOT_FOUND, OK, VALUE, Reply
 
 DEFAULT_PORT: Final = 8123
 DEFAULT_GROUP: Final = "metaq"
@@ -32,6 +34,8 @@ _CHUNKS_AHEAD: Final = 8
 _HOLD_MS: Final = 10_000
 _PAUSE_S: Final = 0.1
 """The pause of a follower between two empty gets that a broker answers at once, as one that does not know ``wait=`` does."""
+
+_CANCEL_ERRORS: Final = {CONFLICT: TooLate, NOT_FOUND: UnknownHandle}
 
 _NAME: Final = re.compile("[!-~]+")
 
@@ -118,15 +122,43 @@ class TextClient:
             self._closed = True
             self._connection.lose("the client was closed")
 
-    def put(self, topic: str, body: bytes, *, partition: int = BROKER_CHOOSES, attribute: str | None = None) -> PutResult:
+    def put(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        partition: int = BROKER_CHOOSES,
+        attribute: str | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+    ) -> PutResult:
         """Store one message. When this returns, the message is as safe as the broker's durability level promises.
+
+        With ``delay``, or ``deliver_at``, a time with a time zone, it is delivered later; the result has a handle to cancel it.
 
         ``Refused`` with code 500 and a text that begins with ``stored at`` means that it is stored but not known to be safe.
         """
         _check_name("topic", topic)
         checks.body(body)
+        checks.delay(0, delay, deliver_at)
         flag, data = join_attribute(attribute, body)
-        return _put_result(_ok(self.ask(lambda opaque: write_put(topic, partition, flag, data, opaque))))
+        option = None if delay is None else f"delay={milliseconds(delay)}"
+        if deliver_at is not None:
+            option = f"at={unix_ms(deliver_at)}"
+        reply = _ok(self.ask(lambda opaque: write_put(topic, partition, flag, data, opaque, option=option)))
+        return _put_result(reply) if option is None else _delayed_result(reply)
+
+    def cancel(self, handle: str) -> None:
+        """Cancel a delayed message by its ``PutResult.handle``; when this returns, it will not be delivered.
+
+        To cancel it again does no harm. ``TooLate`` when it was delivered before, ``UnknownHandle`` when no message is delayed
+        under the handle, and ``Refused`` when it cannot be read.
+        """
+        _check_name("handle", handle)
+        reply = self.ask(lambda opaque: write_line("cancel", handle, opaque))
+        if reply.code in _CANCEL_ERRORS:
+            raise _CANCEL_ERRORS[reply.code](reply.code, _text(reply))
+        _ok(reply)
 
     def put_many(
         self, topic: str, bodies: Iterable[bytes], *, partition: int = BROKER_CHOOSES, attribute: str | None = None
@@ -341,6 +373,13 @@ def _put_result(reply: Reply) -> PutResult:
     except ValueError as error:
         raise ClientError(f"the broker answered {reply.body[:80]!r} to a put instead of id, partition and position") from error
     return PutResult(message_id, partition, TextPosition(position))
+
+
+def _delayed_result(reply: Reply) -> PutResult:
+    """Return the result of a delayed put: a handle follows the place, unless the message was delivered at once."""
+    words = reply.body.split()
+    result = _put_result(reply._replace(body=b" ".join(words[:3])))
+    return result._replace(handle=words[3].decode()) if len(words) > 3 else result
 
 
 def _all_stored(replies: list[Reply | None], failure: ClientError | None) -> list[PutResult]:

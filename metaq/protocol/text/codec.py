@@ -474,12 +474,14 @@ def write_put(
     opaque: int,
     *,
     transaction: str | None = None,
+    option: str | None = None,
     old: bool = False,
 ) -> bytes:
     """Return a put with its checksum, or without one when it is ``old``: the form that brokers before 1.4.4 understand."""
     middle = "" if old else f" {body_crc(body)}"
-    key = "" if transaction is None else f" {transaction}"
-    return f"put {topic} {partition} {len(body)} {flag}{middle}{key} {opaque}\r\n".encode("ascii") + body
+    word = transaction or option  # a put in a transaction has no options
+    more = "" if word is None else f" {word}"
+    return f"put {topic} {partition} {len(body)} {flag}{middle}{more} {opaque}\r\n".encode("ascii") + body
 
 
 def write_get(topic: str, group: str, partition: int, position: int, max_size: int, opaque: int, wait_ms: int = 0) -> bytes:

@@ -14,6 +14,7 @@ MOVED: Final = 301
 BAD_REQUEST: Final = 400
 FORBIDDEN: Final = 403
 NOT_FOUND: Final = 404
+CONFLICT: Final = 409
 ERROR: Final = 500
 UNAVAILABLE: Final = 503
 

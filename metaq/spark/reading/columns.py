@@ -24,7 +24,7 @@ import pyarrow as pa
 from metaq.client.message import CORRELATION_ID, MESSAGE_TYPE, RESERVED, TTL
 from metaq.errors import CorruptRecord, DecodeError
 from metaq.protocol.inflating import MAX_INFLATED_BYTES, inflated
-from metaq.protocol.properties import CLUSTER, KEYS, ORIGIN_ID, OWN, PREPARED_OFFSET, PRODUCER_GROUP, REPLY_TO, TIMERS
+from metaq.protocol.properties import CLUSTER, KEYS, ORIGIN_ID, OWN, PREPARED_OFFSET, PRODUCER_GROUP, REPLY_TO
 from metaq.protocol.record import CHECKSUM_SIZE, FIXED_SIZE, HEADER_SIZE, MAGIC, TAGS
 from metaq.protocol.remoting.bulk import Bulk
 from metaq.protocol.sysflag import COMPRESSED
@@ -59,12 +59,11 @@ STORE_TIME: Final = 1
 
 NOT_USERS: Final = RESERVED.union(
     OWN,
-    TIMERS,
     (CLUSTER, ORIGIN_ID, PREPARED_OFFSET, PRODUCER_GROUP, REPLY_TO, CORRELATION_ID, MESSAGE_TYPE, TTL),
     ("1ST_POP_TIME", "ARRIVE_TIME", "BORN_TIMESTAMP", "BUYER_ID", "CONSUME_START_TIME", "CORRECTION_FLAG", "DUP_INFO"),
     ("EXTEND_UNIQ_INFO", "INNER_MULTI_QUEUE_OFFSET", "INSTANCE_ID", "MAX_OFFSET", "MAX_RECONSUME_TIMES", "MIN_OFFSET"),
     ("MQ2_FLAG", "MSG_REGION", "POP_CK", "POP_CK_OFFSET", "PUSH_REPLY_TIME", "RECONSUME_TIME", "TRACE_ON", "TRANSFER_FLAG"),
-    ("TIMER_DELAY_LEVEL", "TIMER_DEL_UNIQKEY", "TIMER_DEQUEUE_MS", "TIMER_ENQUEUE_MS", "TIMER_OUT_MS", "TIMER_ROLL_TIMES"),
+    ("TIMER_DELAY_LEVEL", "TIMER_DEL_UNIQKEY", "TIMER_DEQUEUE_MS", "TIMER_ENQUEUE_MS", "TIMER_ROLL_TIMES"),
     ("TRANSACTION_CHECK_TIMES", "__BORNHOST"),
 )
 """Properties that brokers and clients set: those that RocketMQ's clients reserve, and this broker's own."""

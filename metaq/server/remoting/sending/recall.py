@@ -1,11 +1,11 @@
 """Cancels of delayed messages: 370."""
 
 from metaq.engine.timers.cancelling import Cancels
-from metaq.errors import BadRequest, RequestFailed, UnknownTimer
+from metaq.errors import BadRequest, RequestFailed, TimerDelivered, UnknownTimer
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import RecallMessage, decode_header
-from metaq.protocol.remoting.recall import RecallHandle, decode_recall
+from metaq.protocol.remoting.recall import DELIVERED, TIMER_STATE, RecallHandle, decode_recall
 from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
@@ -26,7 +26,7 @@ class RecallHandler:
     def recall(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Cancel a delayed message (370); the answer has its unique key, which is what clients call its id.
 
-        Answers 604 when the message was delivered already, and when no message of this broker is meant.
+        Answers 604 when the message was delivered already, and when no message of this broker is meant; a field tells which.
         """
         header = decode_header(RecallMessage, request.fields)
         demand(session.principal, Action.PUBLISH, header.topic)
@@ -41,6 +41,9 @@ class RecallHandler:
         return None
 
     def _cancel(self, recall: RecallHandle, handle: Handle) -> Answer:
-        self._cancels.check(handle, recall.topic)
-        self._cancels.cancel(handle.key)
+        try:
+            self._cancels.check(handle, recall.topic)
+            self._cancels.cancel(handle.key)
+        except TimerDelivered as error:
+            return Answer(error.code, {TIMER_STATE: DELIVERED}, str(error))
         return Answer(Response.SUCCESS, {"msgId": recall.unique_key})
