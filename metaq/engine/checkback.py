@@ -11,10 +11,11 @@ it is sent.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
+from metaq.engine.duties import Duties
 from metaq.engine.halfmessages import HalfMessages, pairs_of
 from metaq.engine.writing import again, note, stage
 from metaq.errors import MetaqError
@@ -63,20 +64,19 @@ class _Moving(NamedTuple):
 class CheckBack:
     """Checks and gives up half messages that stay undecided, and keeps retention from deleting them."""
 
-    def __init__(self, messages: HalfMessages, rest: Callable[[], None], run: Run) -> None:
-        """Create it; ``rest`` lets other greenlets run, ``run`` makes a disk call while they do."""
+    def __init__(self, messages: HalfMessages, duties: Duties, run: Run) -> None:
+        """Create it; ``run`` makes a disk call while other greenlets run."""
         self._messages = messages
         self._context = messages.context
         self._halves = messages.halves
         self._store = messages.context.store
-        self._rest = rest
+        self._duties = duties
         self._read = read_through(run)
         self._rotation = 0
         settings = self._context.settings
         self.pause_s = min(LATEST_S, settings.check_interval_ms / 1000 / ROUNDS)
         self._interval_ms = settings.check_interval_ms
         self._moving: _Moving | None = None
-        self.stopping = False
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -84,11 +84,11 @@ class CheckBack:
         """Do one round of checks; called as a duty every ``pause_s`` seconds."""
         self._halves.follow(self._read)
         for number, ordinal in enumerate(islice(self._due(), MOST_ASKED), 1):
-            if self.stopping or not self._takes_decisions():
+            if self._duties.stopping or not self._takes_decisions():
                 return
             self._check_one(ordinal)
             if number % AT_ONCE == 0:
-                self._rest()
+                self._duties.rest()
 
     def _due(self) -> Iterator[int]:
         now_ms = self._store.clock.now_ms()
@@ -98,7 +98,7 @@ class CheckBack:
             if half is not None and not half.since_ms <= now_ms < half.due_ms:
                 yield ordinal
             if number % LOOKED_AT == 0:
-                self._rest()
+                self._duties.rest()
 
     def _check_one(self, ordinal: int) -> None:
         half, record = self._half(ordinal)

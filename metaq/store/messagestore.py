@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.clock import Clock, SystemClock
-from metaq.errors import BrokerError, DiskFailed, DiskFull, Fenced, NotWritable, StoreError
+from metaq.errors import DiskFailed, DiskFull, Fenced, NotWritable, StoreError
 from metaq.message import Durability, TextPosition, TopicPartition
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
@@ -27,6 +27,7 @@ from metaq.protocol.record import (
 )
 from metaq.protocol.text.messages import Stored, plain_overhead
 from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress, write_checkpoint, write_live
+from metaq.store.fence import Fence
 from metaq.store.figures import StoreFigures
 from metaq.store.files import ending
 from metaq.store.files.disk import Disk, File, RealDisk
@@ -63,7 +64,9 @@ class MessageStore:
         self.clock = clock or SystemClock()
         self.disk = disk or RealDisk()
         self.files = FileCache(self.disk, self.settings.open_files)
-        self.log = CommitLog(directory / LOG, self.files, self.settings.segment_bytes, self.settings.hot_bytes)
+        self.fence = Fence()
+        segment_bytes, hot_bytes = self.settings.segment_bytes, self.settings.hot_bytes
+        self.log = CommitLog(directory / LOG, self.files, segment_bytes, hot_bytes, self.fence.check)
         self.queues: dict[TopicPartition, ConsumeQueue] = {}
         self._queue_root = str(directory / QUEUES)  # thousands of paths are made at the start
         index = KeyIndex(directory / INDEX, self.files, self.settings.index_slots, self.settings.index_entries)
@@ -75,8 +78,6 @@ class MessageStore:
         self.durable_end = 0
         self.no_room: str | None = None
         """Why puts are refused for now, from the disk usage that retention last saw; ``None`` when there is room."""
-        self.refusal: BrokerError | None = None
-        """Why this replica accepts only the messages of its master; ``None`` when it accepts puts."""
         self.reserved_bytes = 0
         """Disk space kept for other purposes than puts: retention counts it as used, so it is there when puts are refused."""
         self._behind: StoreError | None = None  # why pending units could not be written
@@ -128,7 +129,7 @@ class MessageStore:
     @property
     def writable(self) -> bool:
         """True while the store accepts puts."""
-        return self.failure is None and self.refusal is None and self.shortage is None
+        return self.failure is None and self.fence.refusal is None and self.shortage is None
 
     def check_healthy(self) -> None:
         """Raise ``NotWritable`` when a failure has made the store read-only until it is reopened."""
@@ -136,16 +137,16 @@ class MessageStore:
             raise NotWritable(f"the broker is read-only until it is restarted: {self.failure}")
 
     def check_master(self) -> None:
-        """Raise ``refusal`` or ``Fenced`` when this store may be out of date: another replica writes, or may do so by now."""
-        if self.refusal is not None:
-            raise self.refusal
-        self.log.fence()
+        """Raise ``NotMaster`` or ``Fenced`` when this store may be out of date: another replica writes, or may do so by now."""
+        if self.fence.refusal is not None:
+            raise self.fence.refusal
+        self.fence.check()
 
     def check_writable(self) -> None:
-        """Raise the error that a put would be refused with now: ``NotWritable``, ``refusal`` or ``DiskFull``."""
+        """Raise the error that a put would be refused with now: ``NotWritable``, ``NotMaster`` or ``DiskFull``."""
         self.check_healthy()
-        if self.refusal is not None:
-            raise self.refusal
+        if self.fence.refusal is not None:
+            raise self.fence.refusal
         if (shortage := self.shortage) is not None:
             raise DiskFull(shortage)
 

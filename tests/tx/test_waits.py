@@ -51,7 +51,8 @@ def test_a_half_that_is_decided_while_its_record_is_read(number: int) -> None:
     settings = SimpleNamespace(check_interval_ms=1000, max_checks=1, keep_hours=1)
     context = SimpleNamespace(store=store, settings=settings)
     handler = SimpleNamespace(context=context, halves=halves, turns=SimpleNamespace(overloaded=False), decide=decide)
-    CheckBack(cast(Any, handler), lambda: None, run).check()
+    duties = SimpleNamespace(rest=lambda: None, stopping=False)
+    CheckBack(cast(Any, handler), cast(Any, duties), run).check()
     assert decisions == [Fate.COMMITTED if number <= reads else Fate.GIVEN_UP]
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 from metaq.engine.context import Context
+from metaq.engine.duties import Duties
 from metaq.engine.offsets.offsetexport import OffsetExport
 from metaq.engine.turn import Turns
 from metaq.engine.writing import internal, note, stage
@@ -30,15 +31,15 @@ FAST: Final = 1
 class OffsetHistory:
     """The recorder of one broker's groups. Only a master records."""
 
-    def __init__(self, context: Context, export: OffsetExport, turns: Turns, run: Run) -> None:
+    def __init__(self, context: Context, export: OffsetExport, turns: Turns, duties: Duties, run: Run) -> None:
         self._context = context
         self._store = context.store
         self._export = export
         self._turns = turns
+        self._duties = duties
         self._run = run
         self._most_bytes = min(LINES_BYTES, context.settings.segment_bytes // 4)
         self._incomplete = False
-        self.stopping = False
 
     def record(self) -> None:
         """Record one look at all groups; called as a duty."""
@@ -63,7 +64,7 @@ class OffsetHistory:
 
     @property
     def _stopped(self) -> bool:
-        return self.stopping or not self._store.writable
+        return self._duties.stopping or not self._store.writable
 
     def _put(self, lines: list[bytes]) -> None:
         if not lines or self._stopped:

@@ -15,8 +15,6 @@ see. For a master with a fixed role it also remembers the in-sync set, which Zoo
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -46,7 +44,6 @@ from metaq.server.replicas.roles import MasterRole, SlaveRole
 from metaq.server.wire.listeners import Listener, reached_at, resolve
 from metaq.store.files.disk import Disk, RealDisk
 from metaq.store.files.documents import read_document, write_document
-from metaq.store.messagestore import MessageStore
 from metaq.store.recovery.progress import Tell, nobody
 
 logger = logging.getLogger(__name__)
@@ -233,7 +230,7 @@ class Replica:
         if isinstance(taken, MasterRole):
             broker.run(broker.store.suspicion.clear)  # what it lacks is lost: from now on the others copy this log
             if self._election is not None:
-                broker.store.log.fence = partial(self._election.check, role.epoch)
+                broker.store.fence.guard(partial(self._election.check, role.epoch))
         else:
             broker.add_family(MasterOnlyHandler())
         self.role = taken
@@ -299,8 +296,7 @@ class Replica:
     def _change_now(self, role: Role) -> None:
         """Close the broker, and open it in its new role."""
         logger.info("role changes from=%s to=%s", self.role_name, "master" if role.is_master else "slave")
-        self.broker.store.refusal = NotMaster("the role of this replica changes; try again")
-        self.broker.turns.abandon(self.broker.store.refusal)
+        self.broker.turns.abandon(self.broker.store.fence.close("the role of this replica changes; try again"))
         self.role.stop()
         self._kept = self._kept._replace(readable_end=role.readable_end)
         bound = self.broker.give_up()
@@ -348,10 +344,10 @@ class Replica:
         Raise ``BadRequest`` when it is not an elected master, ``RequestTimeout`` when the others do not catch up in
         ``HAND_OVER_S``.
         """
-        role, turns = self.role, self.broker.turns
+        role, turns, store = self.role, self.broker.turns, self.broker.store
         if self._election is None or not isinstance(role, MasterRole):
             raise BadRequest("only a master that was elected through ZooKeeper can hand over")
-        with self._refusing(f"this master hands over to replica {replica}; try again") as store:
+        with store.fence.closing(f"this master hands over to replica {replica}; try again"):
             with gevent.Timeout(
                 HAND_OVER_S, RequestTimeout(f"replica {replica} or others in sync did not catch up within {HAND_OVER_S:.0f} s")
             ):
@@ -359,23 +355,6 @@ class Replica:
                     gevent.sleep(HAND_OVER_LOOK_S)
             self._election.hand_over(replica)
         self._change(Role(is_master=False))
-
-    @contextmanager
-    def _refusing(self, reason: str) -> Iterator[MessageStore]:
-        """Refuse puts from now on, or only for the block if it fails.
-
-        Raise ``NotMaster`` when the store refuses them already.
-        """
-        store, refusal = self.broker.store, NotMaster(reason)
-        if store.refusal is not None:
-            raise store.refusal
-        store.refusal = refusal
-        try:
-            yield store
-        except MetaqError:
-            if store.refusal is refusal:  # otherwise the role has changed meanwhile
-                store.refusal = None
-            raise
 
     def _step_down_when_alone(self, election: Election) -> None:
         """Hand over to another replica when too few slaves have reported to this master for a session timeout.
@@ -397,7 +376,7 @@ class Replica:
     def _step_down(self, election: Election) -> None:
         successor = election.successor(self.settings.min_in_sync)
         if successor is not None:
-            with self._refusing("too few replicas follow this master, another one takes over; try again"):
+            with self.broker.store.fence.closing("too few replicas follow this master, another one takes over; try again"):
                 election.hand_over(successor)
             logger.warning("master steps down reason=too few slaves report successor=%d", successor)
             self._change(Role(is_master=False))

@@ -48,14 +48,24 @@ class _Group(NamedTuple):
 
 
 def _no_fence() -> None:
-    """Do nothing: there is no other replica."""
+    """Do nothing: nothing is appended to this log."""
 
 
 class CommitLog:
     """The log: its segments in order, the last of which is written to. There is one writer."""
 
-    def __init__(self, directory: Path, files: FileCache, segment_bytes: int, hot_bytes: int) -> None:
-        """Open the segments that exist, without checking them; ``recovery`` decides where the log ends."""
+    def __init__(
+        self,
+        directory: Path,
+        files: FileCache,
+        segment_bytes: int,
+        hot_bytes: int,
+        fence: Callable[[], None] = _no_fence,
+    ) -> None:
+        """Open the segments that exist, without checking them; ``recovery`` decides where the log ends.
+
+        ``fence`` is called before each append, and raises ``Fenced`` when another replica may be master by now.
+        """
         self.directory = directory
         self._files = files
         self._disk = files.disk
@@ -63,8 +73,7 @@ class CommitLog:
         self._hot_bytes = hot_bytes
         self.end = 0
         self.staged_end = 0
-        self.fence: Callable[[], None] = _no_fence
-        """Raises ``Fenced`` when another replica may be master by now."""
+        self._fence = fence
         self._written_from = 0  # log offset from which on this process appended: these records need no verification
         self.owed = Owed()
         self._lacks: DiskFull | None = None  # why there is no next segment, while the active one is nearly full
@@ -214,7 +223,7 @@ class CommitLog:
         groups = self._groups
         try:
             self.owed.check()
-            self.fence()
+            self._fence()
             self._zero_leftover()
             for segment, start, parts in groups:
                 if parts:
