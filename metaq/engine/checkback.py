@@ -11,11 +11,10 @@ it is sent.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
-from metaq.engine.duties import Duties
 from metaq.engine.halfmessages import HalfMessages, pairs_of
 from metaq.engine.writing import again, note, stage
 from metaq.errors import MetaqError
@@ -64,13 +63,17 @@ class _Moving(NamedTuple):
 class CheckBack:
     """Checks and gives up half messages that stay undecided, and keeps retention from deleting them."""
 
-    def __init__(self, messages: HalfMessages, duties: Duties, run: Run) -> None:
-        """Create it; ``run`` makes a disk call while other greenlets run."""
+    def __init__(self, messages: HalfMessages, rest: Callable[[], None], ending: Callable[[], bool], run: Run) -> None:
+        """Create it; ``rest`` lets other greenlets run, ``run`` makes a disk call while they do.
+
+        ``ending`` says whether the broker stops.
+        """
         self._messages = messages
         self._context = messages.context
         self._halves = messages.halves
         self._store = messages.context.store
-        self._duties = duties
+        self._rest = rest
+        self._ending = ending
         self._read = read_through(run)
         self._rotation = 0
         settings = self._context.settings
@@ -84,11 +87,11 @@ class CheckBack:
         """Do one round of checks; called as a duty every ``pause_s`` seconds."""
         self._halves.follow(self._read)
         for number, ordinal in enumerate(islice(self._due(), MOST_ASKED), 1):
-            if self._duties.stopping or not self._takes_decisions():
+            if self._ending() or not self._takes_decisions():
                 return
             self._check_one(ordinal)
             if number % AT_ONCE == 0:
-                self._duties.rest()
+                self._rest()
 
     def _due(self) -> Iterator[int]:
         now_ms = self._store.clock.now_ms()
@@ -98,7 +101,7 @@ class CheckBack:
             if half is not None and not half.since_ms <= now_ms < half.due_ms:
                 yield ordinal
             if number % LOOKED_AT == 0:
-                self._duties.rest()
+                self._rest()
 
     def _check_one(self, ordinal: int) -> None:
         half, record = self._half(ordinal)

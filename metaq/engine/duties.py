@@ -50,8 +50,7 @@ class Duties:
         self._short = False  # puts are refused for lack of disk space, and that was logged
         self._rested_s = 0.0  # time spent resting in the current sweep
         self._busy: list[str] = []  # names of the duties that are running
-        self.stopping = False
-        """True when no more duties begin, and those that are running have to end soon."""
+        self._stopping = False
         self._saves_tables = context.replicas.is_master  # a slave has the tables of its master
         self._keepers: Sequence[Keeper] = ()
         self._syncing: Any = None
@@ -78,7 +77,11 @@ class Duties:
 
     def pause(self) -> None:
         """Begin no more duties, and abandon a running checkpoint: a durable close of the store makes its own."""
-        self.stopping = True
+        self._stopping = True
+
+    def ending(self) -> bool:
+        """Return whether running duties should end early, because the broker stops."""
+        return self._stopping
 
     def stop(self, deadline_s: float) -> bool:
         """End all duties; return false when the disk did not answer within ``deadline_s`` seconds."""
@@ -107,7 +110,7 @@ class Duties:
             self._do(duty)
 
     def _do(self, duty: Callable[[], None]) -> None:
-        if self.stopping:
+        if self._stopping:
             return
         name = duty.__name__
         self._busy.append(name)
@@ -168,7 +171,7 @@ class Duties:
             self._store.checkpoint(self._run_unless_ended, self.rest)
 
     def _run_unless_ended(self, call: Callable[[], T]) -> T:
-        if self.stopping:
+        if self._stopping:
             raise _Ended
         return self._run(call)
 

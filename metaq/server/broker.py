@@ -19,7 +19,7 @@ from metaq.engine.figures.statistics import SAMPLE_S, Statistics
 from metaq.engine.halfmessages import HalfMessages
 from metaq.engine.hold import Holds
 from metaq.engine.locklog import LockLog
-from metaq.engine.offsets.offsetexport import OffsetExport
+from metaq.engine.offsets.offsetexport import OffsetExporter
 from metaq.engine.offsets.offsethistory import OffsetHistory
 from metaq.engine.offsets.offsetlog import APPEND_S, OffsetLog
 from metaq.engine.parts import retention_rules, room
@@ -133,8 +133,8 @@ class Broker:
         self.registration = self._make_registration()
         self._zookeeper = self._enter_zookeeper(topics) if settings.zookeeper else None
         in_zookeeper = None if self._zookeeper is None else self._zookeeper.group_offsets
-        self._export = OffsetExport(self.context, in_zookeeper, self.run)
-        self._history = OffsetHistory(self.context, self._export, self.turns, self._duties, self.run)
+        self._export = OffsetExporter(self.context, in_zookeeper, self.run)
+        self._history = OffsetHistory(self.context, self._export, self.turns, self._duties.ending, self.run)
         topics.changed = self._topic_changed
         self._schedule = Schedule(self.context, self.turns, self.holds, self._hub.loop, self.run)
         self.later = Later(self._reads)
@@ -294,7 +294,7 @@ class Broker:
         """Set the handlers of the remoting protocol's requests."""
         half_messages = HalfMessages(self.context, self.turns, self.halves)
         decisions = HalfHandler(half_messages, self._reads)
-        self._check_back = CheckBack(half_messages, self._duties, self.run)
+        self._check_back = CheckBack(half_messages, self._duties.rest, self._duties.ending, self.run)
         partitions = Partitions(self.context, self.turns)
         self._sends = SendHandler(self.context, self.turns, half_messages, partitions)
         self._endpoint.sends = signed(self.authentication, self._sends.sends)

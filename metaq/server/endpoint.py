@@ -42,7 +42,7 @@ BUSY_RETRY_MS: Final = 1000
 
 
 class Endpoint:
-    """All listeners and sessions of a process. It is the ``Host`` of its sessions and the ``Door`` of new connections."""
+    """All listeners and sessions of a process: the ``SessionHost`` of its sessions and the ``Door`` of new connections."""
 
     def __init__(
         self,

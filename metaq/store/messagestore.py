@@ -26,7 +26,7 @@ from metaq.protocol.record import (
     with_sys_flag,
 )
 from metaq.protocol.text.messages import Stored, plain_overhead
-from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress, write_checkpoint, write_live
+from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, PartitionProgress, write_checkpoint, write_live
 from metaq.store.fence import Fence
 from metaq.store.figures import StoreFigures
 from metaq.store.files import ending
@@ -90,7 +90,7 @@ class MessageStore:
         # dicts serve as ordered sets, so that the same work always makes the same disk calls
         self._unwritten: dict[ConsumeQueue, None] = {}  # queues with pending units
         self._changed: dict[ConsumeQueue, None] = {}  # queues that differ from the last durable checkpoint
-        self._checkpointed: dict[tuple[str, int], Progress] = {}
+        self._checkpointed: dict[tuple[str, int], PartitionProgress] = {}
         self._index_mark = NO_INDEX  # the key index in the last durable checkpoint
         self.index_covered = ""
         """The newest index file that the backup of the checkpoint names."""
@@ -391,7 +391,7 @@ class MessageStore:
         try:
             for queue, end in zip(self.in_slices(list(changed), rest), ends, strict=True):
                 queue.write()
-                progress[queue.topic, queue.partition] = Progress(*end)
+                progress[queue.topic, queue.partition] = PartitionProgress(*end)
             self.log.sync(min(self.durable_end, mark), run)
             many = len(changed) >= self.settings.sync_together
             if not (many and self.lock is not None and sync_together(self.in_slices(changed, rest), self.lock, run)):
@@ -411,7 +411,7 @@ class MessageStore:
         self.index_covered, self._index_mark = self._index_mark.file, index_mark
         self.covered, self._checkpoint_mark = self._checkpoint_mark, mark
 
-    def recovered(self, checkpointed: dict[tuple[str, int], Progress], index_mark: IndexMark, covered: int) -> None:
+    def recovered(self, checkpointed: dict[tuple[str, int], PartitionProgress], index_mark: IndexMark, covered: int) -> None:
         """Take over the result of recovery, and let readers see every queue up to its end.
 
         ``checkpointed`` and ``index_mark`` come from the durable checkpoint on disk; it and its backup cover the log up to
@@ -426,7 +426,7 @@ class MessageStore:
             queue.publish(queue.next, queue.text_end)
             if queue.pending:
                 self._unwritten[queue] = None
-            if checkpointed.get((queue.topic, queue.partition)) != Progress(queue.next, queue.text_end):
+            if checkpointed.get((queue.topic, queue.partition)) != PartitionProgress(queue.next, queue.text_end):
                 self._changed[queue] = None
 
     def close(self, *, durably: bool = True) -> None:

@@ -36,7 +36,7 @@ class Letter(NamedTuple):
     reconsume_times: int = 0
 
 
-class Placed(NamedTuple):
+class LogPlace(NamedTuple):
     """The place of a message that was stored."""
 
     offset_id: str
@@ -64,7 +64,7 @@ class Log:
         rows = self.topics.setdefault(topic, [])
         rows += [[] for _ in range(partitions - len(rows))]
 
-    def put(self, letter: Letter) -> Placed:
+    def put(self, letter: Letter) -> LogPlace:
         """Store a message, or park it when it has a delay level."""
         level = letter.properties.get(names.DELAY, "")
         if level.isdecimal() and int(level) > 0:
@@ -72,7 +72,7 @@ class Log:
             kept = {name: value for name, value in letter.properties.items() if name != names.DELAY}
             due = self._advanced_s + delay
             heapq.heappush(self._parked, (due, next(self._sequence), letter._replace(properties=kept)))
-            return Placed(_offset_id(self._end), 0)
+            return LogPlace(_offset_id(self._end), 0)
         return self._append(letter)
 
     def advance(self, seconds: float) -> None:
@@ -86,13 +86,13 @@ class Log:
         """The number of messages that wait until they are due."""
         return len(self._parked)
 
-    def _append(self, letter: Letter) -> Placed:
+    def _append(self, letter: Letter) -> LogPlace:
         self.create(letter.topic, letter.partition + 1)
         rows = self.topics[letter.topic][letter.partition]
         record = self.encode(letter, len(rows), self._end)
         rows.append(record)
         self._records[self._end] = record
-        placed = Placed(_offset_id(self._end), len(rows) - 1)
+        placed = LogPlace(_offset_id(self._end), len(rows) - 1)
         self._end += len(record)
         return placed
 

@@ -16,9 +16,17 @@ from metaq.address import Address
 from metaq.message import Durability
 from metaq.replication import feeder, follower
 from metaq.replication.documents import NAMES, Documents
-from metaq.replication.feeder import Identity
+from metaq.replication.feeder import ReplicaIdentity
 from metaq.replication.follower import Follower
-from metaq.replication.frames import HELLO_HEAD, REPORT, FrameReader, Hello, encode_control, encode_data, hello_length
+from metaq.replication.frames import (
+    HELLO_HEAD,
+    REPORT,
+    Hello,
+    ReplicationFrameReader,
+    encode_control,
+    encode_data,
+    hello_length,
+)
 from metaq.replication.insync import InSync
 from metaq.store.copies.applying import piece
 from metaq.store.copies.epochs import Epochs
@@ -117,7 +125,7 @@ def following(folder: Path, master: Master, disk: Disk, took: Callable[[Collecti
     slave = Follower(
         store,
         Epochs(store),
-        Identity("c", "b", 0, 2),
+        ReplicaIdentity("c", "b", 0, 2),
         "127.0.0.1:1",
         find_master=lambda: master.address,
         folder=folder / "config",
@@ -210,7 +218,7 @@ def test_a_silent_slave_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     in_sync = InSync(1, 1, 3.0, time.monotonic, lambda: store.log.end, lambda wanted: True, lambda: None)
     state: Any = SimpleNamespace(readable_end=store.log.end)
     feeding = feeder.Feeder(
-        store, Epochs(store), in_sync, Identity("c", "b", 0, 1), state, lambda: Documents(tmp_path, RealDisk()), run_here
+        store, Epochs(store), in_sync, ReplicaIdentity("c", "b", 0, 1), state, lambda: Documents(tmp_path, RealDisk()), run_here
     )
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -219,7 +227,7 @@ def test_a_silent_slave_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         theirs, _ = listener.accept()
     begin, end = store.log.begin, store.log.end
     ours.sendall(Hello("c", "b", 0, 2, SETTINGS.segment_bytes, begin, end, [[0, 0, 0]], None, "127.0.0.1:1", end).encode())
-    reader, said = FrameReader(), 0
+    reader, said = ReplicationFrameReader(), 0
     with gevent.Timeout(DEADLINE_S):
         feeding.serve(theirs, Address("127.0.0.1", 2))
         while said < 5:  # the answer to the hello, and heartbeats every half second, each with its report

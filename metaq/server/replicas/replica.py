@@ -31,7 +31,7 @@ from metaq.engine.tables.topics import FOLDER
 from metaq.errors import BadRequest, ConfigError, DiskFull, MetaqError, NotMaster, RequestTimeout
 from metaq.replication.election import Election
 from metaq.replication.frames import encode_control
-from metaq.replication.nodes import Log
+from metaq.replication.nodes import ReplicaLog
 from metaq.server.access.authentication import Authentication
 from metaq.server.broker import Broker
 from metaq.server.daemon import STARTED_NOT
@@ -57,7 +57,7 @@ HAND_OVER_LOOK_S: Final = 0.005
 ALONE_LOOK_S: Final = 0.5
 
 
-class Kept(NamedTuple):
+class ReplicaState(NamedTuple):
     """The state that is remembered from one process to the next."""
 
     role: str
@@ -73,7 +73,7 @@ class Kept(NamedTuple):
     must not be used twice."""
 
 
-class Replica:
+class ReplicaServer:
     """The ``Server`` of a broker that has replicas."""
 
     def __init__(self, settings: Settings, disk: Disk | None = None, tell: Tell = nobody) -> None:
@@ -181,10 +181,10 @@ class Replica:
             monotonic=SystemClock().monotonic,
         )
 
-    def _log(self) -> Log:
+    def _log(self) -> ReplicaLog:
         log = self.broker.store.log
         empty = "its log is empty" if log.begin == log.end else None  # the log may have had messages that are lost
-        return Log(self.broker.epochs.current.number, log.end, self.suspicion or empty)
+        return ReplicaLog(self.broker.epochs.current.number, log.end, self.suspicion or empty)
 
     @property
     def suspicion(self) -> str | None:
@@ -383,14 +383,14 @@ class Replica:
 
     # -- remembering --------------------------------------------------------------------------------------------------
 
-    def _load(self) -> Kept:
+    def _load(self) -> ReplicaState:
         content, problems = read_document(self._disk, self._path)
         for problem in problems:
             logger.error("what this replica was is not known, the settings say it problem=%s", problem)
         if content is None:
-            return Kept("", "", 0)
+            return ReplicaState("", "", 0)
         in_sync = tuple(content.get("in_sync", ()))
-        return Kept(content["role"], content["master"], content["readable_end"], in_sync, content.get("epoch", 0))
+        return ReplicaState(content["role"], content["master"], content["readable_end"], in_sync, content.get("epoch", 0))
 
     def _agree(self, in_sync: frozenset[int]) -> bool:
         """Save the set of replicas from which the next master may be chosen. Used where masters are not elected."""

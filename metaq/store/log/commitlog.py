@@ -33,7 +33,7 @@ from metaq.protocol.record import (
 from metaq.protocol.text.messages import Stored
 from metaq.store.files.disk import File
 from metaq.store.files.filecache import FileCache, Read, Run, read_here, run_here
-from metaq.store.files.owed import Owed
+from metaq.store.files.owed import OwedCalls
 from metaq.store.log.retention import SegmentAge
 from metaq.store.log.segments import CHUNK, SMALLEST_RECORD, Segment, chunk_end, is_segment_name, segment_name
 from metaq.store.log.walk import Gap, walk
@@ -75,7 +75,7 @@ class CommitLog:
         self.staged_end = 0
         self._fence = fence
         self._written_from = 0  # log offset from which on this process appended: these records need no verification
-        self.owed = Owed()
+        self.owed = OwedCalls()
         self._lacks: DiskFull | None = None  # why there is no next segment, while the active one is nearly full
         self._spare: Segment | None = None
         self._leftover: list[tuple[Segment, int, int]] = []  # segment, log offset and size of what a failed append wrote
