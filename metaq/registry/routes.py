@@ -5,8 +5,8 @@ brokers register again.
 
 ::
 
-    topic → broker name → QueueData           a broker stands here only while one of its processes lives
-    broker name → cluster, id → BrokerProcess address, connection, data version, when it was last heard of
+    topic → broker name → QueueData             a broker stands here only while one of its processes lives
+    broker name → cluster, id → BrokerProcess   address, connection, data version, when it was last heard of
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping

@@ -290,9 +290,8 @@ class Election:
         """Update this replica's node with the facts that others need while there is no master."""
         self._vacant = self._version if vacant else -1
         log = self._log()
-        now = Candidate(
-            log if vacant else ReplicaLog(0, 0, log.suspect), self._vacant
-        )  # with a master the log grows all the time
+        known = log if vacant else ReplicaLog(0, 0, log.suspect)  # with a master the log grows all the time
+        now = Candidate(known, self._vacant)
         if now != self._told:
             self._told = now
             self._zookeeper.touch(f"{self._replicas_path}/{self._replica}")

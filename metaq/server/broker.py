@@ -387,23 +387,24 @@ class Broker:
 
     def stop(self) -> None:
         """Take no more commands, send every answer that is due, then close the store in order."""
-        self.metrics.leaves = True
-        if self._zookeeper is not None:
-            self._zookeeper.stop()
-        self.registration.stop()
+        self._withdraw()
         self._endpoint.close()
         self._end(self.settings.drain_timeout_ms / 1000, durably=True)
 
     def give_up(self) -> Mapping[str, Listener]:
         """Stop, and return the listeners, still bound, for the next broker, which has another role."""
-        self.metrics.leaves = True
-        if self._zookeeper is not None:
-            self._zookeeper.stop()
-        self.registration.stop()
+        self._withdraw()
         bound = self._endpoint.release()
         gevent.sleep(LEAVE_S)
         self._end(GIVE_UP_S, durably=self.role.is_master)  # a slave skips the final sync: puts wait for its promotion
         return bound
+
+    def _withdraw(self) -> None:
+        """Take this broker out of the registries, so that clients turn to others."""
+        self.metrics.leaves = True
+        if self._zookeeper is not None:
+            self._zookeeper.stop()
+        self.registration.stop()
 
     def _end(self, deadline: float, *, durably: bool) -> None:
         sessions = self._endpoint.sessions
